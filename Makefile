@@ -1,0 +1,57 @@
+# Two commands: `make train` and `make test`. Each makes .venv and installs what it needs when that is missing.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+ARGS   ?=
+
+.PHONY: train test test-slow test-gpu check format scorecard docs clean
+
+train: $(VENV)/.core
+	@$(BIN)/gspo train $(ARGS)
+
+test: $(VENV)/.test
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)
+
+test-slow: $(VENV)/.test
+	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm" $(ARGS)
+
+test-gpu: $(VENV)/.test
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+check: $(VENV)/.check
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.check
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+scorecard: $(VENV)/.test
+	@$(BIN)/python -m gspo.scorecard $(ARGS)
+
+docs: $(VENV)/.core
+	@$(BIN)/python scripts/make_config_docs.py
+
+$(VENV)/bin/python:
+	@echo "making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml | $(VENV)/bin/python
+	@echo "installing gspo into $(VENV) (the first time takes a minute or two)"
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.core | $(VENV)/bin/python
+	@echo "installing what the tests need"
+	@$(PIP) -e ".[test]"
+	@touch $@
+
+$(VENV)/.check: pyproject.toml $(VENV)/.test | $(VENV)/bin/python
+	@echo "installing ruff and pyright"
+	@$(PIP) -e ".[check]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

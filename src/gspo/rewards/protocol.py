@@ -1,0 +1,21 @@
+"""How groups get their rewards: the scorer protocol between the sampler and whatever computes rewards."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gspo.types import Group
+
+
+class Scorer(Protocol):
+    """Scores groups in the background. A reward that could not be computed is missing (None), never 0."""
+
+    def submit(self, group: Group) -> None:
+        """Start scoring a group; returns at once."""
+        ...
+
+    def collect(self) -> list[Group]:
+        """Wait for every group submitted so far and return them, scored, in order of submission to the scorer."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,188 @@
+"""The data that flows through the system: Prompt → Rollout → Group → TrainBatch → LossInputs → LossOutput.
+
+Words: a *prompt* is one question, a *rollout* one response with its log-probs, a *group* the n rollouts of a
+prompt, a *batch* one training step, a *mini-batch* one optimiser step, a *micro-batch* one forward, a *version*
+one state of the weights. Tensor names may end in their shape: B sequences, T response tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FinishReason = Literal["stop", "length", "aborted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One question as the model sees it. `uid` is stable across resume and names the row in every message."""
+
+    uid: str
+    messages: tuple[Mapping[str, Any], ...]
+    token_ids: tuple[int, ...]
+    data_source: str = "unknown"
+    ground_truth: Any = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """What a response earned. `acc=None` means the reward function did not provide an accuracy."""
+
+    score: float
+    acc: float | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+    kl_penalty: float = 0.0
+
+    @property
+    def final(self) -> float:
+        """The score after the KL penalty: what advantages are computed from."""
+        return self.score - self.kl_penalty
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One response. Masks are carried with the tokens, never derived from pad or eos ids.
+
+    `log_probs` are the behaviour policy's (μ), float32, under logits / temperature; `versions` is the weights
+    version of each token. `reward` is None until scored; `failure` says why scoring gave nothing.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    loss_mask: tuple[int, ...]
+    versions: tuple[int, ...]
+    finish_reason: FinishReason
+    text: str = ""
+    reward: Reward | None = None
+    failure: str | None = None
+
+    def with_reward(self, reward: Reward | None, failure: str | None = None) -> Rollout:
+        return dataclasses.replace(self, reward=reward, failure=failure)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one prompt: the unit of advantage, filtering and staleness.
+
+    `submission` is the number under which the prompt was submitted (it seeds the sampling and orders the queue);
+    `version` is the weights version at submission.
+    """
+
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+    submission: int
+    version: int
+
+    def with_rollouts(self, rollouts: tuple[Rollout, ...]) -> Group:
+        return dataclasses.replace(self, rollouts=rollouts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(r.token_ids) for r in self.rollouts)
+
+
+@dataclass(slots=True)
+class TrainBatch:
+    """Everything one training step needs, row-aligned: B sequences, padded to T response tokens.
+
+    Right-padded. `prompt_ids`/`response_ids` keep the ragged tokens; the padded tensors hold what losses see.
+    Optional tensors are None only when their role is switched off.
+    """
+
+    prompt_ids: list[tuple[int, ...]]
+    response_ids: list[tuple[int, ...]]
+    mask: Tensor  # [B,T] 1 where a token is trained on
+    group_ids: Tensor  # [B] int64, rows of one group share a number
+    scores: Tensor  # [B] float: reward after KL, per sequence
+    rollout_log_probs: Tensor  # [B,T] μ
+    old_log_probs: Tensor | None = None  # [B,T] π_old
+    ref_log_probs: Tensor | None = None  # [B,T] π_ref
+    advantages: Tensor | None = None  # [B,T]
+    returns: Tensor | None = None  # [B,T]
+    values: Tensor | None = None  # [B,T]
+    entropy: Tensor | None = None  # [B,T] of π_old, for logging
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.response_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTotals:
+    """Denominators of a whole mini-batch over all ranks, known before its first forward.
+
+    `num_sequences` counts sequences with at least one trained token.
+    """
+
+    num_tokens: float
+    num_sequences: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number that carries its reduction, so that it can be merged over micro-batches, ranks and steps.
+
+    `value` may be a 0-dim tensor on a device; nothing waits for it until `result()`.
+    """
+
+    kind: Literal["mean", "sum", "min", "max", "last"]
+    value: float | Tensor  # for "mean": the weighted sum
+    weight: float | Tensor = 1.0
+
+    @staticmethod
+    def mean(total: float | Tensor, count: float | Tensor = 1.0) -> Metric:
+        """A mean given as its sum and its count."""
+        return Metric("mean", total, count)
+
+    def merge(self, other: Metric) -> Metric:
+        assert self.kind == other.kind, f"cannot merge {self.kind} with {other.kind}"
+        if self.kind == "mean":
+            return Metric("mean", self.value + other.value, self.weight + other.weight)
+        if self.kind == "sum":
+            return Metric("sum", self.value + other.value)
+        if self.kind == "last":
+            return other
+        pick: Callable = min if self.kind == "min" else max
+        return Metric(self.kind, pick(float(self.value), float(other.value)))
+
+    def result(self) -> float:
+        value, weight = float(self.value), float(self.weight)
+        if self.kind == "mean":
+            return value / weight if weight else 0.0
+        return value
+
+
+Metrics = dict[str, Metric]
+
+
+def merge_metrics(into: Metrics, new: Mapping[str, Metric]) -> Metrics:
+    """Merge `new` into `into` in place, each metric by its own rule."""
+    for name, metric in new.items():
+        into[name] = into[name].merge(metric) if name in into else metric
+    return into
+
+
+@dataclass(frozen=True, slots=True)
+class LossInputs:
+    """All a policy loss may see. Tensors are [B,T]; `mask` is 1 on trained tokens; only `log_probs` has a gradient."""
+
+    log_probs: Tensor
+    old_log_probs: Tensor
+    advantages: Tensor
+    mask: Tensor
+    totals: BatchTotals
+    rollout_log_probs: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """A loss already divided by the global totals (so micro-batch losses add up) and its mergeable metrics."""
+
+    loss: Tensor
+    metrics: Metrics
