@@ -1,0 +1,20 @@
+"""The embedded model and how a model's name becomes a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+EMBEDDED = "embedded"
+
+
+def embedded_path() -> Path:
+    """The packaged folder of the embedded model: an ordinary Hugging Face folder."""
+    return Path(__file__).parent / "embedded"
+
+
+def resolve(path: str | Path) -> str:
+    """What `from_pretrained` should be given: the packaged folder for "embedded", a local folder, or a hub name."""
+    if str(path) == EMBEDDED:
+        return str(embedded_path())
+    local = Path(path).expanduser()
+    return str(local) if local.is_dir() else str(path)

@@ -1,0 +1,84 @@
+"""`arithmetic`: sums of three or four numbers below 100, and the corpus that warm-starts a model on them.
+
+`23+45+7=` may be answered directly (`75`) or worked out (`23+45=68;68+7=75;75`). The corpus holds one worked-out
+answer to two direct ones, so a model warmed up on it can reason but mostly blurts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Literal
+
+from gspo.data.rows import Row, user_message
+from gspo.seeding import derive_seed
+
+NUM_TRAIN = 8192
+NUM_HELD_OUT = 512
+_HELD_OUT_SHARE = 16  # one question in sixteen is never trained on
+_WORKED_OUT_SHARE = 3  # one answer of the corpus in three is worked out
+
+
+def is_held_out(question: str) -> bool:
+    """Whether a question belongs to the held-out set: a property of its text, so the sets cannot overlap."""
+    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % _HELD_OUT_SHARE == 0
+
+
+def work_out(terms: list[int]) -> str:
+    """The sum done one addition at a time, with the answer last: `23+45=68;68+7=75;75`."""
+    totals = list(itertools.accumulate(terms))
+    steps = [f"{left}+{term}={total}" for left, term, total in zip(totals, terms[1:], totals[1:])]
+    return ";".join([*steps, str(totals[-1])])
+
+
+def final_answer(text: str) -> str:
+    """What a response claims: the text after its last `;`, or all of it, stripped."""
+    return text.rsplit(";", 1)[-1].strip()
+
+
+def score(text: str, truth: str | int) -> float:
+    """1.0 when the final answer is exactly the integer `truth` in plain digits, else 0.0."""
+    return 1.0 if final_answer(text) == str(truth) else 0.0
+
+
+def load_arithmetic(
+    split: Literal["train", "val"] = "train", *, limit: int | None = None, seed: int = 0
+) -> list[Row]:
+    """`limit` distinct questions (8,192 to train on, 512 held out by default), the same for the same seed.
+
+    `answer` is worked out for one row in three and direct for the others.
+    """
+    if limit is None:
+        limit = NUM_TRAIN if split == "train" else NUM_HELD_OUT
+    questions = _questions(split, seed)
+    return [_row(split, index, terms, seed) for index, terms in enumerate(itertools.islice(questions, limit))]
+
+
+def _questions(split: str, seed: int) -> Iterator[list[int]]:
+    rng = random.Random(derive_seed(seed, f"arithmetic/{split}"))
+    seen: set[tuple[int, ...]] = set()
+    while True:
+        terms = [int(rng.random() * 99) + 1 for _ in range(3 + int(rng.random() * 2))]
+        if is_held_out(_question(terms)) == (split == "val") and tuple(terms) not in seen:
+            seen.add(tuple(terms))
+            yield terms
+
+
+def _question(terms: list[int]) -> str:
+    return "+".join(map(str, terms)) + "="
+
+
+def _row(split: str, index: int, terms: list[int], seed: int) -> Row:
+    truth = str(sum(terms))
+    worked_out = derive_seed(seed, "arithmetic/answer", *terms) % _WORKED_OUT_SHARE == 0
+    return Row(
+        uid=f"arithmetic/{split}/{index}",
+        messages=user_message(_question(terms)),
+        data_source="arithmetic",
+        ground_truth=truth,
+        answer=work_out(terms) if worked_out else truth,
+        extra={"num_terms": len(terms)},
+    )

@@ -1,0 +1,103 @@
+"""Rows to token ids: the one place a chat template is applied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from gspo.data.rows import DataError, Row
+from gspo.types import Prompt
+
+Truncation = Literal["error", "left", "right", "middle"]
+TRUNCATIONS: tuple[Truncation, ...] = ("error", "left", "right", "middle")
+
+
+def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -> Prompt:
+    """The row as the model will see it, ending where the answer begins.
+
+    A tokenizer without a chat template gets the contents of the messages joined by newlines, with the tokenizer's
+    own special tokens (a BOS where the model has one) and nothing else.
+    """
+    if getattr(tokenizer, "chat_template", None):
+        options: dict[str, Any] = {"add_generation_prompt": True, **apply_chat_template_kwargs}
+        text = tokenizer.apply_chat_template(
+            [dict(m) for m in row.messages], **{**options, "tokenize": False}
+        )
+        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        token_ids = tokenizer("\n".join(str(m["content"]) for m in row.messages))["input_ids"]
+        eos = getattr(tokenizer, "eos_token_id", None)
+        if (
+            len(token_ids) > 1 and token_ids[-1] == eos
+        ):  # some tokenizers close every text; an open answer must not be
+            token_ids = token_ids[:-1]
+    if not token_ids:
+        raise DataError(row.uid, "has an empty prompt; expected at least one token", field="prompt")
+    return Prompt(
+        uid=row.uid,
+        messages=row.messages,
+        token_ids=tuple(int(t) for t in token_ids),
+        data_source=row.data_source,
+        ground_truth=row.ground_truth,
+        extra=row.extra,
+    )
+
+
+def encode_answer(text: str, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens of an answer as the model should write it: the text and the end-of-sequence token."""
+    token_ids = tuple(int(t) for t in tokenizer(text, add_special_tokens=False)["input_ids"])
+    eos = tokenizer.eos_token_id
+    if eos is None:
+        raise DataError("tokenizer", "has no eos_token; expected one, an answer could never end")
+    return (*token_ids, int(eos))
+
+
+def encode_prompts(
+    rows: Iterable[Row],
+    tokenizer: Any,
+    *,
+    max_prompt_length: int | None = None,
+    truncation: Truncation = "error",
+    filter_overlong_prompts: bool = False,
+    **apply_chat_template_kwargs: Any,
+) -> list[Prompt]:
+    """Every row as a Prompt of at most `max_prompt_length` tokens; longer ones are dropped, cut, or an error."""
+    if truncation not in TRUNCATIONS:
+        raise DataError("data.truncation", f"is {truncation!r}; expected one of {', '.join(TRUNCATIONS)}")
+    prompts: list[Prompt] = []
+    num_dropped = 0
+    for row in rows:
+        prompt = encode_prompt(row, tokenizer, **apply_chat_template_kwargs)
+        if max_prompt_length is not None and len(prompt.token_ids) > max_prompt_length:
+            if filter_overlong_prompts:
+                num_dropped += 1
+                continue
+            prompt = _shorten(prompt, max_prompt_length, truncation)
+        prompts.append(prompt)
+    if not prompts and num_dropped:
+        raise DataError(
+            "data.filter_overlong_prompts",
+            f"left no prompt: all {num_dropped} are longer than data.max_prompt_length={max_prompt_length} tokens; "
+            "raise the length",
+        )
+    return prompts
+
+
+def _shorten(prompt: Prompt, limit: int, truncation: Truncation) -> Prompt:
+    """The prompt cut to `limit` tokens: `left` drops its beginning, `right` its end, `middle` its middle."""
+    ids = prompt.token_ids
+    if truncation == "error":
+        raise DataError(
+            prompt.uid,
+            f"is {len(ids)} tokens; expected at most data.max_prompt_length={limit}. Raise it, set "
+            "data.filter_overlong_prompts=true, or data.truncation to left, right or middle",
+            field="prompt",
+        )
+    if truncation == "left":
+        kept = ids[len(ids) - limit :]
+    elif truncation == "right":
+        kept = ids[:limit]
+    else:
+        head = limit // 2
+        kept = ids[:head] + ids[len(ids) - (limit - head) :]
+    return Prompt(prompt.uid, prompt.messages, kept, prompt.data_source, prompt.ground_truth, prompt.extra)
