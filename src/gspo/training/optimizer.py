@@ -1,0 +1,111 @@
+"""AdamW over float32 master weights, with clipping, and a skip that leaves everything as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The gradient norm before clipping, and whether the weights moved."""
+
+    grad_norm: float
+    applied: bool
+
+
+class MasterOptimizer:
+    """AdamW whose weights and gradient sums are float32 whatever the model computes in.
+
+    A float32 parameter is its own master. For a bf16 one a float32 copy is kept; its gradient is added to the
+    master's after every backward, so that micro-batches do not add up in bf16.
+    """
+
+    def __init__(
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        grad_clip: float | None = 1.0,
+    ) -> None:
+        self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
+        self.masters = {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in self.parameters.items()
+        }
+        self.grad_clip = grad_clip
+        for name, p in self.parameters.items():
+            if self.masters[name] is not p:
+                p.register_post_accumulate_grad_hook(self._accumulate(self.masters[name]))
+        self.adamw = torch.optim.AdamW(
+            list(self.masters.values()), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
+        )
+
+    @staticmethod
+    def _accumulate(master: nn.Parameter):
+        def hook(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            if master.grad is None:
+                master.grad = parameter.grad.float()
+            else:
+                master.grad.add_(parameter.grad)
+            parameter.grad = None
+
+        return hook
+
+    def zero_grad(self) -> None:
+        for master in self.masters.values():
+            master.grad = None
+
+    def step(self, lr: float) -> StepResult:
+        """Clip and apply; a non-finite gradient leaves weights and moments untouched to the bit."""
+        grads = [m.grad for m in self.masters.values() if m.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
+        grad_norm = float(norm)
+        if not torch.isfinite(norm):
+            self.zero_grad()
+            return StepResult(grad_norm, applied=False)
+        if self.grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.grad_clip, norm)
+        for group in self.adamw.param_groups:
+            group["lr"] = lr
+        self.adamw.step()
+        self.zero_grad()
+        self._publish()
+        return StepResult(grad_norm, applied=True)
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        for name, p in self.parameters.items():
+            if self.masters[name] is not p:
+                p.copy_(self.masters[name])
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Moments, step counts and separate masters by name: all that a resume needs beside the weights."""
+        out: dict[str, Tensor] = {}
+        for name, master in self.masters.items():
+            for key, value in self.adamw.state.get(master, {}).items():
+                out[f"{key}/{name}"] = value
+            if master is not self.parameters[name]:
+                out[f"master/{name}"] = master.detach()
+        return out
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        for name, master in self.masters.items():
+            if f"master/{name}" in tensors:
+                master.copy_(tensors[f"master/{name}"])
+            state = {
+                key: tensors[f"{key}/{name}"].to(master.device).clone()
+                for key in ("step", "exp_avg", "exp_avg_sq")
+                if f"{key}/{name}" in tensors
+            }
+            if state:
+                self.adamw.state[master] = state
+        self._publish()

@@ -1,0 +1,179 @@
+"""The policy being trained: it scores a batch (π_old) and updates on it (π_θ), with the same arithmetic for both."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from gspo.training.batching import MicroBatch, micro_batch, mini_batches, split_by_rows, split_by_tokens, totals
+from gspo.training.head import Head, chosen_log_probs, decode_hidden
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.schedule import Schedule
+from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
+
+PolicyLoss = Callable[[LossInputs], LossOutput]
+# (log_probs, ref_log_probs or None, entropy or None, mask, totals) → extra loss terms and their metrics
+Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotals], LossOutput | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """How a batch is cut and run. `micro_batch_rows` is used only when `micro_batch_tokens` is None."""
+
+    temperature: float = 1.0
+    mini_batch_groups: int = 8
+    num_epochs: int = 1
+    micro_batch_tokens: int | None = 16384
+    micro_batch_rows: int = 8
+    old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = "recompute"
+    entropy_in_loss: bool = False
+
+
+class Policy:
+    """A causal language model with its optimiser. Dropout is off: ratios compare like with like."""
+
+    def __init__(self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings) -> None:
+        self.model = model.eval()
+        self.head = Head.of(model)
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.settings = settings
+        self.device = next(model.parameters()).device
+
+    def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
+        """Rows of each micro-batch of each mini-batch: a function of the batch alone, so both passes agree."""
+        s = self.settings
+        lengths = [len(p) + len(r) for p, r in zip(batch.prompt_ids, batch.response_ids)]
+        return [
+            split_by_rows(rows, s.micro_batch_rows)
+            if s.micro_batch_tokens is None
+            else split_by_tokens(lengths, rows, s.micro_batch_tokens)
+            for rows in mini_batches(batch.group_ids, s.mini_batch_groups)
+        ]
+
+    def forward(self, micro: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Log-probs and entropies [b,T] of the response tokens, zero on padding."""
+        hidden = decode_hidden(self.model, micro.input_ids).flatten(0, 1)[micro.positions]
+        log_probs, entropies = chosen_log_probs(
+            self.head, hidden, micro.targets, self.settings.temperature, entropy=entropy
+        )
+        return micro.scatter(log_probs), None if entropies is None else micro.scatter(entropies)
+
+    @torch.no_grad()
+    def log_probs(self, batch: TrainBatch, plan: Sequence[Sequence[Sequence[int]]] | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [B,T] of a whole batch under the current weights."""
+        log_probs, entropies = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
+        for micros in self.plan(batch) if plan is None else plan:
+            for rows in micros:
+                got, entropy = self.forward(micro_batch(batch, rows, self.device), entropy=True)
+                assert entropy is not None
+                log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
+        return log_probs, entropies
+
+    def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `old_log_probs`, from the same micro-batches the update will run (exact-ratio mode)."""
+        source = self.settings.old_log_prob_source
+        if source == "rollout":
+            return dataclasses.replace(batch, old_log_probs=batch.rollout_log_probs)
+        plan = self.plan(batch)
+        if source == "first_pass":  # the first mini-batch's own forward is its π_old: see _micro_step
+            plan = plan[1:]
+        old, entropy = self.log_probs(batch, plan)
+        return dataclasses.replace(batch, old_log_probs=old, entropy=entropy if source == "recompute" else None)
+
+    def update(
+        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+    ) -> Metrics:
+        """One optimiser step a mini-batch. A mini-batch with bad numbers is skipped, counted, and changes nothing."""
+        metrics: Metrics = {}
+        lr = self.schedule.at(step)
+        for epoch in range(self.settings.num_epochs):
+            for index, micros in enumerate(self.plan(batch)):
+                first = epoch == 0 and index == 0
+                seen = self._mini_batch(batch, micros, loss, regulariser, lr, first)
+                by_index = {
+                    f"{name}/mb{index}": seen[name] for name in _BY_MINI_BATCH if epoch == 0 and name in seen
+                }
+                merge_metrics(metrics, {**seen, **by_index})
+        metrics["actor/lr"] = Metric("last", lr)
+        if batch.entropy is not None:
+            count = float(batch.mask.sum())
+            metrics["actor/entropy"] = Metric.mean(float((batch.entropy * batch.mask).sum()), count)
+        return metrics
+
+    def _mini_batch(
+        self,
+        batch: TrainBatch,
+        micros: list[list[int]],
+        loss: PolicyLoss,
+        regulariser: Regulariser | None,
+        lr: float,
+        first: bool,
+    ) -> Metrics:
+        counts = totals(batch.mask[[row for rows in micros for row in rows]])
+        metrics: Metrics = {}
+        total = torch.zeros((), device=self.device)
+        for rows in micros:
+            out = self._micro_step(batch, rows, loss, regulariser, counts, first)
+            total += out.loss.detach()
+            merge_metrics(metrics, out.metrics)
+        if not torch.isfinite(total):
+            self.optimizer.zero_grad()
+            return _skipped(f"loss {float(total)}")
+        result = self.optimizer.step(lr)
+        if not result.applied:
+            return _skipped(f"gradient norm {result.grad_norm}")
+        metrics["actor/grad_norm"] = Metric.mean(result.grad_norm)
+        metrics["actor/skipped_updates"] = Metric("sum", 0.0)
+        return metrics
+
+    def _micro_step(
+        self,
+        batch: TrainBatch,
+        rows: list[int],
+        loss: PolicyLoss,
+        regulariser: Regulariser | None,
+        counts: BatchTotals,
+        first: bool,
+    ) -> LossOutput:
+        assert batch.old_log_probs is not None and batch.advantages is not None
+        s = self.settings
+        need_entropy = s.entropy_in_loss or batch.entropy is None
+        log_probs, entropy = self.forward(micro_batch(batch, rows, self.device), entropy=need_entropy)
+        mask = batch.mask[rows].to(self.device)
+        old = batch.old_log_probs[rows].to(self.device)
+        if first and s.old_log_prob_source == "first_pass":
+            old = log_probs.detach()
+        out = loss(
+            LossInputs(
+                log_probs=log_probs,
+                old_log_probs=old,
+                advantages=batch.advantages[rows].to(self.device, torch.float32),
+                mask=mask,
+                totals=counts,
+                rollout_log_probs=batch.rollout_log_probs[rows].to(self.device),
+            )
+        )
+        if regulariser is not None:
+            ref = None if batch.ref_log_probs is None else batch.ref_log_probs[rows].to(self.device)
+            extra = regulariser(log_probs, ref, entropy, mask, counts)
+            if extra is not None:
+                out = LossOutput(out.loss + extra.loss, {**out.metrics, **extra.metrics})
+        out.loss.backward()
+        if batch.entropy is None and entropy is not None:
+            out.metrics["actor/entropy"] = Metric.mean((entropy.detach() * mask).sum(), mask.sum())
+        return out
+
+
+_BY_MINI_BATCH = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/pg_clipfrac_upper", "actor/seq_importance_ratio")
+
+
+def _skipped(reason: str) -> Metrics:
+    """What is left of a mini-batch with bad numbers: the fact, by its kind."""
+    kind = "loss" if reason.startswith("loss") else "gradient"
+    return {"actor/skipped_updates": Metric("sum", 1.0), f"actor/nonfinite_{kind}": Metric("sum", 1.0)}

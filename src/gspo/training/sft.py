@@ -1,0 +1,169 @@
+"""Supervised warm start: imitate the answers of a dataset, with a loss on the answers only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.data.cursor import PromptCursor
+from gspo.data.rows import DataError, Row
+from gspo.data.template import encode_answer, encode_prompt
+from gspo.training.head import Head, chosen_log_probs, decode_hidden
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.schedule import Schedule
+from gspo.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SftConfig:
+    """How a warm start is run. `warmup_steps=None` is a twentieth of the steps."""
+
+    steps: int = 1000
+    lr: float = 1e-3
+    batch_size: int = 64
+    micro_batch_size: int | None = None
+    warmup_steps: int | None = None
+    min_lr_ratio: float = 0.1
+    weight_decay: float = 0.01
+    grad_clip: float = 1.0
+    max_length: int = 2048
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if not self.lr > 0:
+            raise ValueError(f"lr is {self.lr}; expected a number above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class SftStep:
+    """What one step did: its loss (mean negative log-prob of an answer token), gradient norm and learning rate."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt and the answer to imitate. Only `answer_ids` are trained on."""
+
+    prompt: Prompt
+    answer_ids: tuple[int, ...]
+
+
+def encode_examples(
+    rows: Sequence[Row], tokenizer: Any, *, max_length: int, **apply_chat_template_kwargs: Any
+) -> list[Example]:
+    """Every row as an example; a DataError for one without an answer or longer than `max_length` tokens."""
+    examples = []
+    for row in rows:
+        if row.answer is None:
+            raise DataError(row.uid, "is missing; expected a text to imitate", field="answer")
+        example = Example(
+            encode_prompt(row, tokenizer, **apply_chat_template_kwargs), encode_answer(row.answer, tokenizer)
+        )
+        length = len(example.prompt.token_ids) + len(example.answer_ids)
+        if length > max_length:
+            raise DataError(row.uid, f"is {length} tokens with its prompt; expected at most {max_length}", field="answer")
+        examples.append(example)
+    return examples
+
+
+def train_sft(
+    model: Any,
+    examples: Sequence[Example],
+    cfg: SftConfig,
+    *,
+    on_step: Callable[[SftStep], None] = lambda step: None,
+) -> list[SftStep]:
+    """Train `model` in place; the same model, examples and config give the same weights to the bit.
+
+    Batches follow the prompt cursor: every example once an epoch, in an order of (seed, epoch).
+    """
+    cursor = PromptCursor([e.prompt for e in examples], seed=cfg.seed)
+    answers = {e.prompt.uid: e for e in examples}
+    warmup = cfg.steps // 20 if cfg.warmup_steps is None else cfg.warmup_steps
+    schedule = Schedule(cfg.lr, "cosine", warmup, cfg.steps, cfg.min_lr_ratio)
+    optimizer = MasterOptimizer(
+        model.named_parameters(), lr=cfg.lr, weight_decay=cfg.weight_decay, grad_clip=cfg.grad_clip
+    )
+    head = Head.of(model)
+    model.train()
+    history = []
+    for step in range(cfg.steps):
+        batch = [answers[_draw(cursor).uid] for _ in range(cfg.batch_size)]
+        num_tokens = sum(len(e.answer_ids) for e in batch)
+        size = cfg.micro_batch_size or cfg.batch_size
+        loss = 0.0
+        for start in range(0, len(batch), size):
+            part = -answer_log_probs(model, head, batch[start : start + size]).sum() / num_tokens
+            part.backward()
+            loss += float(part.detach())
+        lr = schedule.at(step)
+        result = optimizer.step(lr)
+        history.append(SftStep(step, loss, result.grad_norm, lr, num_tokens))
+        on_step(history[-1])
+    model.eval()
+    return history
+
+
+def answer_log_probs(model: Any, head: Head, batch: Sequence[Example]) -> Tensor:
+    """Log-probs of every answer token of the batch, in order, as one flat tensor."""
+    device = head.linear.weight.device
+    width = max(len(e.prompt.token_ids) + len(e.answer_ids) for e in batch)
+    input_ids = torch.zeros(len(batch), width, dtype=torch.long)
+    positions: list[Tensor] = []
+    targets: list[int] = []
+    for i, example in enumerate(batch):
+        ids = example.prompt.token_ids + example.answer_ids
+        input_ids[i, : len(ids)] = torch.tensor(ids)
+        first = i * width + len(example.prompt.token_ids) - 1
+        positions.append(torch.arange(first, first + len(example.answer_ids)))
+        targets.extend(example.answer_ids)
+    hidden = decode_hidden(model, input_ids.to(device)).flatten(0, 1)
+    chosen, _ = chosen_log_probs(
+        head, hidden[torch.cat(positions).to(device)], torch.tensor(targets, device=device), 1.0
+    )
+    return chosen
+
+
+def _draw(cursor: PromptCursor) -> Prompt:
+    prompt = cursor.next()
+    assert prompt is not None, "a cursor without total_epochs never ends"
+    return prompt
+
+
+class ProgressLine:
+    """One line a second about a warm start: step, loss, tokens a second, time left."""
+
+    def __init__(self, total_steps: int, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic):
+        self._total = total_steps
+        self._write = write
+        self._clock = clock
+        self._start = clock()
+        self._last = self._start
+        self._num_tokens = 0
+
+    def __call__(self, step: SftStep) -> None:
+        now = self._clock()
+        self._num_tokens += step.num_tokens
+        done = step.step + 1
+        if now - self._last < 1.0 and done < self._total:
+            return
+        self._last = now
+        spent = max(now - self._start, 1e-9)
+        left = spent / done * (self._total - done)
+        self._write(
+            f"step {done}/{self._total}  loss {step.loss:.4f}  lr {step.lr:.2e}  "
+            f"{self._num_tokens / spent:,.0f} answer tokens/s  {left:.0f} s left"
+        )

@@ -1,0 +1,176 @@
+"""The policy's forward, its exact ratio, and its indifference to how a batch is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gspo.training import head as head_module
+from gspo.training.batching import collate, split_by_tokens
+from gspo.training.head import Head, chosen_log_probs
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.policy import Policy, PolicySettings
+from gspo.training.schedule import Schedule
+from gspo.types import Group, LossInputs, LossOutput, Metric, Prompt, Reward, Rollout
+
+from .models import FAMILIES, VOCAB, llama
+
+
+def groups(num: int = 6, n: int = 4, seed: int = 0) -> list[Group]:
+    gen = torch.Generator().manual_seed(seed)
+
+    def tokens(low: int, high: int) -> tuple[int, ...]:
+        size = int(torch.randint(low, high, (), generator=gen))
+        return tuple(torch.randint(0, VOCAB, (size,), generator=gen).tolist())
+
+    out = []
+    for i in range(num):
+        prompt = Prompt(f"p{i}", (), tokens(2, 9))
+        rollouts = []
+        for j in range(n):
+            ids = tokens(1, 12)
+            size = len(ids)
+            reward = Reward(float(j % 2))
+            rollouts.append(Rollout(ids, (-1.0,) * size, (1,) * size, (0,) * size, "stop", reward=reward))
+        out.append(Group(prompt, tuple(rollouts), i, 0))
+    return out
+
+
+def policy(model, **settings) -> Policy:
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-3)
+    return Policy(model, optimizer, Schedule(1e-3), PolicySettings(**{"mini_batch_groups": 2, **settings}))
+
+
+def token_loss(x: LossInputs) -> LossOutput:
+    ratio = torch.exp(x.log_probs - x.old_log_probs)
+    loss = -(ratio * x.advantages * x.mask).sum() / x.totals.num_tokens
+    off = ((ratio != 1) & (x.mask > 0)).sum()
+    return LossOutput(loss, {"off": Metric("sum", off), "actor/pg_loss": Metric("sum", loss.detach())})
+
+
+def ready(p: Policy, seed: int = 0):
+    batch = p.score(collate(groups(seed=seed)))
+    gen = torch.Generator().manual_seed(1)
+    return dataclasses.replace(batch, advantages=torch.randn(batch.mask.shape, generator=gen))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_log_probs_equal_those_of_the_models_own_logits(family):
+    model = FAMILIES[family]()
+    p = policy(model, temperature=0.7)
+    batch = collate(groups())
+    got, entropy = p.log_probs(batch)
+    for row, (prompt, response) in enumerate(zip(batch.prompt_ids, batch.response_ids)):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double() / 0.7
+        want = logits.log_softmax(-1)
+        chosen = want.gather(-1, torch.tensor(response)[:, None])[:, 0]
+        assert torch.allclose(got[row, : len(response)].double(), chosen, atol=2e-5)
+        assert torch.allclose(entropy[row, : len(response)].double(), -(want.exp() * want).sum(-1), atol=2e-5)
+        assert (got[row, len(response) :] == 0).all()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_ratio_of_the_first_mini_batch_is_one_to_the_last_bit(family):
+    p = policy(FAMILIES[family](), micro_batch_tokens=64)
+    metrics = p.update(ready(p), token_loss, step=0)
+    # 6 groups, 2 a mini-batch: the first has no ratio off 1; after one update the others have.
+    assert metrics["off"].result() > 0
+    first = policy(FAMILIES[family](), micro_batch_tokens=64, mini_batch_groups=6)
+    assert first.update(ready(first), token_loss, step=0)["off"].result() == 0
+
+
+def test_first_pass_is_the_same_update_as_recompute():
+    a, b = policy(llama()), policy(llama(), old_log_prob_source="first_pass")
+    for p in (a, b):
+        p.update(ready(p), token_loss, step=0)
+    for x, y in zip(a.model.parameters(), b.model.parameters()):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}])
+def test_the_update_does_not_depend_on_the_micro_batches(cut):
+    whole, split = policy(llama().double()), policy(llama().double(), **cut)
+    for p in (whole, split):
+        p.optimizer.adamw.param_groups[0]["eps"] = 1e-3  # keeps near-zero gradients from being amplified
+        p.update(ready(p), token_loss, step=0)
+    for x, y in zip(whole.model.parameters(), split.model.parameters()):
+        assert torch.allclose(x, y, atol=1e-6)
+
+
+def test_chunking_the_head_changes_neither_values_nor_gradients(monkeypatch):
+    model = llama()
+    head = Head.of(model)
+    hidden = torch.randn(50, 32)
+    targets = torch.randint(0, VOCAB, (50,))
+    results = []
+    for elements in (1 << 24, VOCAB * 7):
+        monkeypatch.setattr(head_module, "CHUNK_ELEMENTS", elements)
+        h = hidden.clone().requires_grad_()
+        model.zero_grad()
+        log_probs, entropy = chosen_log_probs(head, h, targets, 1.3, entropy=True)
+        (log_probs.sin().sum() + entropy.sum()).backward()
+        results.append((log_probs.detach(), entropy.detach(), h.grad, head.linear.weight.grad.clone()))
+    for a, b in zip(*results):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_bad_numbers_skip_the_update_and_leave_the_weights():
+    p = policy(llama())
+    batch = ready(p)
+    before = [x.clone() for x in p.model.parameters()]
+    batch.advantages[:] = float("nan")
+    metrics = p.update(batch, token_loss, step=0)
+    assert metrics["actor/skipped_updates"].result() == 3
+    assert all(torch.equal(a, b) for a, b in zip(before, p.model.parameters()))
+    assert not p.optimizer.state_tensors()
+
+
+def test_bf16_weights_follow_float32_masters():
+    model = llama().bfloat16()
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-5)
+    name, weight = next(iter(optimizer.parameters.items()))
+    start = optimizer.masters[name].clone()
+    for _ in range(3):
+        (model(torch.tensor([[1, 2, 3]])).logits.float() ** 2).sum().backward()
+        assert weight.grad is None  # moved to the master
+        optimizer.step(1e-5)
+    moved = optimizer.masters[name] - start
+    assert 0 < moved.abs().max() < 1e-4  # small steps add up in the master …
+    assert torch.equal(weight, optimizer.masters[name].bfloat16())  # … and the model holds its rounding
+
+
+def test_optimiser_state_round_trips_to_the_bit():
+    def steps(optimizer, model, num):
+        for _ in range(num):
+            (model(torch.tensor([[1, 2, 3]])).logits ** 2).sum().backward()
+            optimizer.step(1e-3)
+
+    a = llama()
+    opt_a = MasterOptimizer(a.named_parameters(), lr=1e-3)
+    steps(opt_a, a, 2)
+    b = llama(seed=5)
+    b.load_state_dict(a.state_dict())
+    opt_b = MasterOptimizer(b.named_parameters(), lr=1e-3)
+    opt_b.load_state_tensors({k: v.clone() for k, v in opt_a.state_tensors().items()})
+    steps(opt_a, a, 2)
+    steps(opt_b, b, 2)
+    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters()))
+
+
+def test_token_budget_is_kept_and_every_row_is_there_once():
+    lengths = [5, 9, 3, 20, 7, 7, 1]
+    parts = split_by_tokens(lengths, range(7), 18)
+    assert sorted(r for part in parts for r in part) == list(range(7))
+    assert all(len(p) == 1 or len(p) * max(lengths[r] for r in p) <= 18 for p in parts)
+
+
+def test_schedules():
+    cosine = Schedule(1.0, "cosine", warmup_steps=4, total_steps=14, min_ratio=0.1)
+    assert [cosine.at(s) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert cosine.at(4) == 1.0
+    assert cosine.at(9) == pytest.approx(0.55)
+    assert cosine.at(14) == pytest.approx(0.1)
+    assert Schedule(2.0).at(1000) == 2.0
