@@ -1,0 +1,71 @@
+"""The whole key tree: `TrainerConfig` and its sections, under the names and keys of verl."""
+
+from __future__ import annotations
+
+from gspo.config.actor import ActorConfig, PolicyLossConfig, RefConfig
+from gspo.config.algorithm import AlgoConfig, FilterGroupsConfig, KLControlConfig
+from gspo.config.critic import CriticConfig, CriticModelConfig
+from gspo.config.data import DataConfig
+from gspo.config.fields import Section, key, section
+from gspo.config.model import FSDPConfig, ModelConfig, OptimConfig
+from gspo.config.reward import (
+    CustomRewardFunctionConfig,
+    OverlongBufferConfig,
+    RewardConfig,
+    RewardKwargs,
+    RewardModelConfig,
+)
+from gspo.config.rollout import RolloutConfig, ValKwargs
+from gspo.config.trainer import PPOTrainerConfig
+
+
+@section
+class ActorRolloutRefConfig(Section):
+    """The policy in its three roles: trained, generating, frozen as reference."""
+
+    model: ModelConfig = key(factory=ModelConfig, doc="The model.")
+    actor: ActorConfig = key(factory=ActorConfig, doc="The policy being trained.")
+    rollout: RolloutConfig = key(factory=RolloutConfig, doc="Generation.")
+    ref: RefConfig = key(factory=RefConfig, doc="The frozen reference.")
+
+
+@section
+class TrainerConfig(Section):
+    """The configuration of a run."""
+
+    algorithm: AlgoConfig = key(factory=AlgoConfig, doc="Advantages, KL in the reward, dynamic sampling.")
+    data: DataConfig = key(factory=DataConfig, doc="Prompts and batch sizes.")
+    actor_rollout_ref: ActorRolloutRefConfig = key(factory=ActorRolloutRefConfig, doc="The policy.")
+    critic: CriticConfig = key(factory=CriticConfig, doc="The value function.")
+    reward_model: RewardModelConfig = key(factory=RewardModelConfig, doc="The reward manager.")
+    reward: RewardConfig = key(factory=RewardConfig, doc="Where rewards run.")
+    custom_reward_function: CustomRewardFunctionConfig = key(
+        factory=CustomRewardFunctionConfig, doc="The user's reward function."
+    )
+    trainer: PPOTrainerConfig = key(factory=PPOTrainerConfig, doc="The run.")
+
+
+__all__ = [
+    "ActorConfig",
+    "ActorRolloutRefConfig",
+    "AlgoConfig",
+    "CriticConfig",
+    "CriticModelConfig",
+    "CustomRewardFunctionConfig",
+    "DataConfig",
+    "FSDPConfig",
+    "FilterGroupsConfig",
+    "KLControlConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "OverlongBufferConfig",
+    "PPOTrainerConfig",
+    "PolicyLossConfig",
+    "RefConfig",
+    "RewardConfig",
+    "RewardKwargs",
+    "RewardModelConfig",
+    "RolloutConfig",
+    "TrainerConfig",
+    "ValKwargs",
+]

@@ -1,0 +1,99 @@
+"""The schema seen as a flat table: dotted key → type, default, documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gspo.config.fields import KeyInfo, Section
+from gspo.config.schema import TrainerConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A key that holds a value."""
+
+    key: str
+    type: Any
+    default: Any
+    info: KeyInfo
+
+    @property
+    def is_mapping(self) -> bool:
+        return typing.get_origin(self.type) is dict
+
+    @property
+    def type_name(self) -> str:
+        return type_name(self.type)
+
+
+def type_name(tp: Any) -> str:
+    """The type as a user reads it: `int or null`, `list of str`."""
+    origin, args = typing.get_origin(tp), typing.get_args(tp)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(type_name(a) for a in args)
+    if origin is list:
+        return f"list of {type_name(args[0])}"
+    if origin is dict:
+        return "mapping"
+    return "null" if tp is type(None) else getattr(tp, "__name__", str(tp))
+
+
+def _walk(cls: type, prefix: str, instance: Any) -> Iterator[Leaf]:
+    hints = typing.get_type_hints(cls)
+    for f in dataclasses.fields(cls):
+        name, tp, value = f"{prefix}{f.name}", hints[f.name], getattr(instance, f.name)
+        if isinstance(tp, type) and issubclass(tp, Section):
+            yield from _walk(tp, f"{name}.", value)
+        else:
+            yield Leaf(name, tp, value, f.metadata["key"])
+
+
+@cache
+def leaves() -> dict[str, Leaf]:
+    """Every key of the schema that holds a value, in the order of the schema."""
+    return {leaf.key: leaf for leaf in _walk(TrainerConfig, "", TrainerConfig())}
+
+
+@cache
+def sections() -> dict[str, type]:
+    """Every key that holds a section, with its class."""
+
+    def walk(cls: type, prefix: str) -> Iterator[tuple[str, type]]:
+        hints = typing.get_type_hints(cls)
+        for f in dataclasses.fields(cls):
+            tp = hints[f.name]
+            if isinstance(tp, type) and issubclass(tp, Section):
+                yield f"{prefix}{f.name}", tp
+                yield from walk(tp, f"{prefix}{f.name}.")
+
+    return dict(walk(TrainerConfig, ""))
+
+
+def leaf_of(name: str) -> Leaf | None:
+    """The leaf that `name` names or lies under (a key inside a mapping), or None."""
+    table = leaves()
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        leaf = table.get(".".join(parts[:end]))
+        if leaf is not None:
+            return leaf if end == len(parts) or leaf.is_mapping else None
+    return None
+
+
+def get(config: Any, name: str) -> Any:
+    """The value of a dotted key in a config tree."""
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+def put(config: Any, name: str, value: Any) -> None:
+    """Set a dotted key in a config tree."""
+    parent, _, last = name.rpartition(".")
+    setattr(get(config, parent) if parent else config, last, value)
