@@ -75,11 +75,11 @@ def test_log_probs_equal_those_of_the_models_own_logits(family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_ratio_of_the_first_mini_batch_is_one_to_the_last_bit(family):
     p = policy(FAMILIES[family](), micro_batch_tokens=64)
-    metrics = p.update(ready(p), token_loss, step=0)
+    metrics = p.update(ready(p), token_loss, step=0).metrics
     # 6 groups, 2 a mini-batch: the first has no ratio off 1; after one update the others have.
     assert metrics["off"].result() > 0
     first = policy(FAMILIES[family](), micro_batch_tokens=64, mini_batch_groups=6)
-    assert first.update(ready(first), token_loss, step=0)["off"].result() == 0
+    assert first.update(ready(first), token_loss, step=0).metrics["off"].result() == 0
 
 
 def test_first_pass_is_the_same_update_as_recompute():
@@ -122,7 +122,7 @@ def test_bad_numbers_skip_the_update_and_leave_the_weights():
     batch = ready(p)
     before = [x.clone() for x in p.model.parameters()]
     batch.advantages[:] = float("nan")
-    metrics = p.update(batch, token_loss, step=0)
+    metrics = p.update(batch, token_loss, step=0).metrics
     assert metrics["actor/skipped_updates"].result() == 3
     assert all(torch.equal(a, b) for a, b in zip(before, p.model.parameters()))
     assert not p.optimizer.state_tensors()

@@ -22,6 +22,14 @@ Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotal
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """What an update did: its metrics, and each token's log-prob [B,T] as its own mini-batch saw it."""
+
+    metrics: Metrics
+    log_probs: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class PolicySettings:
     """How a batch is cut and run. `micro_batch_rows` is used only when `micro_batch_tokens` is None."""
 
@@ -88,14 +96,15 @@ class Policy:
 
     def update(
         self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
-    ) -> Metrics:
+    ) -> Update:
         """One optimiser step a mini-batch. A mini-batch with bad numbers is skipped, counted, and changes nothing."""
         metrics: Metrics = {}
+        seen_log_probs = torch.zeros_like(batch.mask)
         lr = self.schedule.at(step)
         for epoch in range(self.settings.num_epochs):
             for index, micros in enumerate(self.plan(batch)):
                 first = epoch == 0 and index == 0
-                seen = self._mini_batch(batch, micros, loss, regulariser, lr, first)
+                seen = self._mini_batch(batch, micros, loss, regulariser, lr, first, seen_log_probs)
                 by_index = {
                     f"{name}/mb{index}": seen[name] for name in _BY_MINI_BATCH if epoch == 0 and name in seen
                 }
@@ -104,7 +113,7 @@ class Policy:
         if batch.entropy is not None:
             count = float(batch.mask.sum())
             metrics["actor/entropy"] = Metric.mean(float((batch.entropy * batch.mask).sum()), count)
-        return metrics
+        return Update(metrics, seen_log_probs)
 
     def _mini_batch(
         self,
@@ -114,12 +123,13 @@ class Policy:
         regulariser: Regulariser | None,
         lr: float,
         first: bool,
+        seen_log_probs: Tensor,
     ) -> Metrics:
         counts = totals(batch.mask[[row for rows in micros for row in rows]])
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         for rows in micros:
-            out = self._micro_step(batch, rows, loss, regulariser, counts, first)
+            out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen_log_probs)
             total += out.loss.detach()
             merge_metrics(metrics, out.metrics)
         if not torch.isfinite(total):
@@ -140,11 +150,13 @@ class Policy:
         regulariser: Regulariser | None,
         counts: BatchTotals,
         first: bool,
+        seen_log_probs: Tensor,
     ) -> LossOutput:
         assert batch.old_log_probs is not None and batch.advantages is not None
         s = self.settings
         need_entropy = s.entropy_in_loss or batch.entropy is None
         log_probs, entropy = self.forward(micro_batch(batch, rows, self.device), entropy=need_entropy)
+        seen_log_probs[rows] = log_probs.detach().cpu()
         mask = batch.mask[rows].to(self.device)
         old = batch.old_log_probs[rows].to(self.device)
         if first and s.old_log_prob_source == "first_pass":

@@ -13,6 +13,7 @@ from torch import Tensor
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError, Row
 from gspo.data.template import encode_answer, encode_prompt
+from gspo.training.batching import split_by_tokens
 from gspo.training.head import Head, chosen_log_probs, decode_hidden
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.schedule import Schedule
@@ -26,7 +27,7 @@ class SftConfig:
     steps: int = 1000
     lr: float = 1e-3
     batch_size: int = 64
-    micro_batch_size: int | None = None
+    max_tokens_per_micro_batch: int = 2048  # with padding
     warmup_steps: int | None = None
     min_lr_ratio: float = 0.1
     weight_decay: float = 0.01
@@ -35,7 +36,7 @@ class SftConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "max_length"):
+        for name in ("steps", "batch_size", "max_tokens_per_micro_batch", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
         if not self.lr > 0:
@@ -103,10 +104,10 @@ def train_sft(
     for step in range(cfg.steps):
         batch = [answers[_draw(cursor).uid] for _ in range(cfg.batch_size)]
         num_tokens = sum(len(e.answer_ids) for e in batch)
-        size = cfg.micro_batch_size or cfg.batch_size
+        lengths = [len(e.prompt.token_ids) + len(e.answer_ids) for e in batch]
         loss = 0.0
-        for start in range(0, len(batch), size):
-            part = -answer_log_probs(model, head, batch[start : start + size]).sum() / num_tokens
+        for picks in split_by_tokens(lengths, range(len(batch)), cfg.max_tokens_per_micro_batch):
+            part = -answer_log_probs(model, head, [batch[i] for i in picks]).sum() / num_tokens
             part.backward()
             loss += float(part.detach())
         lr = schedule.at(step)

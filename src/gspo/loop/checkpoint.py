@@ -1,0 +1,171 @@
+"""Checkpoints: a Hugging Face folder with the training state beside it, whole or not there at all.
+
+`checkpoints/step-NNNNNN/` holds the model and tokenizer as `transformers` saves them, `training/optimizer.safetensors`,
+`training/state.json`, and `MANIFEST.json` with the size and SHA-256 of every other file. It is written under a
+temporary name, synced, then renamed. Only safetensors and JSON are read back: no pickle on any path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from torch import Tensor
+
+from gspo.tracking.files import sync_file, sync_folder
+from gspo.tracking.run_folder import step_of
+
+MANIFEST = "MANIFEST.json"
+FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """No usable checkpoint where one is needed, or one that cannot be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A checkpoint that is not what its manifest says."""
+
+    path: Path
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint read back and verified."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+    optimizer: dict[str, Tensor]
+
+
+def save(
+    folder: Path,
+    step: int,
+    *,
+    write_model: Callable[[Path], None],
+    optimizer: dict[str, Tensor],
+    state: dict[str, Any],
+    hook: Callable[[str], None] = lambda point: None,
+) -> Path:
+    """Write `step-NNNNNN` atomically. `hook` is called at named points, where tests place their faults."""
+    from safetensors.torch import save_file
+
+    final = folder / f"step-{step:06d}"
+    temporary = folder / f".tmp-{final.name}"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        (temporary / "training").mkdir(parents=True)
+        hook("save:begin")
+        write_model(temporary)
+        hook("save:model")
+        tensors = {name: t.detach().contiguous() for name, t in optimizer.items()}
+        save_file(tensors, temporary / "training" / "optimizer.safetensors")
+        hook("save:optimizer")
+        (temporary / "training" / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
+        hook("save:state")
+        _write_manifest(temporary)
+        hook("save:manifest")
+        if final.exists():  # a run that went on from an older checkpoint writes this step again
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        hook("save:renamed")
+        sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(
+            f"{final}: could not write the checkpoint: {error}; earlier checkpoints are untouched"
+        ) from error
+    return final
+
+
+def _write_manifest(folder: Path) -> None:
+    files = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        sync_file(path)
+        files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
+    (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
+    sync_file(folder / MANIFEST)
+    for path in (folder / "training", folder):
+        sync_folder(path)
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def verify(path: Path) -> str | None:
+    """None when every file is what the manifest says, else what is wrong."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_text())
+        files: dict[str, dict[str, Any]] = manifest["files"]
+        entries = [(name, entry["size"], entry["sha256"]) for name, entry in files.items()]
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
+    if manifest.get("format") != FORMAT:
+        return f"{MANIFEST} has format {manifest.get('format')!r}, this version reads {FORMAT}"
+    for name, size, digest in entries:
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+            return f"{MANIFEST} names {name!r}, which lies outside the checkpoint"
+        file = path / name
+        if file.is_symlink() or not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes, expected {size}"
+        if _digest(file) != digest:
+            return f"{name} does not match its SHA-256"
+    for needed in ("training/state.json", "training/optimizer.safetensors", "config.json"):
+        if needed not in files:
+            return f"{needed} is not in {MANIFEST}"
+    return None
+
+
+def load(path: Path) -> Loaded:
+    """Read a checkpoint that `verify` accepts; anything else is an error that names it."""
+    from safetensors.torch import load_file
+
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    problem = verify(path)
+    if problem:
+        raise CheckpointError(f"{path}: {problem}")
+    state = json.loads((path / "training" / "state.json").read_text())
+    return Loaded(path, state["step"], state, load_file(path / "training" / "optimizer.safetensors"))
+
+
+def latest(folder: Path) -> tuple[Path | None, list[Damage]]:
+    """The newest whole checkpoint and the damaged ones that are newer than it."""
+    damaged: list[Damage] = []
+    for path in all_steps(folder)[::-1]:
+        problem = verify(path)
+        if problem is None:
+            return path, damaged
+        damaged.append(Damage(path, problem))
+    return None, damaged
+
+
+def all_steps(folder: Path) -> list[Path]:
+    """Checkpoint folders by step, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((p for p in folder.iterdir() if p.is_dir() and step_of(p.name) >= 0), key=lambda p: step_of(p.name))
+
+
+def prune(folder: Path, keep: int | None) -> None:
+    """Remove all but the newest `keep` checkpoints, and what an interrupted save left behind."""
+    for path in folder.glob(".tmp-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    if keep is not None and keep > 0:
+        for path in all_steps(folder)[:-keep]:
+            shutil.rmtree(path, ignore_errors=True)

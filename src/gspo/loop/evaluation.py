@@ -1,0 +1,156 @@
+"""Evaluation on held-out prompts: greedy or sampled, by data source, with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.rewards.protocol import Scorer
+from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
+from gspo.types import Group, Metric, Metrics, Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The outcome of one pass over the held-out prompts. `accuracy` is over all sources, None without any `acc`."""
+
+    groups: list[Group]
+    metrics: Metrics
+    accuracy: float | None
+    interval: tuple[float, float] | None
+
+    def records(self) -> list[dict[str, Any]]:
+        """A JSON-able record a question, for the run folder."""
+        return [
+            {
+                "uid": g.prompt.uid,
+                "data_source": g.prompt.data_source,
+                "ground_truth": g.prompt.ground_truth,
+                "messages": [dict(m) for m in g.prompt.messages],
+                "responses": [
+                    {
+                        "text": r.text,
+                        "score": None if r.reward is None else r.reward.score,
+                        "acc": None if r.reward is None else r.reward.acc,
+                        "num_tokens": len(r.token_ids),
+                        "finish_reason": r.finish_reason,
+                    }
+                    for r in g.rollouts
+                ],
+            }
+            for g in self.groups
+        ]
+
+
+class Evaluator:
+    """Runs the held-out prompts with fixed randomness, so that two evaluations differ only in the weights."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        scorer: Scorer,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        n: int,
+        seed: int,
+        batch_size: int | None = None,
+        answer_of: Callable[[str, str], str] = lambda source, text: text.strip(),
+    ) -> None:
+        self.engine, self.scorer, self.prompts, self.params = engine, scorer, list(prompts), params
+        self.n, self.seed, self.answer_of = n, seed, answer_of
+        self.batch_size = batch_size or max(1, len(self.prompts))
+
+    def run(self, version: int) -> Evaluation:
+        groups: list[Group] = []
+        for start in range(0, len(self.prompts), self.batch_size):
+            requests = [
+                GroupRequest(prompt, start + i, self.n, version, self.params, self.seed)
+                for i, prompt in enumerate(self.prompts[start : start + self.batch_size])
+            ]
+            for group in self.engine.generate(requests):
+                self.scorer.submit(group)
+            groups += self.scorer.collect()
+        return summarise(groups, self.answer_of)
+
+
+def summarise(groups: Sequence[Group], answer_of: Callable[[str, str], str]) -> Evaluation:
+    """Metrics of scored groups: `val-core/{source}/{acc|reward}/mean@k`, `best@k`, `maj@k`, and intervals."""
+    metrics: Metrics = {}
+    by_source: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_source[group.prompt.data_source].append(group)
+    for source, members in sorted(by_source.items()):
+        for kind, values in _values(members).items():
+            metrics |= _source_metrics(source, kind, members, values, answer_of)
+        lengths = [len(r.token_ids) for g in members for r in g.rollouts]
+        metrics[f"val-aux/{source}/response_length/mean"] = Metric.mean(sum(lengths), len(lengths))
+        failed = sum(r.reward is None for g in members for r in g.rollouts)
+        metrics[f"val-aux/{source}/reward_failures"] = Metric("sum", failed)
+    means = [sum(v) / len(v) for v in _values(groups).get("acc", []) if v]
+    accuracy = sum(means) / len(means) if means else None
+    interval = None if accuracy is None else wilson(accuracy, len(means))
+    return Evaluation(list(groups), metrics, accuracy, interval)
+
+
+def _values(groups: Sequence[Group]) -> dict[str, list[list[float]]]:
+    """Scores and, where every reward has one, accuracies: a list a group. Missing rewards are left out."""
+    rewards = [[r.reward for r in g.rollouts if r.reward is not None] for g in groups]
+    out = {"reward": [[r.score for r in row] for row in rewards]}
+    if any(rewards) and all(r.acc is not None for row in rewards for r in row):
+        out["acc"] = [[float(r.acc) for r in row if r.acc is not None] for row in rewards]
+    return out
+
+
+def _source_metrics(
+    source: str,
+    kind: str,
+    groups: Sequence[Group],
+    values: Sequence[Sequence[float]],
+    answer_of: Callable[[str, str], str],
+) -> Metrics:
+    scored = [(g, v) for g, v in zip(groups, values) if v]
+    if not scored:
+        return {}
+    k = max(len(v) for _, v in scored)
+    means = [sum(v) / len(v) for _, v in scored]
+    core = f"val-core/{source}/{kind}"
+    out = {f"{core}/mean@{k}": Metric.mean(sum(means), len(means))}
+    if kind == "acc":
+        low, high = wilson(sum(means) / len(means), len(means))
+        out[f"val-aux/{source}/acc/ci_low"] = Metric("last", low)
+        out[f"val-aux/{source}/acc/ci_high"] = Metric("last", high)
+    if k > 1:
+        for size in sorted({2**p for p in range(1, k.bit_length())} | {k}):
+            best = [best_of(v, min(size, len(v))) for _, v in scored]
+            out[f"{core}/best@{size}"] = Metric.mean(sum(best), len(best))
+        majority = [_majority(g, v, answer_of) for g, v in scored]
+        out[f"{core}/maj@{k}"] = Metric.mean(sum(majority), len(majority))
+    return out
+
+
+def best_of(values: Sequence[float], k: int) -> float:
+    """The expected maximum of `k` of these values, drawn without replacement: exact, no bootstrap."""
+    ordered, n = sorted(values), len(values)
+    return sum(v * math.comb(i, k - 1) for i, v in enumerate(ordered)) / math.comb(n, k)
+
+
+def _majority(group: Group, values: Sequence[float], answer_of: Callable[[str, str], str]) -> float:
+    """The value of the most frequent answer; the earliest wins a tie."""
+    scored = [r for r in group.rollouts if r.reward is not None]
+    answers = [answer_of(group.prompt.data_source, r.text) for r in scored]
+    winner = Counter(answers).most_common(1)[0][0]
+    return values[answers.index(winner)]
+
+
+def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The 95 % Wilson score interval of a share seen in `n` questions."""
+    if n == 0:
+        return 0.0, 1.0
+    centre = share + z * z / (2 * n)
+    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    scale = 1 + z * z / n
+    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)

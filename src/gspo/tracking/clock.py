@@ -1,0 +1,37 @@
+"""Stage timing: `with clock("gen"): …` adds up seconds by stage for one step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gspo.types import Metric, Metrics
+
+
+class Clock:
+    """Seconds by stage since the last `reset`; `stage` names what is running now, for watchdogs and messages."""
+
+    def __init__(self) -> None:
+        self.stage: str | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.started = time.perf_counter()
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        outer, self.stage = self.stage, stage
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+            self.stage = outer
+
+    def metrics(self) -> Metrics:
+        """`timing_s/<stage>` and `timing_s/step`, the whole since the reset."""
+        out = {f"timing_s/{name}": Metric("sum", value) for name, value in self.seconds.items()}
+        out["timing_s/step"] = Metric("sum", time.perf_counter() - self.started)
+        return out

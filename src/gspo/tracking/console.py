@@ -1,0 +1,119 @@
+"""What a person sees: a live line and a table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console as RichConsole
+from rich.table import Table
+
+COLUMNS = (
+    ("step", None, "{:.0f}"),
+    ("reward", "critic/score_all/mean", "{:.3f}"),
+    ("held-out", "val", "{:.3f}"),
+    ("kept", "train/filtered_prompts_ratio", "{:.0%}"),
+    ("clip", "actor/pg_clipfrac", "{:.3f}"),
+    ("length", "response_length/mean", "{:.1f}"),
+    ("entropy", "actor/entropy", "{:.3f}"),
+    ("grad", "actor/grad_norm", "{:.3f}"),
+    ("tok/s", "perf/generated_tokens_per_s", "{:,.0f}"),
+    ("s/step", "timing_s/step", "{:.2f}"),
+)
+
+
+class Console:
+    """Progress on standard output. `say` is for sentences, `step` for one row of metrics."""
+
+    def __init__(self, *, every: int = 5, enabled: bool = True) -> None:
+        self.rich = RichConsole(quiet=not enabled, highlight=False, soft_wrap=True)
+        self.every = every
+        self._rows: list[Mapping[str, float]] = []
+        self._live = None
+        self._started = time.monotonic()
+        self._first: int | None = None
+
+    def say(self, text: str) -> None:
+        self.stop()
+        self.rich.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self.stop()
+        self.rich.print(f"warning: {text}", style="yellow", markup=False)
+
+    def step(self, step: int, total: int | None, values: Mapping[str, float]) -> None:
+        """Show one training step; on a terminal as a live line, with a table every few steps."""
+        if self._first is None:
+            self._first, self._started = step - 1, time.monotonic() - values.get("timing_s/step", 0.0)
+        row = {**values, "step": step, "val": _held_out(values)}
+        if not self.rich.is_terminal:
+            self.rich.print(self._line(row, total), markup=False)
+            return
+        self._rows.append(row)
+        if len(self._rows) >= self.every or step == total:
+            self.stop()
+            self.rich.print(_table(self._rows))
+            self._rows.clear()
+        else:
+            self._show(self._line(row, total))
+
+    def _line(self, row: Mapping[str, float], total: int | None) -> str:
+        parts = [f"step {row['step']:.0f}" + (f"/{total}" if total else "")]
+        for title, key, form in COLUMNS[1:]:
+            value = row.get(key) if key else None
+            if value is not None:
+                parts.append(f"{title} {form.format(value)}")
+        if total and self._first is not None:
+            spent = time.monotonic() - self._started
+            left = spent / (row["step"] - self._first) * (total - row["step"])
+            parts.append(f"left {left:.0f} s")
+        return "  ".join(parts)
+
+    def _show(self, line: str) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        if self._live is None:
+            self._live = Live(console=self.rich, auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
+
+    def stop(self) -> None:
+        """Take the live line off the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def side_by_side(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        """A small table of texts, such as answers before and after training."""
+        self.stop()
+        table = Table(title=title, title_justify="left")
+        for name in columns:
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            table.add_row(*[_plain(cell) for cell in row])
+        self.rich.print(table)
+
+
+def _plain(text: str):
+    from rich.text import Text
+
+    return Text(text)
+
+
+def _held_out(values: Mapping[str, float]) -> float | None:
+    accuracies = [v for k, v in values.items() if k.startswith("val-core/") and "/acc/mean@" in k]
+    return sum(accuracies) / len(accuracies) if accuracies else None
+
+
+def _table(rows: Sequence[Mapping[str, float]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title, _, _ in COLUMNS:
+        table.add_column(title, justify="right")
+    for row in rows:
+        cells = []
+        for _, key, form in COLUMNS:
+            value = row.get(key or "step")
+            cells.append("" if value is None else form.format(value))
+        table.add_row(*cells)
+    return table

@@ -1,0 +1,127 @@
+"""The run folder: `runs/<name>/` with config, environment, metrics, groups, evaluations and checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from gspo.tracking.files import write_json
+
+
+class RunLocked(RuntimeError):
+    """Another process is writing this run."""
+
+
+class RunFolder:
+    """One run's files. Opening it takes a lock that dies with the process; reading needs no lock."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self.groups = self.path / "groups"
+        self.evals = self.path / "evals"
+        self.metrics_file = self.path / "metrics.jsonl"
+        self.config_file = self.path / "config.yaml"
+        self.environment_file = self.path / "environment.json"
+        self.result_file = self.path / "result.json"
+        self._lock: TextIO | None = None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def open(self) -> RunFolder:
+        """Make the folder and lock it for this process."""
+        for folder in (self.path, self.checkpoints, self.groups, self.evals):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = open(self.path / ".lock", "a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            lock.close()
+            raise RunLocked(
+                f"{self.path} is in use by process {holder}; "
+                "wait for it, or give this run another trainer.experiment_name"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._lock = lock
+        return self
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def locked(self) -> bool:
+        """Whether some process holds the lock now."""
+        try:
+            with open(self.path / ".lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return False
+        except OSError:
+            return (self.path / ".lock").exists()
+
+    def append_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add the row of one step and make it durable. A number that is not finite is stored as null."""
+        row = {"step": step, **{k: v if math.isfinite(v) else None for k, v in values.items()}}
+        with open(self.metrics_file, "a", encoding="utf-8") as f:
+            f.write(json.dumps(row) + "\n")
+            f.flush()
+            os.fsync(f.fileno())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Metric rows in order. A last line that is half written is left out."""
+        with contextlib.suppress(FileNotFoundError), open(self.metrics_file, encoding="utf-8") as f:
+            for line in f:
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError:
+                    return
+
+    def cut_after(self, step: int) -> int:
+        """Drop rows, groups and evaluations of steps after `step`; returns how many rows went."""
+        kept, dropped = [], 0
+        for row in self.rows():
+            if row["step"] <= step:
+                kept.append(json.dumps(row))
+            else:
+                dropped += 1
+        if self.metrics_file.exists():
+            temporary = self.metrics_file.with_name(".metrics.jsonl.tmp")
+            with open(temporary, "w", encoding="utf-8") as f:
+                f.writelines(line + "\n" for line in kept)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, self.metrics_file)
+        for folder in (self.groups, self.evals):
+            for file in folder.glob("step-*.jsonl.gz"):
+                if step_of(file.name) > step:
+                    file.unlink()
+        return dropped
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        write_json(self.environment_file, environment)
+
+    def result(self) -> dict[str, Any] | None:
+        """What the finished run came to, or None while it is unfinished."""
+        try:
+            return json.loads(self.result_file.read_text())
+        except FileNotFoundError:
+            return None
+
+
+def step_of(name: str) -> int:
+    """The step number in `step-000012…`; -1 for other names."""
+    match = re.match(r"step-(\d+)", name)
+    return int(match.group(1)) if match else -1
