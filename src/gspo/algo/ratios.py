@@ -1,0 +1,59 @@
+"""Importance ratios between the policy being trained and the proximal anchor, at three levels.
+
+All functions take the masked log-ratio `log_probs - old_log_probs` (0 on untrained tokens), so that nothing outside
+the mask can reach a value or a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gspo.types import LossInputs
+
+TOKEN_LOG_RATIO_LIMIT = 20.0
+SEQUENCE_LOG_RATIO_LIMIT = 10.0
+
+
+def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
+    """`numerator - denominator` on trained tokens and exactly 0 elsewhere, whatever stands there."""
+    return torch.where(mask, numerator - denominator, 0.0)
+
+
+def sequence_lengths(mask: Tensor) -> Tensor:
+    """[B,1] trained tokens of each sequence, at least 1 so that it can be divided by."""
+    return mask.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def mean_log_ratio(log_ratio_BT: Tensor, mask: Tensor) -> Tensor:
+    """[B,1] log of the geometric-mean ratio, not clamped; 0 for a sequence without trained tokens."""
+    return log_ratio_BT.sum(dim=-1, keepdim=True) / sequence_lengths(mask)
+
+
+def token_ratio(log_ratio_BT: Tensor) -> Tensor:
+    """[B,T] r_it = exp(log-ratio), the log-ratio clamped to ±20."""
+    return log_ratio_BT.clamp(-TOKEN_LOG_RATIO_LIMIT, TOKEN_LOG_RATIO_LIMIT).exp()
+
+
+def sequence_ratio(log_ratio_BT: Tensor, mask: Tensor) -> Tensor:
+    """[B,1] s_i = exp(mean_t log-ratio) (arXiv 2507.18071, eq. 7), its log clamped above at 10."""
+    return mean_log_ratio(log_ratio_BT, mask).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
+
+
+def sequence_token_ratio(log_ratio_BT: Tensor, mask: Tensor) -> Tensor:
+    """[B,T] value s_i, gradient through the token's own log-prob (GSPO-token, arXiv 2507.18071, eq. 14)."""
+    log_sequence_B1 = mean_log_ratio(log_ratio_BT.detach(), mask)
+    through_token_BT = log_ratio_BT - log_ratio_BT.detach()
+    return (through_token_BT + log_sequence_B1).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
+
+
+def importance_ratio(level: str | None, x: LossInputs) -> Tensor:
+    """The ratio at `level`: [B,T], or [B,1] for `sequence`, which broadcasts over the tokens."""
+    log_ratio_BT = masked_log_ratio(x.log_probs, x.old_log_probs, x.mask)
+    if level == "token":
+        return token_ratio(log_ratio_BT)
+    if level == "sequence":
+        return sequence_ratio(log_ratio_BT, x.mask)
+    if level == "sequence_token":
+        return sequence_token_ratio(log_ratio_BT, x.mask)
+    raise ValueError(f"importance_sampling_level={level!r}: expected token, sequence or sequence_token")
