@@ -1,0 +1,55 @@
+"""Rewards: functions and their composition, graders of math and code, the worker pool. Names load on first use."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gspo.rewards.builtin import reward
+    from gspo.rewards.code import grade_code
+    from gspo.rewards.compose import Overlong
+    from gspo.rewards.functions import RewardSpec
+    from gspo.rewards.math import grade_math
+    from gspo.rewards.protocol import RewardError, Scorer, TooManyFailures, check_failures
+    from gspo.rewards.scoring import dry_run, make_scorer
+    from gspo.rewards.signatures import Response
+    from gspo.types import Reward
+
+_HOMES = {
+    "Overlong": "gspo.rewards.compose",
+    "Response": "gspo.rewards.signatures",
+    "Reward": "gspo.types",
+    "RewardError": "gspo.rewards.protocol",
+    "RewardSpec": "gspo.rewards.functions",
+    "Scorer": "gspo.rewards.protocol",
+    "TooManyFailures": "gspo.rewards.protocol",
+    "check_failures": "gspo.rewards.protocol",
+    "dry_run": "gspo.rewards.scoring",
+    "grade_code": "gspo.rewards.code",
+    "grade_math": "gspo.rewards.math",
+    "make_scorer": "gspo.rewards.scoring",
+    "reward": "gspo.rewards.builtin",
+}
+
+__all__ = [
+    "Overlong",
+    "Response",
+    "Reward",
+    "RewardError",
+    "RewardSpec",
+    "Scorer",
+    "TooManyFailures",
+    "check_failures",
+    "dry_run",
+    "grade_code",
+    "grade_math",
+    "make_scorer",
+    "reward",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,161 @@
+"""Built-in rewards by name, and which of them grades the rows of a data source.
+
+A built-in has our own signature, `(prompt, response) -> float | Reward`. One marked `cheap` reads a few characters
+with plain string operations, so it may run in the trainer's process; everything else runs in the worker pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.rewards.functions import RewardFunction, wrap_function
+from gspo.rewards.protocol import RewardError
+from gspo.rewards.signatures import Response
+from gspo.types import Prompt, Reward
+
+
+@dataclass(frozen=True, slots=True)
+class Builtin:
+    """A registered reward. `sources` are the data sources (or "prefix*") it grades when none is asked for by name."""
+
+    fn: Callable[..., Any]
+    name: str
+    sources: tuple[str, ...] = ()
+    cheap: bool = False
+    preload: tuple[str, ...] = ()  # modules worth importing once, before workers are forked
+
+
+_REGISTRY: dict[str, Builtin] = {}
+
+
+def reward(
+    name: str, *, sources: tuple[str, ...] = (), cheap: bool = False, preload: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a reward function under a name, and as the default of its data sources."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        _REGISTRY[name] = Builtin(fn, name, (name, *sources), cheap, preload)
+        return fn
+
+    return register
+
+
+def names() -> list[str]:
+    """The names of all built-in rewards."""
+    return sorted(_REGISTRY)
+
+
+def builtin(name: str) -> Builtin:
+    """The built-in of that name; RewardError lists the names there are."""
+    if name not in _REGISTRY:
+        raise RewardError(
+            f"there is no built-in reward {name!r}; there are {', '.join(names())}. "
+            f'A function of your own is named "file.py:function"'
+        )
+    return _REGISTRY[name]
+
+
+def for_source(data_source: str) -> Builtin:
+    """The built-in that grades rows of a data source; RewardError says how to give one of your own."""
+    for entry in _REGISTRY.values():
+        if data_source in entry.sources:
+            return entry
+    for entry in _REGISTRY.values():
+        if any(s.endswith("*") and data_source.startswith(s[:-1]) for s in entry.sources):
+            return entry
+    raise RewardError(
+        f"no built-in reward grades data_source {data_source!r}; set custom_reward_function.path and .name, "
+        f"or use one of the data sources {', '.join(names())}"
+    )
+
+
+def as_function(entry: Builtin, weight: float = 1.0, kwargs: dict[str, Any] | None = None) -> RewardFunction:
+    """A built-in as a loaded reward function."""
+    return wrap_function(entry.fn, name=entry.name, weight=weight, kwargs=kwargs)
+
+
+@reward("arithmetic", cheap=True)
+def arithmetic(prompt: Prompt, response: Response) -> Reward:
+    """1 when the text after the last `;` is the sum, in plain digits."""
+    from gspo.data.arithmetic import score
+
+    right = score(response, prompt.ground_truth)
+    return Reward(right, acc=right)
+
+
+@reward("exact", cheap=True)
+def exact(prompt: Prompt, response: Response) -> Reward:
+    """1 when the response is the ground truth, white space around either apart."""
+    right = float(response.strip() == str(prompt.ground_truth).strip())
+    return Reward(right, acc=right)
+
+
+@reward("gsm8k", sources=("openai/gsm8k",))
+def gsm8k(prompt: Prompt, response: Response) -> Reward:
+    """Grade a number (after `####`, boxed, or the last one) against the row's; nothing symbolic."""
+    from gspo.rewards.math import grade_math
+
+    return grade_math(response, prompt.ground_truth, symbolic=False)
+
+
+@reward(
+    "math",
+    sources=(
+        "math500",
+        "HuggingFaceH4/MATH-500",
+        "lighteval/MATH",
+        "DigitalLearningGmbH/MATH-lighteval",
+        "math_dapo",
+        "aime*",
+    ),
+    preload=("math_verify",),
+)
+def math(prompt: Prompt, response: Response) -> Reward:
+    """Grade the final answer: our parser for numbers, math-verify for what is symbolic."""
+    from gspo.rewards.math import grade_math
+
+    return grade_math(response, prompt.ground_truth)
+
+
+@reward("code", sources=("codecontests", "apps", "codeforces", "taco", "livecodebench"))
+def code(
+    prompt: Prompt,
+    response: Response,
+    *,
+    timeout: float | None = None,
+    memory: int | None = None,
+    sandbox: Any = None,
+) -> Reward:
+    """Run the response's program against the row's tests in the sandbox; the tests are the ground truth."""
+    from gspo.rewards.code import grade_code
+
+    limits = {"timeout": timeout, "memory": memory, "sandbox": sandbox}
+    return grade_code(
+        str(response), prompt.ground_truth, **{k: v for k, v in limits.items() if v is not None}
+    )
+
+
+@reward("format", cheap=True)
+def formatted(prompt: Prompt, response: Response, *, tags: tuple[str, ...] = ("think", "answer")) -> float:
+    """1 when the response is exactly `<think>…</think>` followed by `<answer>…</answer>`."""
+    from gspo.rewards.shaping import format_reward
+
+    return format_reward(response, tags)
+
+
+@reward("repetition", cheap=True)
+def repetition(prompt: Prompt, response: Response, *, ngram: int = 4) -> float:
+    """0 without repeated phrases, falling to -1 as all of them repeat."""
+    from gspo.rewards.shaping import repetition_penalty
+
+    return repetition_penalty(response, ngram)
+
+
+@reward("length", cheap=True)
+def length(prompt: Prompt, response: Response, *, max_length: int, free: int = 0) -> float:
+    """0 up to `free` tokens, falling to -1 at `max_length`."""
+    from gspo.rewards.shaping import length_penalty
+
+    return length_penalty(response.num_tokens, max_length, free)

@@ -1,0 +1,131 @@
+"""From reward functions to a response's reward: weighted composition, and the `naive` and `dapo` managers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gspo.rewards import builtin
+from gspo.rewards.functions import RewardFunction, RewardSpec, load_function, parse_spec, wrap_function
+from gspo.rewards.protocol import Graded, RewardError
+from gspo.rewards.shaping import overlong_penalty
+from gspo.rewards.signatures import Response
+from gspo.types import Prompt, Reward
+
+Manager = Literal["naive", "dapo"]
+RewardLike = RewardSpec | RewardFunction | str | Callable[..., Any] | Mapping[str, Any]
+
+DEFAULT = RewardSpec("default")
+"""The built-in that belongs to each row's data source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """DAPO's soft overlong punishment: its limit, the buffer before it, and the penalty at the limit."""
+
+    max_length: int
+    buffer: int
+    factor: float = 1.0
+
+
+class Grader:
+    """Grades responses with one reward, or with a weighted sum of several. Holds no state between calls."""
+
+    def __init__(self, rewards: Sequence[RewardSpec | RewardFunction]) -> None:
+        assert rewards
+        self.rewards = [_resolve(item) for item in rewards]
+
+    def takes_group(self, prompt: Prompt) -> bool:
+        """Whether all responses of a group should come in one call."""
+        return any(function.takes_group for function in self._functions(prompt))
+
+    def grade(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
+        """A Reward, or the text of a failure, for each response, in order. Never raises."""
+        try:
+            functions = self._functions(prompt)
+        except RewardError as error:
+            return [f"row {prompt.uid!r}, response {response.index}: {error}" for response in responses]
+        columns = [function.grade(prompt, responses) for function in functions]
+        return [combine(functions, graded) for graded in zip(*columns)]
+
+    def _functions(self, prompt: Prompt) -> list[RewardFunction]:
+        return [item(prompt.data_source) if callable(item) else item for item in self.rewards]
+
+
+def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Graded:
+    """The weighted sum of one response's rewards; the first failure when one is missing.
+
+    With several rewards the first `acc` given is kept, and each part's score is added as the metric `reward/<name>`.
+    """
+    for result in graded:
+        if isinstance(result, str):
+            return result
+    parts = [result for result in graded if isinstance(result, Reward)]
+    if len(parts) == 1 and functions[0].weight == 1.0:
+        return parts[0]
+    score = sum(function.weight * part.score for function, part in zip(functions, parts))
+    extra: dict[str, float] = {}
+    for function, part in zip(functions, parts):
+        extra |= part.extra
+        extra[f"reward/{function.name}"] = part.score
+    acc = next((part.acc for part in parts if part.acc is not None), None)
+    return Reward(score, acc, extra)
+
+
+def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong | None) -> Reward:
+    """`naive`: the reward as it is. `dapo`: `acc` defaults to the score, and the overlong penalty is added to it."""
+    if manager == "naive":
+        return reward
+    acc = reward.score if reward.acc is None else reward.acc
+    if overlong is None:
+        return dataclasses.replace(reward, acc=acc)
+    penalty = overlong_penalty(num_tokens, overlong.max_length, overlong.buffer, overlong.factor)
+    extra = {**reward.extra, "overlong_reward": penalty, "overlong": float(penalty < 0)}
+    return dataclasses.replace(reward, score=reward.score + penalty, acc=acc, extra=extra)
+
+
+def as_specs(reward: RewardLike | Sequence[RewardLike] | None) -> list[RewardSpec | RewardFunction]:
+    """One or several rewards, in any of the ways they may be given, as specs (by name) or loaded functions."""
+    if reward is None:
+        return [DEFAULT]
+    if isinstance(reward, (list, tuple)):
+        if not reward:
+            raise RewardError("an empty list of rewards was given, expected at least one")
+        return [_as_spec(item) for item in reward]
+    return [_as_spec(reward)]  # pyright: ignore[reportArgumentType]
+
+
+def _as_spec(item: RewardLike) -> RewardSpec | RewardFunction:
+    if isinstance(item, (RewardSpec, RewardFunction)):
+        return item
+    if isinstance(item, str):
+        return parse_spec(item)
+    if isinstance(item, Mapping):
+        unknown = set(item) - {field.name for field in dataclasses.fields(RewardSpec)}
+        if unknown or "name" not in item:
+            raise RewardError(
+                f"a reward is given as {dict(item)}, expected the keys name, path, weight, kwargs"
+            )
+        return RewardSpec(**item)
+    if callable(item):
+        return wrap_function(item)
+    raise RewardError(f"a reward is given as {item!r}, expected a function, a name or a spec")
+
+
+def _resolve(item: RewardSpec | RewardFunction) -> RewardFunction | Callable[[str], RewardFunction]:
+    if isinstance(item, RewardFunction):
+        return item
+    if item.path is not None:
+        return load_function(item)
+    if item.name == DEFAULT.name:
+        return functools.cache(lambda source: _default(source, item))
+    return builtin.as_function(builtin.builtin(item.name), item.weight, dict(item.kwargs))
+
+
+def _default(source: str, spec: RewardSpec) -> RewardFunction:
+    """`spec.kwargs` maps a built-in's name to its own settings: {"code": {"timeout": 5}}."""
+    entry = builtin.for_source(source)
+    return builtin.as_function(entry, spec.weight, dict(spec.kwargs.get(entry.name, {})))

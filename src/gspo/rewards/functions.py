@@ -1,0 +1,205 @@
+"""Reward functions in four signatures, loaded by path and name, called so that every failure names function and row.
+
+Ours        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str that knows its tokens).
+verl's      `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
+TRL's       `(completions, **columns) -> list`: called once with all responses of a group.
+AReaL's     `(prompt, completions, prompt_ids, completion_ids, **data) -> float`: one response a call.
+
+Each may be `async`. The signature is told from the names of the parameters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo.rewards.protocol import Graded, RewardError
+from gspo.rewards.results import as_reward
+from gspo.rewards.signatures import Response, Style, call, detect_style, is_async
+from gspo.types import Prompt
+
+_MAX_TRACE = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSpec:
+    """Where a reward function is: a built-in's name, or a name in a Python file or importable module."""
+
+    name: str
+    path: str | None = None
+    weight: float = 1.0
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardFunction:
+    """A loaded reward function: called through `grade`, which never raises."""
+
+    fn: Callable[..., Any]
+    style: Style
+    name: str
+    where: str = ""
+    weight: float = 1.0
+
+    @property
+    def takes_group(self) -> bool:
+        """Whether a group's responses should come in one call: a batched signature, or awaiting that can overlap."""
+        return self.style == "trl" or is_async(self.fn)
+
+    def grade(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
+        """A Reward, or the text of a failure, for each response, in order."""
+        if is_async(self.fn):
+            return asyncio.run(self._grade_together(prompt, responses))
+        if self.style == "trl":
+            return self._grade_batch(prompt, responses)
+        return [self._grade_one(prompt, response) for response in responses]
+
+    def _grade_one(self, prompt: Prompt, response: Response) -> Graded:
+        try:
+            value = call(self.fn, self.style, prompt, [response])
+            if inspect.isawaitable(value):  # an awaitable from a function that is not declared async
+                value = asyncio.run(_wait(value))
+            return as_reward(value)
+        except (Exception, SystemExit) as error:
+            return self.failure(prompt, response.index, error)
+
+    def _grade_batch(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
+        try:
+            values = call(self.fn, self.style, prompt, responses)
+            if inspect.isawaitable(values):
+                values = asyncio.run(_wait(values))
+        except (Exception, SystemExit) as error:
+            return [self.failure(prompt, response.index, error) for response in responses]
+        return self._split(prompt, responses, values)
+
+    async def _grade_together(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
+        if self.style == "trl":
+            try:
+                values = await call(self.fn, self.style, prompt, responses)
+            except (Exception, SystemExit) as error:
+                return [self.failure(prompt, response.index, error) for response in responses]
+            return self._split(prompt, responses, values)
+        return list(await asyncio.gather(*(self._await_one(prompt, response) for response in responses)))
+
+    async def _await_one(self, prompt: Prompt, response: Response) -> Graded:
+        try:
+            return as_reward(await call(self.fn, self.style, prompt, [response]))
+        except (Exception, SystemExit) as error:
+            return self.failure(prompt, response.index, error)
+
+    def _split(self, prompt: Prompt, responses: Sequence[Response], values: Any) -> list[Graded]:
+        values = values.tolist() if hasattr(values, "tolist") else values
+        if not isinstance(values, (list, tuple)) or len(values) != len(responses):
+            got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+            problem = RewardError(
+                f"it returned {got} for {len(responses)} completions, expected a list of that length"
+            )
+            return [self.failure(prompt, response.index, problem) for response in responses]
+        graded: list[Graded] = []
+        for response, value in zip(responses, values):
+            try:
+                graded.append(as_reward(value))
+            except RewardError as error:
+                graded.append(self.failure(prompt, response.index, error))
+        return graded
+
+    def failure(self, prompt: Prompt, index: int, error: BaseException) -> str:
+        """The message of a failed reward: function, row, response, error and the user's part of the traceback."""
+        head = f"reward function {self.name}{self.where} failed on row {prompt.uid!r}, response {index}"
+        if isinstance(error, RewardError):
+            return f"{head}: {error}"
+        trace = _user_trace(error)
+        return f"{head}: {type(error).__name__}: {_cut(str(error), 1000)}" + (f"\n{trace}" if trace else "")
+
+
+def parse_spec(text: str, weight: float = 1.0) -> RewardSpec:
+    """A spec from "math" (a built-in), "file.py:function" or "package.module:function"."""
+    path, colon, name = text.rpartition(":")
+    return RewardSpec(name=name, path=path if colon else None, weight=weight)
+
+
+def load_function(spec: RewardSpec) -> RewardFunction:
+    """Import the function that `spec` names; RewardError says what was looked for and what is there."""
+    assert spec.path is not None
+    module = _load_module(spec.path)
+    fn: Any = module
+    for part in spec.name.split("."):
+        fn = getattr(fn, part, None)
+    if not callable(fn):
+        names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
+        raise RewardError(
+            f"custom_reward_function.path={spec.path!r} has no function {spec.name!r}; it has {', '.join(names[:20])}"
+        )
+    return wrap_function(fn, weight=spec.weight, kwargs=spec.kwargs)
+
+
+def wrap_function(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    weight: float = 1.0,
+    kwargs: Mapping[str, Any] | None = None,
+) -> RewardFunction:
+    """Recognise a function's signature; RewardError names the function and the four that are accepted."""
+    name = name or str(getattr(fn, "__qualname__", type(fn).__name__))
+    style = detect_style(fn, name)
+    where = _where(fn)
+    bound = functools.partial(fn, **kwargs) if kwargs else fn
+    return RewardFunction(bound, style, name, where, weight)
+
+
+async def _wait(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _load_module(path: str) -> Any:
+    if not path.endswith(".py") and not Path(path).exists():
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            raise RewardError(
+                f"custom_reward_function.path={path!r} is neither a file nor an importable module: {error}"
+            ) from error
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise RewardError(f"custom_reward_function.path={path!r}: there is no such file")
+    module_spec = importlib.util.spec_from_file_location(f"gspo_user_{file.stem}", file)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and pickle look their module up by name
+    sys.path.append(str(file.parent))  # a reward file may import its neighbours
+    try:
+        module_spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        raise RewardError(
+            f"custom_reward_function.path={path!r} failed on import: {type(error).__name__}: {error}\n{_user_trace(error)}"
+        ) from error
+    return module
+
+
+def _where(fn: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+
+
+def _user_trace(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = str(Path(__file__).parent)
+    while frames and (
+        frames[0].filename.startswith(own) or frames[0].filename.startswith("<frozen importlib")
+    ):
+        frames.pop(0)
+    return _cut("".join(traceback.format_list(frames[-12:])).rstrip(), _MAX_TRACE)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else "…" + text[-limit:]

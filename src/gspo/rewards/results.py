@@ -1,0 +1,81 @@
+"""What a reward function may return, made into a Reward, and the plain form in which results cross a process."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from gspo.rewards.protocol import Graded, RewardError
+from gspo.types import Reward
+
+_SHOWN = 200
+
+
+def as_number(value: Any, what: str = "the score") -> float:
+    """A finite float from a bool, int, float or anything with `.item()` (numpy, torch); else RewardError."""
+    if not isinstance(value, (bool, int, float)) and hasattr(value, "item"):
+        try:
+            value = value.item()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise RewardError(f"{what} is {_show(value)}, expected one number") from error
+    if not isinstance(value, (bool, int, float)):
+        raise RewardError(f"{what} is {_show(value)} ({type(value).__name__}), expected a number")
+    try:
+        number = float(value)
+    except OverflowError as error:
+        raise RewardError(f"{what} is too large for a float") from error
+    if not math.isfinite(number):
+        raise RewardError(f"{what} is {number}, expected a finite number")
+    return number
+
+
+def as_reward(value: Any) -> Reward:
+    """A Reward from what a reward function returned: a number, a Reward, or a dict with "score" (and "acc").
+
+    Further numeric keys of a dict become metrics; texts and None among them are left out, since a metric is a number.
+    """
+    if isinstance(value, Reward):
+        acc = None if value.acc is None else as_number(value.acc, "acc")
+        return Reward(as_number(value.score), acc, _metrics(value.extra))
+    if isinstance(value, Mapping):
+        if "score" not in value:
+            raise RewardError(
+                f'the returned dict has the keys {sorted(map(str, value))}, expected "score" among them'
+            )
+        acc = None if value.get("acc") is None else as_number(value["acc"], '"acc"')
+        return Reward(as_number(value["score"], '"score"'), acc, _metrics(value))
+    return Reward(as_number(value))
+
+
+def to_wire(graded: Graded) -> dict[str, Any]:
+    """Plain data for JSON: never code, so that a worker cannot run anything in the process that reads it."""
+    if isinstance(graded, str):
+        return {"failure": graded}
+    return {"score": graded.score, "acc": graded.acc, "extra": dict(graded.extra)}
+
+
+def from_wire(item: Any) -> Graded:
+    """The reverse of `to_wire`, checked as strictly as a reward function's own result."""
+    if isinstance(item, dict) and isinstance(item.get("failure"), str):
+        return item["failure"]
+    if not isinstance(item, dict) or "score" not in item or not isinstance(item.get("extra", {}), dict):
+        return f"a reward worker answered {_show(item)}, expected a score"
+    try:
+        return as_reward(Reward(item["score"], item.get("acc"), item.get("extra", {})))
+    except RewardError as error:
+        return f"a reward worker's answer was refused: {error}"
+
+
+def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        str(key): as_number(value, f"the metric {key!r}")
+        for key, value in values.items()
+        if key not in ("score", "acc")
+        and not isinstance(value, (str, bytes, type(None), list, tuple, Mapping))
+    }
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -1,0 +1,66 @@
+"""Small rewards and penalties on a response's form. Each is pure and linear in the response's length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+MAX_WORDS = 20_000
+
+
+def format_reward(response: str, tags: Sequence[str] = ("think", "answer")) -> float:
+    """1 when the response is the tags' elements in order, each once and not empty, with only white space around."""
+    rest = response.strip()
+    for tag in tags:
+        opening, closing = f"<{tag}>", f"</{tag}>"
+        if response.count(opening) != 1 or response.count(closing) != 1 or not rest.startswith(opening):
+            return 0.0
+        inner, found, rest = rest[len(opening) :].partition(closing)
+        if not found or not inner.strip():
+            return 0.0
+        rest = rest.lstrip()
+    return 0.0 if rest else 1.0
+
+
+def repetition_penalty(response: str, ngram: int = 4) -> float:
+    """Minus the share of word n-grams that occurred before: 0 without repetition, towards -1 for a loop."""
+    if ngram < 1:
+        raise ValueError(f"ngram={ngram}, expected at least 1")
+    words = response.split(maxsplit=MAX_WORDS)[:MAX_WORDS]
+    grams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
+    return len(set(grams)) / len(grams) - 1.0 if grams else 0.0
+
+
+def length_penalty(length: int, max_length: int, free: int = 0) -> float:
+    """0 up to `free` tokens, then linearly down to -1 at `max_length`, and -1 beyond."""
+    if not 0 <= free < max_length:
+        raise ValueError(f"free={free}, expected at least 0 and less than max_length={max_length}")
+    return max(-1.0, min(0.0, (free - length) / (max_length - free)))
+
+
+def cosine_length(
+    right: bool,
+    length: int,
+    max_length: int,
+    *,
+    right_range: tuple[float, float] = (1.0, 0.5),
+    wrong_range: tuple[float, float] = (-1.0, -0.5),
+) -> float:
+    """A score that moves with length along half a cosine, from the range's first value at 0 to its second at the limit.
+
+    Right answers earn more when short, wrong ones lose less when long (arXiv 2502.03373, section 4).
+    """
+    start, end = right_range if right else wrong_range
+    progress = min(max(length / max_length, 0.0), 1.0)
+    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))
+
+
+def overlong_penalty(length: int, max_length: int, buffer: int, factor: float = 1.0) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, eq. 13), at most 0.
+
+    0 up to `max_length - buffer` tokens, then linearly down to `-factor` at `max_length`, and `-factor` beyond.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(f"overlong buffer of {buffer} tokens, expected 1 to max_length={max_length}")
+    excess = length - (max_length - buffer)
+    return -factor * min(excess / buffer, 1.0) if excess > 0 else 0.0

@@ -1,0 +1,128 @@
+"""The four signatures of reward functions: how each is recognised and called."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from gspo.rewards.protocol import RewardError
+from gspo.types import Prompt
+
+Style = Literal["gspo", "verl", "trl", "areal"]
+
+_EXPECTED = (
+    "expected one of (prompt, response); (data_source, solution_str, ground_truth, extra_info); "
+    "(completions, **columns); (prompt, completions, prompt_ids, completion_ids, **data)"
+)
+
+
+class Response(str):
+    """A response's text that also knows its tokens, its number in the group and why it ended."""
+
+    token_ids: tuple[int, ...]
+    index: int
+    finish_reason: str
+
+    def __new__(
+        cls, text: str, token_ids: Sequence[int] = (), index: int = 0, finish_reason: str = "stop"
+    ) -> Response:
+        self = super().__new__(cls, text)
+        self.token_ids, self.index, self.finish_reason = tuple(token_ids), index, finish_reason
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+def detect_style(fn: Callable[..., Any], name: str) -> Style:
+    """Which of the four signatures `fn` has, by the names of its parameters."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise RewardError(f"the signature of reward function {name} cannot be read; {_EXPECTED}") from error
+    names = {p.name for p in parameters}
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = [p for p in positional if p.default is p.empty]
+    if "solution_str" in names or {"data_source", "ground_truth"} <= names:
+        return "verl"
+    if "completions" in names:
+        return "areal" if "prompt" in names or "prompt_ids" in names else "trl"
+    if len(positional) >= 2 and len(required) <= 2 and not _required_keywords(parameters):
+        return "gspo"
+    shown = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in parameters)
+    raise RewardError(f"reward function {name}({shown}) has an unknown signature; {_EXPECTED}")
+
+
+def call(fn: Callable[..., Any], style: Style, prompt: Prompt, responses: Sequence[Response]) -> Any:
+    """Call `fn` as its style wants: on all `responses` (trl) or on the first (the others). May return an awaitable."""
+    response = responses[0]
+    if style == "gspo":
+        return fn(prompt, response)
+    if style == "verl":
+        values = {
+            "data_source": prompt.data_source,
+            "solution_str": str(response),
+            "ground_truth": prompt.ground_truth,
+            "extra_info": dict(prompt.extra),
+        }
+        return fn(**_accepted(fn, values))
+    if style == "areal":
+        data = {"prompt_ids": list(prompt.token_ids), "completion_ids": list(response.token_ids)}
+        data |= {k: v for k, v in _columns(prompt).items() if k not in ("prompt", "completions", *data)}
+        return fn(**_accepted(fn, {"prompt": prompt_text(prompt), "completions": str(response)} | data))
+    return _call_trl(fn, prompt, responses)
+
+
+def _call_trl(fn: Callable[..., Any], prompt: Prompt, responses: Sequence[Response]) -> Any:
+    """Texts first; a function written for chats fails on them with a TypeError and gets messages instead."""
+    n = len(responses)
+    columns = {key: [value] * n for key, value in _columns(prompt).items()}
+    columns |= {"completion_ids": [list(r.token_ids) for r in responses], "trainer_state": None}
+    texts = {"prompts": [prompt_text(prompt)] * n, "completions": [str(r) for r in responses]}
+    try:
+        return fn(**_accepted(fn, columns | texts))
+    except TypeError as error:
+        chats = {
+            "prompts": [[dict(m) for m in prompt.messages] for _ in responses],
+            "completions": [[{"role": "assistant", "content": str(r)}] for r in responses],
+        }
+        try:
+            return fn(**_accepted(fn, columns | chats))
+        except Exception:
+            raise error from None
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """The prompt as plain text: its messages' contents, one after another."""
+    return "\n".join(str(message.get("content", "")) for message in prompt.messages)
+
+
+def _columns(prompt: Prompt) -> dict[str, Any]:
+    own = {
+        "data_source": prompt.data_source,
+        "ground_truth": prompt.ground_truth,
+        "answer": prompt.ground_truth,
+    }
+    return own | dict(prompt.extra)
+
+
+def _accepted(fn: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(fn).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        bound = fn.keywords if isinstance(fn, functools.partial) else {}
+        return {k: v for k, v in values.items() if k not in bound}
+    fixed = fn.keywords if isinstance(fn, functools.partial) else {}
+    return {p.name: values[p.name] for p in parameters if p.name in values and p.name not in fixed}
+
+
+def _required_keywords(parameters: Sequence[inspect.Parameter]) -> bool:
+    return any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
+
+
+def is_async(fn: Callable[..., Any]) -> bool:
+    """Whether calling `fn` gives a coroutine."""
+    inner = fn.func if isinstance(fn, functools.partial) else fn
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
