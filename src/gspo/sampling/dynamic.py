@@ -1,0 +1,312 @@
+"""The dynamic sampler: generates groups until enough of them carry a gradient.
+
+Two strategies share one loop and differ in when they submit, when a batch is ready and what is left over:
+
+- `stream` keeps a number of groups in flight and submits another the moment one ends. Kept groups wait in order of
+  submission; what a step does not take is carried to the next, under the staleness budget.
+- `rounds` submits whole generation batches, waits for each, and drops the surplus, as DAPO and verl do.
+
+Time is counted in calls of `engine.step()`, never in seconds: groups that finish in one call are scored during the
+next and judged after it. So a batch is a function of the seed, the weights versions and the submission numbers,
+whatever the latency of the rewards, and a resumed run draws the same batches.
+
+Every prompt the source hands out meets exactly one end: trained on, filtered (`all_right`, `all_wrong`,
+`same_score`), `reward_failed`, or skipped by prediction. A kept group that is discarded instead (`stale_dropped`,
+`surplus`) ends nothing: its prompt is put back and generated afresh under a new submission number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gspo.rewards.protocol import Scorer
+from gspo.rollout.engine import GroupRequest, RolloutEngine
+from gspo.sampling import errors
+from gspo.sampling.drawing import PromptDraw
+from gspo.sampling.filters import judge
+from gspo.sampling.queue import KeptQueue
+from gspo.sampling.report import SamplingReport
+from gspo.sampling.reserve import Reserve
+from gspo.sampling.settings import SamplingSettings
+from gspo.sampling.source import PromptSource
+from gspo.sampling.state import pack_group, pack_request, unpack_group, unpack_request
+from gspo.seeding import derive_seed
+from gspo.types import Group
+
+Record = Callable[[Group, str, int], None]
+MIN_ROLLOUTS_TO_FAIL = 8  # fewer failed rewards say nothing about a rate
+
+
+class DynamicSampler:
+    """Gives batches of exactly `train_batch_size` groups, in order of submission.
+
+    `record(group, fate, version)` is called once for every group when its fate is known; `watch(kept, needed)` after
+    every advance, for a progress line. Call `release` after the weights update that used a batch.
+    """
+
+    def __init__(
+        self,
+        source: PromptSource,
+        engine: RolloutEngine,
+        scorer: Scorer,
+        settings: SamplingSettings,
+        *,
+        seed: int,
+        record: Record | None = None,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.version = 0
+        self._engine, self._scorer, self._settings = engine, scorer, settings
+        self._prompts = PromptDraw(source, settings, seed=seed)
+        self._rollout_seed = derive_seed(seed, "rollout")
+        self._record = record or (lambda group, fate, version: None)
+        self._watch = watch or (lambda kept, needed: None)
+        self._queue = KeptQueue()
+        self._in_flight: set[int] = set()  # submissions in the engine
+        self._scoring: set[int] = set()  # submissions finished and not yet judged
+        self._scored: list[Group] = []  # collected for a checkpoint, to be judged in the next step
+        self._taken: list[Group] = []  # handed out, not released
+        self._reserve = Reserve(settings.train_batch_size if settings.on_limit == "keep_unfiltered" else 0)
+        self._dropped_since_kept: Counter[str] = Counter()
+        self._next_submission = 0
+        self._frontier = 0  # every submission below it has been judged
+        self._report = self._new_report()
+
+    def next_batch(self) -> tuple[list[Group], SamplingReport]:
+        """Generate until a batch is ready. Fewer than N groups only when `on_limit` is not `raise`.
+
+        Raises GenerationLimit, StarvedSampling, RewardFailures or DataExhausted (see errors.py); a checkpoint can
+        be saved after any of them.
+        """
+        if self._taken:
+            raise RuntimeError("next_batch() was called before release() of the last batch")
+        self._report = self._new_report()
+        self._prompts.num_skipped = 0
+        self._put_back(self._queue.remove(self._is_stale), "stale_dropped")
+        self._judge_all(self._collect())
+        while not self._is_ready():
+            self._admit()
+            if self._num_pending == 0:
+                return self._end_short()
+            self._advance()
+            self._check_failures(self._settings.train_batch_size * self._settings.n)
+            if self._made_no_progress():
+                cause = "a full pass over the data kept nothing"
+                return self._fall_back(errors.starved(self._report, self._dropped_since_kept, cause))
+        self._check_failures()
+        return self._hand_out(self._queue.take(self._settings.train_batch_size))
+
+    def release(self, groups: list[Group]) -> None:
+        """Say that `groups`, the last batch, have been trained on and the new weights are live."""
+        if [g.submission for g in groups] != [g.submission for g in self._taken]:
+            raise RuntimeError("release() expects the groups of the last next_batch()")
+        for group in groups:
+            self._prompts.forget(group.submission)
+        self._taken = []
+        self.version += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything a resumed run needs, as plain JSON. Exact between `release` and `next_batch`.
+
+        A batch not yet released is saved as still queued, so a run stopped within a step trains on it again.
+        """
+        self._scored = self._collect()
+        return {
+            "version": self.version,
+            "next_submission": self._next_submission,
+            "kept": [pack_group(g) for g in [*self._taken, *self._queue.groups()]],
+            "scored": [pack_group(g) for g in self._scored],
+            "unfinished": [
+                pack_request(r) for r in self._engine.unfinished() if r.submission in self._in_flight
+            ],
+            "dropped_since_kept": dict(self._dropped_since_kept),
+            "prompts": self._prompts.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state: a new sampler with an idle engine, its weights already those of the state."""
+        if self._next_submission or self._engine.num_in_flight:
+            raise RuntimeError("load_state_dict() expects a new sampler and an engine with nothing in flight")
+        self._prompts.load_state_dict(state["prompts"])
+        self.version = state["version"]
+        self._next_submission = state["next_submission"]
+        self._dropped_since_kept = Counter(state["dropped_since_kept"])
+        find = self._prompts.find
+        self._scored = [unpack_group(g, find) for g in state["scored"]]
+        self._scoring = {g.submission for g in self._scored}
+        for packed in state["kept"]:
+            self._queue.push(unpack_group(packed, find))
+        for packed in state["unfinished"]:
+            request = unpack_request(packed, find, self._settings.params, self._rollout_seed)
+            self._in_flight.add(request.submission)
+            self._engine.submit(request)
+        self._frontier = min(self._in_flight | self._scoring, default=self._next_submission)
+        self._queue.settle(self._frontier)
+
+    @property
+    def _num_pending(self) -> int:
+        return len(self._in_flight) + len(self._scoring)
+
+    def _new_report(self) -> SamplingReport:
+        settings = self._settings
+        return SamplingReport(self.version, settings.generation_batch, settings.train_batch_size)
+
+    def _is_stale(self, group: Group) -> bool:
+        return self._settings.budget.is_stale(group.version, self.version)
+
+    def _is_ready(self) -> bool:
+        needed = self._settings.train_batch_size
+        if self._settings.strategy == "rounds":
+            return self._num_pending == 0 and len(self._queue) >= needed
+        in_order = self._settings.order == "submission"
+        return (self._queue.num_settled if in_order else len(self._queue)) >= needed
+
+    def _room(self) -> int:
+        """How many groups to submit now."""
+        settings = self._settings
+        if settings.strategy == "rounds":
+            room = 0 if self._num_pending else settings.generation_batch
+        else:
+            outstanding = self._num_pending + len(self._queue)
+            room = min(settings.concurrency - len(self._in_flight), settings.budget.room(outstanding))
+        limit = settings.submission_limit
+        return room if limit is None else min(room, limit - self._report.num_submitted)
+
+    def _admit(self) -> None:
+        for _ in range(self._room()):
+            prompt = self._prompts.next(self._next_submission)
+            if prompt is None:
+                return
+            request = GroupRequest(
+                prompt=prompt,
+                submission=self._next_submission,
+                n=self._settings.n,
+                version=self.version,
+                params=self._settings.params,
+                seed=self._rollout_seed,
+            )
+            self._in_flight.add(request.submission)
+            self._next_submission += 1
+            self._report.num_submitted += 1
+            self._engine.submit(request)
+
+    def _advance(self) -> None:
+        """One tick: generate, judge what was scored meanwhile, send what finished to be scored."""
+        finished = self._engine.step()
+        scored = self._collect()
+        for group in finished:
+            self._in_flight.remove(group.submission)
+            self._scoring.add(group.submission)
+            self._scorer.submit(group)
+        self._judge_all(scored)
+        if not self._in_flight:  # nothing to overlap with
+            self._judge_all(self._collect())
+        elif self._engine.num_in_flight == 0:
+            raise RuntimeError(
+                f"the engine lost submissions {sorted(self._in_flight)[:5]}: nothing is in flight"
+            )
+        self._watch(len(self._queue), self._settings.train_batch_size)
+
+    def _collect(self) -> list[Group]:
+        held, self._scored = self._scored, []
+        return held + self._scorer.collect() if len(self._scoring) > len(held) else held
+
+    def _judge_all(self, groups: list[Group]) -> None:
+        for group in groups:
+            self._judge(group)
+        pending = self._in_flight, self._scoring
+        while self._frontier < self._next_submission and not any(self._frontier in p for p in pending):
+            self._frontier += 1
+        self._queue.settle(self._frontier)
+
+    def _judge(self, group: Group) -> None:
+        self._scoring.remove(group.submission)
+        self._report.add_generated(group)
+        if self._is_stale(group):
+            self._report.fates["stale_dropped"] += 1
+            self._put_back([group], "stale_dropped")
+            return
+        verdict = judge(group, self._settings.metric, enable=self._settings.enable)
+        self._report.fates[verdict.reason] += 1
+        self._report.add_prediction(self._prompts.learn(verdict.group))
+        if verdict.keep:
+            self._dropped_since_kept.clear()
+            self._queue.push(verdict.group)
+            return
+        self._dropped_since_kept[verdict.reason] += 1
+        if verdict.reason == "reward_failed":
+            self._discard([(group, verdict.reason)])
+        else:
+            self._discard(self._reserve.add(verdict.group, verdict.reason))
+
+    def _discard(self, groups: list[tuple[Group, str]]) -> None:
+        for group, fate in groups:
+            self._prompts.forget(group.submission)
+            self._report.wasted_tokens += group.num_tokens
+            self._record(group, fate, self.version)
+
+    def _put_back(self, groups: list[Group], fate: str) -> None:
+        """Discard kept groups and have their prompts generated afresh."""
+        self._report.discarded[fate] += len(groups)
+        self._discard([(group, fate) for group in groups])
+        for group in groups:
+            self._prompts.put_back(group.prompt)
+
+    def _made_no_progress(self) -> bool:
+        """Whether an unlimited step has seen a full pass over the data (and a generation batch) keep nothing."""
+        settings = self._settings
+        if settings.submission_limit is not None or (settings.strategy == "rounds" and self._num_pending):
+            return False
+        full_pass = max(self._prompts.epoch_size, settings.generation_batch)
+        return self._dropped_since_kept.total() >= full_pass
+
+    def _check_failures(self, min_rollouts: int = 0) -> None:
+        report, max_rate = self._report, self._settings.max_failure_rate
+        if report.num_rollouts >= max(min_rollouts, MIN_ROLLOUTS_TO_FAIL) and report.failure_rate > max_rate:
+            raise errors.reward_failures(report, max_rate)
+
+    def _end_short(self) -> tuple[list[Group], SamplingReport]:
+        """Nothing is under way and nothing may be submitted: the limit, or the end of the data."""
+        limit = self._settings.submission_limit
+        if limit is not None and self._report.num_submitted >= limit:
+            return self._fall_back(errors.generation_limit(self._report, self._settings.max_num_gen_batches))
+        self._check_failures()
+        self._discard(self._reserve.clear())
+        raise errors.data_exhausted(self._report, len(self._queue))
+
+    def _fall_back(self, error: errors.SamplingError) -> tuple[list[Group], SamplingReport]:
+        """Do what `on_limit` says: raise, or hand out what there is."""
+        self._check_failures()
+        dropped = self._dropped_since_kept
+        self._dropped_since_kept = Counter()  # so that a run that goes on from here gets another full pass
+        on_limit, needed = self._settings.on_limit, self._settings.train_batch_size
+        if on_limit == "raise":
+            raise error
+        groups = self._queue.take(needed)
+        extra = [group for group, _ in self._reserve.take(needed - len(groups))]
+        if not groups and not extra:
+            cause = f"filter_groups.on_limit={on_limit} found nothing to train on"
+            raise errors.starved(self._report, dropped, cause) from error
+        return self._hand_out(groups, extra)
+
+    def _hand_out(
+        self, kept: list[Group], unfiltered: list[Group] | None = None
+    ) -> tuple[list[Group], SamplingReport]:
+        """End the step with these groups; what is left is carried over, or dropped with `rounds`."""
+        report, unfiltered = self._report, unfiltered or []
+        if self._settings.strategy == "rounds":
+            self._put_back(self._queue.take(len(self._queue)), "surplus")
+        self._discard(self._reserve.clear())
+        for fate, groups in (("kept", kept), ("unfiltered", unfiltered)):
+            for group in groups:
+                self._record(group, fate, self.version)
+        batch = sorted([*kept, *unfiltered], key=lambda group: group.submission)
+        if self._settings.predict_weight:
+            report.weights = tuple(self._prompts.weight(group.submission) for group in batch)
+        report.add_trained(batch, num_unfiltered=len(unfiltered))
+        report.num_carried = self._num_pending + len(self._queue)
+        report.num_skipped = self._prompts.num_skipped
+        self._taken = batch
+        return batch, report

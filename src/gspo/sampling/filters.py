@@ -1,0 +1,82 @@
+"""Which groups carry a gradient: the keep rule of dynamic sampling (DAPO, arXiv 2503.14476, section 3.2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from gspo.types import Group, Reward
+
+Reason = Literal["kept", "all_right", "all_wrong", "same_score", "reward_failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of a group, and why. `group` holds only the rollouts whose reward is known."""
+
+    keep: bool
+    reason: Reason
+    group: Group
+
+
+def metric_value(reward: Reward, metric: str) -> float:
+    """The number a group is filtered on; a ValueError that lists the choices when the reward has no such number."""
+    if metric in ("seq_reward", "score"):
+        return reward.score
+    if metric == "seq_final_reward":
+        return reward.final
+    value = reward.acc if metric == "acc" else reward.extra.get(metric)
+    if value is None:
+        known = ["seq_reward", "seq_final_reward", "score"]
+        known += ["acc"] if reward.acc is not None else []
+        known += sorted(set(reward.extra) - set(known))
+        raise ValueError(
+            f"filter_groups.metric={metric!r}: the reward function does not return it; expected one of "
+            f"{', '.join(known)}. Choose one of these, or return {metric!r} from the reward function."
+        )
+    return value
+
+
+def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True) -> Verdict:
+    """Keep a group iff its metric differs within it or it was asked for one response.
+
+    Rollouts without a reward are left out first; a group of several with fewer than two left is dropped, since its
+    advantage would be made up. With `enable=False` only that rule applies. Compared with `max != min`, because the
+    standard deviation of equal numbers need not be zero in floating point.
+    """
+    scored = tuple(r for r in group.rollouts if r.reward is not None)
+    rest = group if len(scored) == len(group.rollouts) else group.with_rollouts(scored)
+    values = [_finite(r.reward, metric if enable else "seq_reward", group) for r in scored if r.reward]
+    num_asked = len(group.rollouts)
+    if len(values) < min(2, num_asked):
+        return Verdict(False, "reward_failed", rest)
+    if not enable or num_asked == 1 or max(values) != min(values):
+        return Verdict(True, "kept", rest)
+    return Verdict(False, _why_equal(rest, values[0]), rest)
+
+
+def is_right(reward: Reward) -> bool:
+    """Whether a response counts as a success: by its accuracy, else by a positive score."""
+    return reward.score > 0 if reward.acc is None else reward.acc >= 0.5
+
+
+def _finite(reward: Reward, metric: str, group: Group) -> float:
+    value = metric_value(reward, metric)
+    if not math.isfinite(value):
+        raise ValueError(
+            f"prompt {group.prompt.uid!r} (submission {group.submission}): the reward function returned {metric}={value}; "
+            "expected a finite number. Return None for a reward that cannot be computed: it is then left out and counted."
+        )
+    return value
+
+
+def _why_equal(group: Group, value: float) -> Reason:
+    """Names a group of equal metric: by accuracy where there is one, else 1 and above is right, 0 and below wrong."""
+    accs = [r.reward.acc for r in group.rollouts if r.reward]
+    right = [value if acc is None else acc for acc in accs]
+    if min(right) >= 1:
+        return "all_right"
+    if max(right) <= 0:
+        return "all_wrong"
+    return "same_score"

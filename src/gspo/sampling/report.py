@@ -1,0 +1,116 @@
+"""What one call of the sampler generated, kept and dropped."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from gspo.types import Group, Metric, Metrics
+
+DROP_REASONS = ("all_right", "all_wrong", "same_score", "reward_failed")
+
+
+@dataclass(slots=True)
+class SamplingReport:
+    """Counts of one training step. A group is counted in the step in which it was judged.
+
+    `fates` counts the groups judged in this step by verdict (`kept` or why dropped); `num_carried` is what was left
+    in flight or queued for the next step; `discarded` counts `stale_dropped` and `surplus` groups, whose prompts
+    were put back. `weights` (1/q per group, aligned with the batch) is there when `predict_weight` is on.
+    """
+
+    version: int
+    gen_batch_size: int
+    num_needed: int
+    num_submitted: int = 0
+    num_skipped: int = 0
+    num_carried: int = 0
+    num_unfiltered: int = 0  # dropped groups that were trained on after all (on_limit: keep_unfiltered)
+    num_trained: int = 0
+    fates: Counter[str] = field(default_factory=Counter)
+    discarded: Counter[str] = field(default_factory=Counter)
+    generated_tokens: int = 0
+    wasted_tokens: int = 0
+    num_rollouts: int = 0
+    num_failed_rewards: int = 0
+    first_failure: str | None = None
+    score_sum: float = 0.0
+    staleness_sum: int = 0
+    staleness_max: int = 0
+    weights: tuple[float, ...] | None = None
+    predicted_mixed: float = 0.0  # summed over judged groups whose prompt the ledger knew
+    num_predicted: int = 0
+
+    @property
+    def num_generated(self) -> int:
+        """Groups judged in this step."""
+        return sum(self.fates.values())
+
+    @property
+    def num_gen_batches(self) -> int:
+        """Generation batches submitted in this step, a begun one counted whole."""
+        return -(-self.num_submitted // self.gen_batch_size)
+
+    @property
+    def num_scored(self) -> int:
+        return self.num_rollouts - self.num_failed_rewards
+
+    @property
+    def failure_rate(self) -> float:
+        """Share of judged rollouts whose reward could not be computed."""
+        return self.num_failed_rewards / self.num_rollouts if self.num_rollouts else 0.0
+
+    def add_generated(self, group: Group) -> None:
+        """Count a group that came back from the scorer, before it is judged."""
+        self.generated_tokens += group.num_tokens
+        self.num_rollouts += len(group.rollouts)
+        for rollout in group.rollouts:
+            if rollout.reward is not None:
+                self.score_sum += rollout.reward.score
+                continue
+            self.num_failed_rewards += 1
+            if self.first_failure is None:
+                self.first_failure = f"prompt {group.prompt.uid!r}: {rollout.failure or 'no reason given'}"
+
+    def add_prediction(self, mixed: float | None) -> None:
+        """Count what the ledger expected of a judged group."""
+        if mixed is not None:
+            self.predicted_mixed += mixed
+            self.num_predicted += 1
+
+    def add_trained(self, groups: list[Group], *, num_unfiltered: int = 0) -> None:
+        """Count the groups handed to the trainer."""
+        self.num_trained, self.num_unfiltered = len(groups), num_unfiltered
+        ages = [self.version - group.version for group in groups]
+        self.staleness_sum, self.staleness_max = sum(ages), max(ages, default=0)
+
+    def seen(self) -> str:
+        """One sentence of counts for messages."""
+        counts = ", ".join(f"{self.fates[reason]} {reason}" for reason in DROP_REASONS)
+        return f"{self.num_generated} groups judged in this step: {self.fates['kept']} kept, {counts}"
+
+    def metrics(self) -> Metrics:
+        """The step's metrics, under the names of every strategy."""
+        counts = {
+            "num_gen_batches": self.num_gen_batches,
+            "groups_generated": self.num_generated,
+            "groups_trained": self.num_trained,
+            "groups_kept": self.fates["kept"],
+            **{f"groups_{reason}": self.fates[reason] for reason in DROP_REASONS},
+            "groups_carried": self.num_carried,
+            "groups_stale_dropped": self.discarded["stale_dropped"],
+            "groups_surplus": self.discarded["surplus"],
+            "groups_unfiltered": self.num_unfiltered,
+            "groups_skipped": self.num_skipped,
+            "generated_tokens": self.generated_tokens,
+            "wasted_tokens": self.wasted_tokens,
+            "reward_failures": self.num_failed_rewards,
+        }
+        metrics = {f"train/{name}": Metric("sum", value) for name, value in counts.items()}
+        metrics["train/filtered_prompts_ratio"] = Metric.mean(self.fates["kept"], self.num_generated)
+        metrics["train/staleness/mean"] = Metric.mean(self.staleness_sum, self.num_trained)
+        metrics["train/staleness/max"] = Metric("max", self.staleness_max)
+        metrics["critic/score_all/mean"] = Metric.mean(self.score_sum, self.num_scored)
+        if self.num_predicted:
+            metrics["train/predicted_mixed_ratio"] = Metric.mean(self.predicted_mixed, self.num_predicted)
+        return metrics

@@ -1,0 +1,121 @@
+"""Groups and requests as plain JSON, exact to the bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from typing import Any
+
+from gspo.rollout.engine import GroupRequest, SamplingParams
+from gspo.types import Group, Prompt, Reward, Rollout
+
+FindPrompt = Callable[[str], Prompt]
+
+
+def pack_group(group: Group) -> dict[str, Any]:
+    """A finished group; its prompt is named by uid."""
+    return {
+        "uid": group.prompt.uid,
+        "submission": group.submission,
+        "version": group.version,
+        "rollouts": [_pack_rollout(r) for r in group.rollouts],
+    }
+
+
+def unpack_group(data: Mapping[str, Any], find: FindPrompt) -> Group:
+    """The inverse of `pack_group`."""
+    rollouts = tuple(_unpack_rollout(r) for r in data["rollouts"])
+    return Group(find(data["uid"]), rollouts, data["submission"], data["version"])
+
+
+def pack_request(request: GroupRequest) -> dict[str, Any]:
+    """An unfinished group with the tokens it has so far."""
+    return {
+        "uid": request.prompt.uid,
+        "submission": request.submission,
+        "version": request.version,
+        "n": request.n,
+        "partial": [_pack_rollout(r) for r in request.partial],
+    }
+
+
+def unpack_request(
+    data: Mapping[str, Any], find: FindPrompt, params: SamplingParams, seed: int
+) -> GroupRequest:
+    """The inverse of `pack_request`; sampling parameters and seed are the run's."""
+    partial = tuple(_unpack_rollout(r) for r in data["partial"])
+    return GroupRequest(
+        prompt=find(data["uid"]),
+        submission=data["submission"],
+        n=data["n"],
+        version=data["version"],
+        params=params,
+        seed=seed,
+        partial=partial,
+    )
+
+
+def _pack_rollout(rollout: Rollout) -> dict[str, Any]:
+    # Masks and versions are long runs of equal numbers, so they are kept as (value, count).
+    return {
+        "token_ids": list(rollout.token_ids),
+        "log_probs": [_pack_number(x) for x in rollout.log_probs],
+        "loss_mask": _pack_runs(rollout.loss_mask),
+        "versions": _pack_runs(rollout.versions),
+        "finish_reason": rollout.finish_reason,
+        "text": rollout.text,
+        "reward": None if rollout.reward is None else _pack_reward(rollout.reward),
+        "failure": rollout.failure,
+    }
+
+
+def _unpack_rollout(data: Mapping[str, Any]) -> Rollout:
+    return Rollout(
+        token_ids=tuple(data["token_ids"]),
+        log_probs=tuple(_unpack_number(x) for x in data["log_probs"]),
+        loss_mask=_unpack_runs(data["loss_mask"]),
+        versions=_unpack_runs(data["versions"]),
+        finish_reason=data["finish_reason"],
+        text=data["text"],
+        reward=None if data["reward"] is None else _unpack_reward(data["reward"]),
+        failure=data["failure"],
+    )
+
+
+def _pack_reward(reward: Reward) -> dict[str, Any]:
+    return {
+        "score": _pack_number(reward.score),
+        "acc": None if reward.acc is None else _pack_number(reward.acc),
+        "extra": {key: _pack_number(value) for key, value in reward.extra.items()},
+        "kl_penalty": _pack_number(reward.kl_penalty),
+    }
+
+
+def _unpack_reward(data: Mapping[str, Any]) -> Reward:
+    return Reward(
+        score=_unpack_number(data["score"]),
+        acc=None if data["acc"] is None else _unpack_number(data["acc"]),
+        extra={key: _unpack_number(value) for key, value in data["extra"].items()},
+        kl_penalty=_unpack_number(data["kl_penalty"]),
+    )
+
+
+def _pack_number(value: float) -> float | str:
+    """Finite numbers as they are (JSON keeps every bit of a double); the others as text, which JSON has no number for."""
+    if isinstance(value, int):
+        return int(value)
+    value = float(value)
+    return value if math.isfinite(value) else repr(value)
+
+
+def _unpack_number(value: float | str) -> float:
+    return float(value) if isinstance(value, str) else value
+
+
+def _pack_runs(values: tuple[int, ...]) -> list[list[int]]:
+    return [[int(value), len(list(run))] for value, run in groupby(values)]
+
+
+def _unpack_runs(runs: list[list[int]]) -> tuple[int, ...]:
+    return tuple(value for value, count in runs for _ in range(count))
