@@ -8,7 +8,13 @@ from gspo.config.model import FSDPConfig, OptimConfig
 
 LOSS_MODES = ("gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo")
 RATIO_LEVELS = ("token", "sequence", "sequence_token")
-AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
+AGGREGATIONS = (
+    "token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum-norm",
+    "token-sum",
+)
 BEHAVIOUR_MODES = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate")
 
 
@@ -16,7 +22,9 @@ BEHAVIOUR_MODES = ("token_mask", "token_truncate", "sequence_mask", "sequence_tr
 class PolicyLossConfig(Section):
     """The policy loss by name, and the constants of single losses."""
 
-    loss_mode: str = key("gspo", "Policy loss, or the name of one registered by the user.", choices=LOSS_MODES, open=True)
+    loss_mode: str = key(
+        "gspo", "Policy loss, or the name of one registered by the user.", choices=LOSS_MODES, open=True
+    )
     tau_pos: float = key(1.0, "sapo: temperature of the gate where the advantage is positive.", gt=0)
     tau_neg: float = key(1.05, "sapo: temperature of the gate where the advantage is negative.", gt=0)
 
@@ -25,12 +33,20 @@ class PolicyLossConfig(Section):
 class ActorConfig(Section):
     """The policy: loss, clipping, mini-batches and optimiser. Mini-batch sizes count prompts."""
 
-    strategy: str = key("local", "local trains in this process; fsdp2 shards over devices.", choices=("local", "fsdp2"))
+    strategy: str = key(
+        "local", "local trains in this process; fsdp2 shards over devices.", choices=("local", "fsdp2")
+    )
     ppo_mini_batch_size: int = key(
-        256, "Prompts an optimiser step; train_batch_size / this = optimiser steps a rollout batch.", gt=0, unit="prompts"
+        256,
+        "Prompts an optimiser step; train_batch_size / this = optimiser steps a rollout batch.",
+        gt=0,
+        unit="prompts",
     )
     ppo_micro_batch_size_per_gpu: int | None = key(
-        None, "Responses a forward when use_dynamic_bsz is off; null = by token budget.", gt=0, unit="responses"
+        None,
+        "Responses a forward when use_dynamic_bsz is off; null = by token budget.",
+        gt=0,
+        unit="responses",
     )
     use_dynamic_bsz: bool = key(True, "Fill each forward up to ppo_max_token_len_per_gpu tokens.")
     ppo_max_token_len_per_gpu: int = key(16384, "Token budget of a training forward.", gt=0, unit="tokens")
@@ -41,11 +57,20 @@ class ActorConfig(Section):
         None, "Ratio per token, sequence or sequence_token; null = as the loss says.", choices=RATIO_LEVELS
     )
     clip_ratio: float | None = key(None, "ε for both sides where clip_ratio_low / _high are not set.", gt=0)
-    clip_ratio_low: float | None = key(None, "ε below 1; null = clip_ratio, else the loss's own default.", gt=0)
-    clip_ratio_high: float | None = key(None, "ε above 1; null = clip_ratio, else the loss's own default.", gt=0)
-    clip_ratio_c: float = key(3.0, "vanilla, dapo: bound of the loss where the advantage is negative (dual clip).", gt=1)
+    clip_ratio_low: float | None = key(
+        None, "ε below 1; null = clip_ratio, else the loss's own default.", gt=0
+    )
+    clip_ratio_high: float | None = key(
+        None, "ε above 1; null = clip_ratio, else the loss's own default.", gt=0
+    )
+    clip_ratio_c: float = key(
+        3.0, "vanilla, dapo: bound of the loss where the advantage is negative (dual clip).", gt=1
+    )
     clip_target: float | None = key(
-        None, "Clip fraction to hold by moving ε slowly; null keeps ε. Counted from the second mini-batch on.", gt=0, lt=1
+        None,
+        "Clip fraction to hold by moving ε slowly; null keeps ε. Counted from the second mini-batch on.",
+        gt=0,
+        lt=1,
     )
     clip_target_bounds: list[float] = key(
         factory=lambda: [0.1, 10.0], doc="Smallest and largest factor by which clip_target may change ε."
@@ -54,9 +79,14 @@ class ActorConfig(Section):
         None, "How token losses become one number; null = as the loss says.", choices=AGGREGATIONS
     )
     loss_scale_factor: int | None = key(
-        None, "seq-mean-token-sum-norm: the fixed length; null = data.max_response_length.", gt=0, unit="tokens"
+        None,
+        "seq-mean-token-sum-norm: the fixed length; null = data.max_response_length.",
+        gt=0,
+        unit="tokens",
     )
-    use_decoupled_loss: bool = key(False, "Weigh the loss by π_old/μ: corrects for rollouts of older weights.")
+    use_decoupled_loss: bool = key(
+        False, "Weigh the loss by π_old/μ: corrects for rollouts of older weights."
+    )
     behav_imp_weight_cap: float | None = key(
         None, "Decoupled loss: cap of that weight (AReaL uses 5.0); null = uncapped.", gt=0
     )
@@ -85,8 +115,12 @@ class RefConfig(Section):
     """The frozen reference: used when a KL term is on."""
 
     path: str | None = key(None, "Reference model; null = the policy's weights at the start.")
-    log_prob_micro_batch_size_per_gpu: int | None = key(None, "Responses a forward; null = by token budget.", gt=0)
-    log_prob_use_dynamic_bsz: bool | None = key(None, "Fill each forward by tokens; null = actor.use_dynamic_bsz.")
+    log_prob_micro_batch_size_per_gpu: int | None = key(
+        None, "Responses a forward; null = by token budget.", gt=0
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(
+        None, "Fill each forward by tokens; null = actor.use_dynamic_bsz."
+    )
     log_prob_max_token_len_per_gpu: int | None = key(
         None, "Token budget of a forward; null = actor.ppo_max_token_len_per_gpu.", gt=0, unit="tokens"
     )

@@ -28,7 +28,8 @@ class FilterGroupsConfig(Section):
         "any number the reward function returns.",
     )
     max_num_gen_batches: int = key(
-        0, "Generation batches a training step may use before `on_limit`; <= 0 is unlimited with a no-progress guard."
+        0,
+        "Generation batches a training step may use before `on_limit`; <= 0 is unlimited with a no-progress guard.",
     )
     strategy: str = key(
         "stream",
@@ -36,7 +37,10 @@ class FilterGroupsConfig(Section):
         choices=("stream", "rounds"),
     )
     max_staleness: int = key(
-        2, "stream: oldest weights version, counted back from now, that a carried group may have.", ge=0, unit="steps"
+        2,
+        "stream: oldest weights version, counted back from now, that a carried group may have.",
+        ge=0,
+        unit="steps",
     )
     on_limit: str = key(
         "raise",
@@ -44,23 +48,33 @@ class FilterGroupsConfig(Section):
         choices=("raise", "train_partial", "keep_unfiltered"),
     )
     max_in_flight: int | None = key(
-        None, "stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.", ge=1
+        None,
+        "stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.",
+        ge=1,
     )
     predict: str = key(
         "off",
         "skip passes over prompts that the ledger expects to be all right or all wrong; off is the exact method.",
         choices=("off", "skip"),
     )
-    predict_weight: bool = key(False, "predict=skip: weigh a kept group by 1/q, which removes the skipping's bias.")
-    predict_min_prob: float = key(0.1, "predict=skip: smallest probability of submitting a prompt.", gt=0, le=1)
+    predict_weight: bool = key(
+        False, "predict=skip: weigh a kept group by 1/q, which removes the skipping's bias."
+    )
+    predict_min_prob: float = key(
+        0.1, "predict=skip: smallest probability of submitting a prompt.", gt=0, le=1
+    )
 
 
 @section
 class KLControlConfig(Section):
     """The coefficient of the KL penalty in the reward."""
 
-    type: str = key("fixed", "fixed keeps kl_coef; adaptive moves it to hold target_kl.", choices=("fixed", "adaptive"))
-    kl_coef: float = key(0.001, "Coefficient (initial value when adaptive) of the KL penalty in the reward.", ge=0)
+    type: str = key(
+        "fixed", "fixed keeps kl_coef; adaptive moves it to hold target_kl.", choices=("fixed", "adaptive")
+    )
+    kl_coef: float = key(
+        0.001, "Coefficient (initial value when adaptive) of the KL penalty in the reward.", ge=0
+    )
     target_kl: float = key(0.1, "adaptive: the KL to hold.", gt=0)
     horizon: int = key(10000, "adaptive: how slowly the coefficient moves.", gt=0, unit="sequences")
 
@@ -70,12 +84,19 @@ class AlgoConfig(Section):
     """How rewards become advantages, and which groups are trained on."""
 
     adv_estimator: str = key(
-        "grpo", "Advantage estimator, or the name of one registered by the user.", choices=ADVANTAGE_ESTIMATORS, open=True
+        "grpo",
+        "Advantage estimator, or the name of one registered by the user.",
+        choices=ADVANTAGE_ESTIMATORS,
+        open=True,
     )
     gamma: float = key(1.0, "Discount of rewards over tokens.", ge=0, le=1)
     lam: float = key(1.0, "GAE's lambda: bias (0) against variance (1).", ge=0, le=1)
-    norm_adv_by_std_in_grpo: bool = key(True, "Divide GRPO's advantages by the group's std; false is Dr.GRPO.")
+    norm_adv_by_std_in_grpo: bool = key(
+        True, "Divide GRPO's advantages by the group's std; false is Dr.GRPO."
+    )
     use_kl_in_reward: bool = key(False, "Subtract a KL penalty against the reference from the reward.")
     kl_penalty: str = key("kl", "Estimator of that KL.", choices=KL_KINDS)
-    kl_ctrl: KLControlConfig = key(factory=KLControlConfig, doc="Controller of the KL coefficient in the reward.")
+    kl_ctrl: KLControlConfig = key(
+        factory=KLControlConfig, doc="Controller of the KL coefficient in the reward."
+    )
     filter_groups: FilterGroupsConfig = key(factory=FilterGroupsConfig, doc="Dynamic sampling.")

@@ -20,7 +20,9 @@ class CriticConfig(Section):
     enable: bool | None = key(None, "Train a critic; null = when the advantage estimator needs one.")
     model: CriticModelConfig = key(factory=CriticModelConfig, doc="The value function's model.")
     optim: OptimConfig = key(factory=lambda: as_default(OptimConfig(lr=1e-5)), doc="Optimiser of the critic.")
-    ppo_mini_batch_size: int | None = key(None, "Prompts an optimiser step; null = actor.ppo_mini_batch_size.", gt=0)
+    ppo_mini_batch_size: int | None = key(
+        None, "Prompts an optimiser step; null = actor.ppo_mini_batch_size.", gt=0
+    )
     ppo_micro_batch_size_per_gpu: int | None = key(None, "Responses a forward; null = by token budget.", gt=0)
     ppo_max_token_len_per_gpu: int | None = key(
         None, "Token budget of a forward; null = actor.ppo_max_token_len_per_gpu.", gt=0, unit="tokens"

@@ -28,21 +28,32 @@ class KeyInfo:
         """Why `value` is not allowed, or None. The type has been checked before."""
         if value is None:
             return None
-        wrong = [v for v in (value if isinstance(value, list) else [value]) if self.choices and v not in self.choices]
+        wrong = [
+            v
+            for v in (value if isinstance(value, list) else [value])
+            if self.choices and v not in self.choices
+        ]
         if wrong:
             return f"expected {'only ' if isinstance(value, list) else 'one of '}{', '.join(map(str, self.choices))}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if value != value:
             return "expected a number, not NaN"
-        bounds = ((self.ge, "at least"), (self.gt, "greater than"), (self.le, "at most"), (self.lt, "less than"))
+        bounds = (
+            (self.ge, "at least"),
+            (self.gt, "greater than"),
+            (self.le, "at most"),
+            (self.lt, "less than"),
+        )
         held = (
             self.ge is None or value >= self.ge,
             self.gt is None or value > self.gt,
             self.le is None or value <= self.le,
             self.lt is None or value < self.lt,
         )
-        broken = [f"{word} {bound:g}" for (bound, word), ok in zip(bounds, held) if not ok and bound is not None]
+        broken = [
+            f"{word} {bound:g}" for (bound, word), ok in zip(bounds, held) if not ok and bound is not None
+        ]
         return f"expected {' and '.join(broken)}" if broken else None
 
 
@@ -82,9 +93,9 @@ def given(part: Section) -> frozenset[str]:
     return frozenset(part.__dict__.get("_given", ()))
 
 
-def as_default(part: T) -> T:
-    """`part` with none of its fields counted as given: for default factories that pass arguments."""
-    part.__dict__["_given"] = set()
+def as_default(part: T, except_for: Iterable[str] = ()) -> T:
+    """`part` with none of its fields, or only those named, counted as given."""
+    part.__dict__["_given"] = set(except_for)
     return part
 
 

@@ -19,7 +19,13 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        shown = "" if self.value is None else f" = {self.value!r}" if isinstance(self.value, str) else f" = {self.value}"
+        shown = (
+            ""
+            if self.value is None
+            else f" = {self.value!r}"
+            if isinstance(self.value, str)
+            else f" = {self.value}"
+        )
         source = f" ({self.origin})" if self.origin else ""
         remedy = f"\n    remedy: {self.remedy}" if self.remedy else ""
         return f"{self.level}: {self.key}{shown}{source}: {self.message}{remedy}"

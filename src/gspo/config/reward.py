@@ -21,7 +21,9 @@ class OverlongBufferConfig(Section):
 class RewardKwargs(Section):
     """Settings of the reward manager."""
 
-    overlong_buffer_cfg: OverlongBufferConfig = key(factory=OverlongBufferConfig, doc="Penalty on long responses.")
+    overlong_buffer_cfg: OverlongBufferConfig = key(
+        factory=OverlongBufferConfig, doc="Penalty on long responses."
+    )
     max_resp_len: int | None = key(
         None, "Length at which the penalty is full; null = data.max_response_length.", gt=0, unit="tokens"
     )
@@ -31,7 +33,9 @@ class RewardKwargs(Section):
 class RewardModelConfig(Section):
     """Which reward manager turns responses into scores."""
 
-    enable: bool = key(False, "Score with a trained reward model. Not offered: pass a reward function instead.")
+    enable: bool = key(
+        False, "Score with a trained reward model. Not offered: pass a reward function instead."
+    )
     reward_manager: str = key(
         "naive", "naive takes the score as it is; dapo adds the overlong penalty.", choices=("naive", "dapo")
     )
@@ -42,14 +46,20 @@ class RewardModelConfig(Section):
 class RewardConfig(Section):
     """Where rewards run, and what happens when one fails. A failed reward is missing, never 0."""
 
-    num_workers: int = key(0, "Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.", ge=0)
+    num_workers: int = key(
+        0, "Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.", ge=0
+    )
     timeout: float = key(10.0, "A reward is stopped after this.", gt=0, unit="s")
     memory: int = key(1024, "Memory of a reward process.", gt=0, unit="MiB")
-    max_failure_rate: float = key(0.2, "Failed rewards a step, as a share, above which the run stops.", ge=0, le=1)
+    max_failure_rate: float = key(
+        0.2, "Failed rewards a step, as a share, above which the run stops.", ge=0, le=1
+    )
     retries: int = key(1, "Further tries of a reward that failed.", ge=0)
     format_weight: float = key(0.0, "Weight of the format reward, added to the score.")
     repetition_penalty: float = key(0.0, "Weight of the penalty on repeated phrases.", ge=0)
-    sandbox_level: int | None = key(None, "Least isolation of model-written code; null = the best that works.", ge=0, le=3)
+    sandbox_level: int | None = key(
+        None, "Least isolation of model-written code; null = the best that works.", ge=0, le=3
+    )
     allow_unsandboxed_code: bool = key(False, "Run model-written code without isolation. Never on by itself.")
 
 
@@ -57,6 +67,8 @@ class RewardConfig(Section):
 class CustomRewardFunctionConfig(Section):
     """The user's reward function."""
 
-    path: str | None = key(None, "Python file (or importable module) with the function; null = the data's built-in reward.")
+    path: str | None = key(
+        None, "Python file (or importable module) with the function; null = the data's built-in reward."
+    )
     name: str = key("compute_score", "Name of the function in it.")
     reward_kwargs: dict[str, Any] = key(factory=dict, doc="Further arguments of the function.")

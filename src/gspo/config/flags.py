@@ -1,0 +1,87 @@
+"""Flags on the command line: `--name value`, `--name=value`, `--switch`, `--no-switch`, for any key or alias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gspo.config import names, tree
+from gspo.config.aliases import aliases
+from gspo.config.problems import Problem
+from gspo.config.sources import OVERRIDE, Entry, Layer, Origin, parse_value
+
+SWITCH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Sort command-line words into (plain words, `key=value` overrides, flags with their values)."""
+    words: list[str] = []
+    overrides: list[str] = []
+    flags: list[str] = []
+    queue = list(arguments)
+    while queue:
+        token = queue.pop(0)
+        if token.startswith("--"):
+            flags.append(token)
+            if takes_value(token) and queue and not queue[0].startswith("--"):
+                if not (is_switch(token) and queue[0].lower() not in SWITCH_VALUES):
+                    flags.append(queue.pop(0))
+        elif OVERRIDE.fullmatch(token) or token.startswith(("~", "+")):
+            overrides.append(token)
+        else:
+            words.append(token)
+    return words, overrides, flags
+
+
+def takes_value(token: str) -> bool:
+    """Whether a flag may be followed by its value as the next word."""
+    return "=" not in token and not _negated(token)
+
+
+def is_switch(token: str) -> bool:
+    """Whether a flag may stand alone."""
+    name = _name(token)
+    alias = aliases().get(name)
+    if alias is not None and alias.is_switch:
+        return True
+    leaf = tree.leaf_of(alias.target if alias and alias.convert is None else names.canonical(name) or name)
+    return leaf is not None and bool in (leaf.type, *getattr(leaf.type, "__args__", ()))
+
+
+def _name(token: str) -> str:
+    return token.removeprefix("--").partition("=")[0].replace("-", "_")
+
+
+def _negated(token: str) -> str | None:
+    """The switch that `--no-switch` turns off."""
+    name = _name(token)
+    positive = name.removeprefix("no_")
+    return positive if positive != name and is_switch(f"--{positive}") else None
+
+
+def read_flags(tokens: Sequence[str]) -> tuple[list[Entry], list[Problem]]:
+    """Settings from flags, as sorted by `split_arguments`."""
+    entries: list[Entry] = []
+    problems: list[Problem] = []
+    queue = list(tokens)
+    while queue:
+        token = queue.pop(0)
+        name, has_value, text = token.partition("=")
+        origin = Origin(Layer.FLAG, f"flag {name}")
+        negated = _negated(token)
+        if negated and not has_value:
+            entries.append(Entry(negated, False, origin))
+        elif has_value:
+            entries.append(Entry(_name(token), parse_value(text), origin))
+        elif queue and not queue[0].startswith("--"):
+            entries.append(Entry(_name(token), parse_value(queue.pop(0)), origin))
+        elif is_switch(token) or not _known(_name(token)):
+            entries.append(Entry(_name(token), True, origin))
+        else:
+            problems.append(
+                Problem("error", name, None, "command line", "needs a value", f"write {name} VALUE")
+            )
+    return entries, problems
+
+
+def _known(name: str) -> bool:
+    return name in aliases() or names.canonical(name) is not None

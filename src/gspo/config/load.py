@@ -1,0 +1,185 @@
+"""Loading: layers of settings → one typed, checked config in which every value knows its origin."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gspo.config import derive, names, rules, tree
+from gspo.config.coerce import WrongType, coerce
+from gspo.config.fields import as_default
+from gspo.config.flags import read_flags
+from gspo.config.problems import ConfigErrors, Problem
+from gspo.config.schema import TrainerConfig
+from gspo.config.settings import Setting, Settings
+from gspo.config.sources import RECIPE, Entry, Layer, Origin, read_overrides, read_python, read_yaml
+
+MODEL = "actor_rollout_ref.model.path"
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A checked configuration. `config` is the typed tree; `origin(key)` says where a value came from."""
+
+    config: TrainerConfig
+    origins: dict[str, Origin]
+    warnings: tuple[Problem, ...] = field(default=())
+
+    def origin(self, key: str) -> str:
+        """Where the value of a key came from, in words: `default`, `recipe embedded`, `file:line`, `flag --…`."""
+        return self.origins[key].text
+
+    def is_explicit(self, key: str) -> bool:
+        """Whether someone set the key, as opposed to a default, a recipe or a consequence of other keys."""
+        return self.origins[key].explicit
+
+    def get(self, key: str) -> Any:
+        """The value of a dotted key."""
+        return tree.get(self.config, key)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole tree as plain nested dictionaries."""
+        from gspo.config.show import nested
+
+        return nested(self.config)
+
+    def to_yaml(self, with_origins: bool = True) -> str:
+        """The whole tree as YAML that loads again; origins are comments."""
+        from gspo.config.show import to_yaml
+
+        return to_yaml(self, with_origins)
+
+
+def load(
+    config_path: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    flags: Sequence[str] = (),
+    *,
+    base: TrainerConfig | None = None,
+) -> ResolvedConfig:
+    """Resolve defaults < recipe < file < Python (`base`) < flags < overrides; ConfigErrors lists all that is wrong."""
+    problems: list[Problem] = []
+    written: list[Entry] = []
+    if config_path is not None:
+        entries, bad = read_yaml(Path(config_path), Layer.FILE)
+        written += entries
+        problems += bad
+    if base is not None:
+        written += read_python(base)
+    for reader, tokens in ((read_flags, flags), (read_overrides, overrides)):
+        entries, bad = reader(tokens)
+        written += entries
+        problems += bad
+    return _resolve(written, problems)
+
+
+def resolve(config: TrainerConfig) -> ResolvedConfig:
+    """Check a config that was built in Python; recipes fill in what was not given."""
+    return load(base=config)
+
+
+def _resolve(written: list[Entry], problems: list[Problem]) -> ResolvedConfig:
+    settings = Settings()
+    for key, leaf in tree.leaves().items():
+        settings[key] = Setting(leaf.default, Origin(Layer.DEFAULT, "default"))
+    asked, deferred = names.translate(_interpolate(written, problems), problems)
+    model = next((e.value for e in reversed(asked) if e.name == MODEL), settings[MODEL].value)
+    recipe = read_yaml(RECIPE, Layer.RECIPE, "recipe embedded")[0] if model == "embedded" else []
+    for entry in recipe + sorted(asked, key=lambda e: e.name != "trainer.plugins"):
+        _set(settings, entry, problems)
+    derive.derive(settings, deferred, problems)
+    config = _build(settings)
+    if not any(p.level == "error" for p in problems):
+        problems += rules.check(config, settings)
+    if any(p.level == "error" for p in problems):
+        raise ConfigErrors(problems)
+    return ResolvedConfig(config, {k: s.origin for k, s in settings.items()}, tuple(problems))
+
+
+def _interpolate(written: list[Entry], problems: list[Problem]) -> list[Entry]:
+    """Replace `${…}` by what it points at, which may be set in any layer and under any name."""
+    if not any("${" in str(e.value) for e in written):
+        return written
+    scope = OmegaConf.create({})
+    for key, leaf in tree.leaves().items():
+        OmegaConf.update(scope, key, leaf.default, force_add=True)
+    plain = [e for e in written if "${" not in str(e.value)]
+    for entry in written + names.translate(plain, [])[0]:
+        OmegaConf.update(scope, entry.name, entry.value, merge=False, force_add=True)
+    resolved = []
+    for entry in written:
+        value = entry.value
+        if "${" in str(value):
+            OmegaConf.update(scope, entry.name, value, merge=False, force_add=True)
+            try:
+                value = OmegaConf.select(scope, entry.name, throw_on_missing=True)
+                value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except OmegaConfBaseException as error:
+                reason = str(error).splitlines()[0]
+                problems.append(
+                    Problem(
+                        "error",
+                        entry.name,
+                        entry.value,
+                        entry.origin.text,
+                        reason,
+                        "point ${…} at a key that is set",
+                    )
+                )
+                continue
+        resolved.append(Entry(entry.name, value, entry.origin))
+    return resolved
+
+
+def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
+    """Put one entry under its canonical name, checked against the key's type, choices and bounds."""
+    leaf = tree.leaf_of(entry.name)
+    assert leaf is not None, entry.name
+    value = entry.value
+    if leaf.key != entry.name:  # a key inside a mapping
+        value = _put_nested(settings[leaf.key].value, entry.name[len(leaf.key) + 1 :], value)
+    try:
+        value = coerce(value, leaf.type)
+    except WrongType:
+        message = f"expected {leaf.type_name}, found {type(value).__name__}"
+        problems.append(
+            Problem("error", leaf.key, value, entry.origin.text, message, f"e.g. {leaf.key}={leaf.default}")
+        )
+        return
+    complaint = leaf.info.complaint(value)
+    if complaint and not (leaf.info.open and _may_be_registered(settings)):
+        remedy = names.nearest_choice(value, leaf.info.choices) or f"the default is {leaf.default}"
+        problems.append(Problem("error", leaf.key, value, entry.origin.text, complaint, remedy))
+        return
+    settings[leaf.key] = Setting(value, entry.origin)
+
+
+def _may_be_registered(settings: Settings) -> bool:
+    """Whether names beyond the built-in ones can exist: a plugin will be imported, or the registry is loaded."""
+    return bool(settings["trainer.plugins"].value) or "gspo.algo" in sys.modules
+
+
+def _put_nested(mapping: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    head, _, rest = path.partition(".")
+    inner = mapping.get(head)
+    return {
+        **mapping,
+        head: _put_nested(inner if isinstance(inner, dict) else {}, rest, value) if rest else value,
+    }
+
+
+def _build(settings: Settings) -> TrainerConfig:
+    config = TrainerConfig()
+    for key, setting in settings.items():
+        tree.put(config, key, setting.value)
+    for name in ["", *tree.sections()]:  # a second resolve must see the same keys as given
+        part = tree.get(config, name) if name else config
+        own = {f"{name}.{f}" if name else f: f for f in part.__dict__}
+        as_default(part, {f for k, f in own.items() if k in settings and settings.explicit(k)})
+    return config

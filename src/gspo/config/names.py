@@ -1,0 +1,167 @@
+"""From the name someone wrote to our key: canonical keys, aliases, short forms, and the nearest name for the rest."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gspo.config import tree
+from gspo.config.aliases import Alias, aliases
+from gspo.config.problems import Problem
+from gspo.config.sources import Entry
+from gspo.config.unneeded import why_unneeded
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """An alias whose meaning depends on the final value of other keys."""
+
+    alias: Alias
+    entry: Entry
+
+
+@cache
+def _by_suffix() -> dict[str, tuple[str, ...]]:
+    """Every ending of every key (`optim.lr`, `lr`) → the keys that end so."""
+    table: dict[str, list[str]] = {}
+    for key in tree.leaves():
+        parts = key.split(".")
+        for start in range(1, len(parts)):
+            table.setdefault(".".join(parts[start:]), []).append(key)
+    return {suffix: tuple(keys) for suffix, keys in table.items()}
+
+
+def canonical(name: str) -> str | None:
+    """Our key for a name: itself, a key inside a mapping, or an ending that only one key has (`clip_ratio_low`)."""
+    if tree.leaf_of(name):
+        return name
+    found = _by_suffix().get(name, ())
+    if not found:  # a key inside a mapping, by its short form
+        parts = name.split(".")
+        for end in range(len(parts) - 1, 0, -1):
+            owner = _by_suffix().get(".".join(parts[:end]), ())
+            if len(owner) == 1 and tree.leaves()[owner[0]].is_mapping:
+                return ".".join((owner[0], *parts[end:]))
+    return found[0] if len(found) == 1 else None
+
+
+def candidates(name: str) -> tuple[str, ...]:
+    """The keys that a short name could mean."""
+    return _by_suffix().get(name, ())
+
+
+def nearest(name: str) -> str | None:
+    """The known name closest to `name`, or None when nothing is close."""
+    known = [*tree.leaves(), *aliases(), *tree.sections()]
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if found:
+        return found[0]
+    last = name.rpartition(".")[2]
+    ends: dict[str, str] = {}
+    for key in known:
+        ends.setdefault(key.rpartition(".")[2], key)
+    close = difflib.get_close_matches(last, list(ends), n=3, cutoff=0.6)
+    within = [
+        k for e in close for k in _by_suffix().get(e, ()) if k.startswith(name.rpartition(".")[0] + ".")
+    ]
+    if within:
+        return within[0]
+    if close:
+        return ends[close[0]]
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def nearest_choice(value: Any, choices: Iterable[Any]) -> str:
+    """`did you mean …?` for a value that is not among the choices, or nothing."""
+    near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def translate(entries: Iterable[Entry], problems: list[Problem]) -> tuple[list[Entry], list[Deferred]]:
+    """Entries under our keys, and the aliases that wait; what cannot be understood goes to `problems`."""
+    done: list[Entry] = []
+    deferred: list[Deferred] = []
+    claimed: dict[tuple[int, str], Entry] = {}
+    for entry in entries:
+        alias = aliases().get(entry.name)
+        if entry.value in ({}, None) and entry.name in tree.sections():
+            continue
+        if alias is None:
+            done += _plain(entry, problems)
+            continue
+        if alias.deferred:
+            deferred.append(Deferred(alias, entry))
+            continue
+        try:
+            found = alias.apply(entry.value)
+        except ValueError as error:
+            problems.append(
+                Problem(
+                    "error",
+                    entry.name,
+                    entry.value,
+                    entry.origin.text,
+                    str(error),
+                    f"or set {alias.target} itself",
+                )
+            )
+            continue
+        for key, value in found.items():
+            earlier = claimed.setdefault((entry.origin.layer, key), entry)
+            if earlier.name != entry.name and earlier.value != entry.value:
+                message = f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {key}"
+                problems.append(
+                    Problem(
+                        "error", entry.name, entry.value, entry.origin.text, message, "keep one of the two"
+                    )
+                )
+            done.append(Entry(key, value, entry.origin))
+    return done, deferred
+
+
+def _plain(entry: Entry, problems: list[Problem]) -> list[Entry]:
+    """An entry that is no alias, under its full key; or a problem."""
+    key = canonical(entry.name)
+    if key is not None:
+        return [Entry(key, entry.value, entry.origin)]
+    reason = why_unneeded(entry.name)
+    if reason is not None:
+        problems.append(
+            Problem(
+                "warning", entry.name, entry.value, entry.origin.text, f"has no effect: {reason}", "remove it"
+            )
+        )
+        return []
+    if entry.name in tree.sections():
+        problems.append(
+            Problem(
+                "error",
+                entry.name,
+                entry.value,
+                entry.origin.text,
+                "is a section, not a value",
+                f"set {entry.name}.…",
+            )
+        )
+        return []
+    several = candidates(entry.name)
+    if several:
+        problems.append(
+            Problem(
+                "error",
+                entry.name,
+                entry.value,
+                entry.origin.text,
+                "could mean several keys",
+                " or ".join(several),
+            )
+        )
+        return []
+    near = nearest(entry.name)
+    remedy = f"did you mean {near}?" if near else "see `gspo config show` for every key"
+    problems.append(Problem("error", entry.name, entry.value, entry.origin.text, "unknown key", remedy))
+    return []

@@ -1,0 +1,58 @@
+"""A resolved config as YAML and as differences from the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from gspo.config import tree
+from gspo.config.fields import Section
+
+if TYPE_CHECKING:
+    from gspo.config.load import ResolvedConfig
+
+
+def nested(part: Any) -> Any:
+    """A config tree as plain dictionaries."""
+    if isinstance(part, Section):
+        return {f.name: nested(getattr(part, f.name)) for f in dataclasses.fields(part)}  # pyright: ignore[reportArgumentType]
+    return part
+
+
+def scalar(value: Any) -> str:
+    """A value as one line of YAML that reads back as the same value and type."""
+    if isinstance(value, float):
+        return (
+            f"{value!r}"
+            if "." in f"{value!r}" or "e" not in f"{value!r}"
+            else f"{value!r}".replace("e", ".0e")
+        )
+    if isinstance(value, list):
+        return f"[{', '.join(scalar(v) for v in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(str(k))}: {scalar(v)}' for k, v in value.items())}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def to_yaml(resolved: ResolvedConfig, with_origins: bool = True, only: set[str] | None = None) -> str:
+    """The tree as YAML, each value with its origin as a comment; `only` limits it to some keys."""
+    lines: list[str] = []
+    opened: tuple[str, ...] = ()
+    for key in tree.leaves():
+        if only is not None and key not in only:
+            continue
+        *path, name = key.split(".")
+        shared = 0
+        while shared < min(len(path), len(opened)) and path[shared] == opened[shared]:
+            shared += 1
+        lines += [f"{'  ' * depth}{path[depth]}:" for depth in range(shared, len(path))]
+        opened = tuple(path)
+        line = f"{'  ' * len(path)}{name}: {scalar(resolved.get(key))}"
+        lines.append(f"{line}  # {resolved.origin(key)}" if with_origins else line)
+    return "\n".join(lines) + "\n"
+
+
+def changed(resolved: ResolvedConfig) -> set[str]:
+    """The keys whose value is not the schema's default."""
+    return {key for key, leaf in tree.leaves().items() if resolved.get(key) != leaf.default}

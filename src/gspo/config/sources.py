@@ -1,0 +1,151 @@
+"""Where settings come from: the embedded recipe, a YAML file, flags, `key=value` overrides, Python objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gspo.config import tree
+from gspo.config.fields import Section, given
+from gspo.config.problems import Problem
+
+RECIPE = Path(__file__).with_name("embedded.yaml")
+OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+
+
+class Layer(IntEnum):
+    """Who wins: a later layer replaces an earlier one."""
+
+    DEFAULT = 0
+    RECIPE = 1
+    DERIVED = 2
+    FILE = 3
+    PYTHON = 4
+    FLAG = 5
+    OVERRIDE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from, in words."""
+
+    layer: Layer
+    text: str
+
+    @property
+    def explicit(self) -> bool:
+        """Someone typed it, as opposed to a default, a recipe or a consequence of other keys."""
+        return self.layer >= Layer.FILE
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting as written: the name used, the value, where."""
+
+    name: str
+    value: Any
+    origin: Origin
+
+
+def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    leaf = tree.leaves().get(prefix.rstrip("."))
+    if isinstance(node, dict) and not (leaf and leaf.is_mapping):
+        for name, value in node.items():
+            yield from _flatten(value, f"{prefix}{name}.")
+    else:
+        yield prefix.rstrip("."), node
+
+
+def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]]:
+    if isinstance(node, yaml.MappingNode):
+        for name, value in node.value:
+            key = f"{prefix}{name.value}"
+            yield key, name.start_mark.line + 1
+            yield from _lines(value, f"{key}.")
+
+
+def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[Entry], list[Problem]]:
+    """The settings of a YAML file with their lines, or the problem that kept it from being read."""
+
+    def failed(message: str, remedy: str) -> tuple[list[Entry], list[Problem]]:
+        return [], [Problem("error", str(path), None, "config file", message, remedy)]
+
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+        there = f"files there: {', '.join(near[:8])}" if near else "check the path"
+        return failed("no such file", f"{there}; overrides are written key=value")
+    try:
+        text = path.read_text(encoding="utf-8")
+        loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
+        content = OmegaConf.to_container(loaded, resolve=False)
+        lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        return failed(
+            f"not readable as YAML: {reason}",
+            "fix the line named; only plain YAML is loaded, no Python objects",
+        )
+    if not isinstance(content, dict):
+        return failed(
+            f"expected a mapping of keys, found a {type(content).__name__}", "write `section: {key: value}`"
+        )
+    entries = []
+    for name, value in _flatten(content):
+        where = label or f"{path}:{lines[name]}" if name in lines else label or str(path)
+        entries.append(Entry(name, value, Origin(layer, where)))
+    return entries, []
+
+
+def parse_value(text: str) -> Any:
+    """A value as typed on a command line: YAML, with `${…}` left as it is."""
+    if "${" in text:
+        return text
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]), resolve=False)["v"]  # type: ignore[index,call-overload]
+
+
+def read_overrides(overrides: Sequence[str]) -> tuple[list[Entry], list[Problem]]:
+    """Settings from `key=value` and `+key=value`."""
+    entries, problems = [], []
+    for text in overrides:
+        origin = Origin(Layer.OVERRIDE, f"override {text}")
+        match = OVERRIDE.fullmatch(text)
+        if match is None:
+            remedy = (
+                "remove it; a key cannot be deleted"
+                if text.startswith("~")
+                else "write key=value, or --flag value"
+            )
+            problems.append(Problem("error", text, None, "command line", "not an override", remedy))
+            continue
+        try:
+            entries.append(Entry(match[1], parse_value(match[2]), origin))
+        except (yaml.YAMLError, OmegaConfBaseException) as error:
+            reason = " ".join(str(error).split())
+            problems.append(
+                Problem("error", match[1], match[2], origin.text, f"value is no YAML: {reason}", "quote it")
+            )
+    return entries, problems
+
+
+def read_python(config: Section) -> list[Entry]:
+    """The fields that were given when the config was built in Python, or assigned since."""
+    origin = Origin(Layer.PYTHON, "Python")
+
+    def walk(part: Section, prefix: str) -> Iterator[Entry]:
+        own = given(part)
+        for name in part.__dict__:
+            value = part.__dict__[name]
+            if isinstance(value, Section):
+                yield from walk(value, f"{prefix}{name}.")
+            elif name in own:
+                yield Entry(f"{prefix}{name}", value, origin)
+
+    return list(walk(config, ""))
