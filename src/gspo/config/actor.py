@@ -23,10 +23,17 @@ class PolicyLossConfig(Section):
     """The policy loss by name, and the constants of single losses."""
 
     loss_mode: str = key(
-        "gspo", "Policy loss, or the name of one registered by the user.", choices=LOSS_MODES, open=True
+        default="gspo",
+        doc="Policy loss, or the name of one registered by the user.",
+        choices=LOSS_MODES,
+        open=True,
     )
-    tau_pos: float = key(1.0, "sapo: temperature of the gate where the advantage is positive.", gt=0)
-    tau_neg: float = key(1.05, "sapo: temperature of the gate where the advantage is negative.", gt=0)
+    tau_pos: float = key(
+        default=1.0, doc="sapo: temperature of the gate where the advantage is positive.", gt=0
+    )
+    tau_neg: float = key(
+        default=1.05, doc="sapo: temperature of the gate where the advantage is negative.", gt=0
+    )
 
 
 @section
@@ -34,41 +41,49 @@ class ActorConfig(Section):
     """The policy: loss, clipping, mini-batches and optimiser. Mini-batch sizes count prompts."""
 
     strategy: str = key(
-        "local", "local trains in this process; fsdp2 shards over devices.", choices=("local", "fsdp2")
+        default="local",
+        doc="local trains in this process; fsdp2 shards over devices.",
+        choices=("local", "fsdp2"),
     )
     ppo_mini_batch_size: int = key(
-        256,
-        "Prompts an optimiser step; train_batch_size / this = optimiser steps a rollout batch.",
+        default=256,
+        doc="Prompts an optimiser step; train_batch_size / this = optimiser steps a rollout batch.",
         gt=0,
         unit="prompts",
     )
     ppo_micro_batch_size_per_gpu: int | None = key(
-        None,
-        "Responses a forward when use_dynamic_bsz is off; null = by token budget.",
+        default=None,
+        doc="Responses a forward when use_dynamic_bsz is off; null = by token budget.",
         gt=0,
         unit="responses",
     )
-    use_dynamic_bsz: bool = key(True, "Fill each forward up to ppo_max_token_len_per_gpu tokens.")
-    ppo_max_token_len_per_gpu: int = key(16384, "Token budget of a training forward.", gt=0, unit="tokens")
-    ppo_epochs: int = key(1, "Passes over each rollout batch.", gt=0)
-    shuffle: bool = key(False, "Shuffle groups before they are cut into mini-batches.")
+    use_dynamic_bsz: bool = key(default=True, doc="Fill each forward up to ppo_max_token_len_per_gpu tokens.")
+    ppo_max_token_len_per_gpu: int = key(
+        default=16384, doc="Token budget of a training forward.", gt=0, unit="tokens"
+    )
+    ppo_epochs: int = key(default=1, doc="Passes over each rollout batch.", gt=0)
+    shuffle: bool = key(default=False, doc="Shuffle groups before they are cut into mini-batches.")
     policy_loss: PolicyLossConfig = key(factory=PolicyLossConfig, doc="The policy loss.")
     importance_sampling_level: str | None = key(
-        None, "Ratio per token, sequence or sequence_token; null = as the loss says.", choices=RATIO_LEVELS
+        default=None,
+        doc="Ratio per token, sequence or sequence_token; null = as the loss says.",
+        choices=RATIO_LEVELS,
     )
-    clip_ratio: float | None = key(None, "ε for both sides where clip_ratio_low / _high are not set.", gt=0)
+    clip_ratio: float | None = key(
+        default=None, doc="ε for both sides where clip_ratio_low / _high are not set.", gt=0
+    )
     clip_ratio_low: float | None = key(
-        None, "ε below 1; null = clip_ratio, else the loss's own default.", gt=0
+        default=None, doc="ε below 1; null = clip_ratio, else the loss's own default.", gt=0
     )
     clip_ratio_high: float | None = key(
-        None, "ε above 1; null = clip_ratio, else the loss's own default.", gt=0
+        default=None, doc="ε above 1; null = clip_ratio, else the loss's own default.", gt=0
     )
     clip_ratio_c: float = key(
-        3.0, "vanilla, dapo: bound of the loss where the advantage is negative (dual clip).", gt=1
+        default=3.0, doc="vanilla, dapo: bound of the loss where the advantage is negative (dual clip).", gt=1
     )
     clip_target: float | None = key(
-        None,
-        "Clip fraction to hold by moving ε slowly; null keeps ε. Counted from the second mini-batch on.",
+        default=None,
+        doc="Clip fraction to hold by moving ε slowly; null keeps ε. Counted from the second mini-batch on.",
         gt=0,
         lt=1,
     )
@@ -76,52 +91,59 @@ class ActorConfig(Section):
         factory=lambda: [0.1, 10.0], doc="Smallest and largest factor by which clip_target may change ε."
     )
     loss_agg_mode: str | None = key(
-        None, "How token losses become one number; null = as the loss says.", choices=AGGREGATIONS
+        default=None, doc="How token losses become one number; null = as the loss says.", choices=AGGREGATIONS
     )
     loss_scale_factor: int | None = key(
-        None,
-        "seq-mean-token-sum-norm: the fixed length; null = data.max_response_length.",
+        default=None,
+        doc="seq-mean-token-sum-norm: the fixed length; null = data.max_response_length.",
         gt=0,
         unit="tokens",
     )
     use_decoupled_loss: bool = key(
-        False, "Weigh the loss by π_old/μ: corrects for rollouts of older weights."
+        default=False, doc="Weigh the loss by π_old/μ: corrects for rollouts of older weights."
     )
     behav_imp_weight_cap: float | None = key(
-        None, "Decoupled loss: cap of that weight (AReaL uses 5.0); null = uncapped.", gt=0
+        default=None, doc="Decoupled loss: cap of that weight (AReaL uses 5.0); null = uncapped.", gt=0
     )
     behav_imp_weight_mode: str = key(
-        "token_mask", "What the cap does, and whether per token or per sequence.", choices=BEHAVIOUR_MODES
+        default="token_mask",
+        doc="What the cap does, and whether per token or per sequence.",
+        choices=BEHAVIOUR_MODES,
     )
     old_log_prob_source: str = key(
-        "recompute",
-        "Where π_old comes from: a forward before the first update, the rollout engine, or the first update's forward.",
+        default="recompute",
+        doc="Where π_old comes from: a forward before the first update, the rollout engine, or the first update's forward.",
         choices=("recompute", "rollout", "first_pass"),
     )
-    entropy_coeff: float = key(0.0, "Weight of the entropy bonus.")
-    entropy_checkpointing: bool = key(False, "Recompute the entropy in the backward: less memory.")
-    use_kl_loss: bool = key(False, "Add a KL term against the reference to the loss.")
-    kl_loss_coef: float = key(0.001, "Weight of that term.", ge=0)
-    kl_loss_type: str = key("low_var_kl", "Estimator of that KL.", choices=KL_KINDS)
-    grad_clip: float = key(1.0, "Largest gradient norm; larger ones are scaled down.", gt=0)
+    entropy_coeff: float = key(default=0.0, doc="Weight of the entropy bonus.")
+    entropy_checkpointing: bool = key(
+        default=False, doc="Recompute the entropy in the backward: less memory."
+    )
+    use_kl_loss: bool = key(default=False, doc="Add a KL term against the reference to the loss.")
+    kl_loss_coef: float = key(default=0.001, doc="Weight of that term.", ge=0)
+    kl_loss_type: str = key(default="low_var_kl", doc="Estimator of that KL.", choices=KL_KINDS)
+    grad_clip: float = key(default=1.0, doc="Largest gradient norm; larger ones are scaled down.", gt=0)
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")
-    ulysses_sequence_parallel_size: int = key(1, "Devices that share one sequence.", ge=1)
-    use_torch_compile: bool = key(False, "Compile the training forward.")
+    ulysses_sequence_parallel_size: int = key(default=1, doc="Devices that share one sequence.", ge=1)
+    use_torch_compile: bool = key(default=False, doc="Compile the training forward.")
 
 
 @section
 class RefConfig(Section):
     """The frozen reference: used when a KL term is on."""
 
-    path: str | None = key(None, "Reference model; null = the policy's weights at the start.")
+    path: str | None = key(default=None, doc="Reference model; null = the policy's weights at the start.")
     log_prob_micro_batch_size_per_gpu: int | None = key(
-        None, "Responses a forward; null = by token budget.", gt=0
+        default=None, doc="Responses a forward; null = by token budget.", gt=0
     )
     log_prob_use_dynamic_bsz: bool | None = key(
-        None, "Fill each forward by tokens; null = actor.use_dynamic_bsz."
+        default=None, doc="Fill each forward by tokens; null = actor.use_dynamic_bsz."
     )
     log_prob_max_token_len_per_gpu: int | None = key(
-        None, "Token budget of a forward; null = actor.ppo_max_token_len_per_gpu.", gt=0, unit="tokens"
+        default=None,
+        doc="Token budget of a forward; null = actor.ppo_max_token_len_per_gpu.",
+        gt=0,
+        unit="tokens",
     )
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the reference.")

@@ -21,47 +21,49 @@ KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 class FilterGroupsConfig(Section):
     """Dynamic sampling: groups whose responses all earned the same carry no gradient and are replaced."""
 
-    enable: bool = key(False, "Train only on groups whose responses differ in `metric`; needs rollout.n > 1.")
+    enable: bool = key(
+        default=False, doc="Train only on groups whose responses differ in `metric`; needs rollout.n > 1."
+    )
     metric: str = key(
-        "seq_reward",
-        "What must differ within a group: seq_reward (score before KL), seq_final_reward (after KL), acc, score, or "
+        default="seq_reward",
+        doc="What must differ within a group: seq_reward (score before KL), seq_final_reward (after KL), acc, score, or "
         "any number the reward function returns.",
     )
     max_num_gen_batches: int = key(
-        0,
-        "Generation batches a training step may use before `on_limit`; <= 0 is unlimited with a no-progress guard.",
+        default=0,
+        doc="Generation batches a training step may use before `on_limit`; <= 0 is unlimited with a no-progress guard.",
     )
     strategy: str = key(
-        "stream",
-        "stream refills a slot when a group ends and carries surplus groups over; rounds generates whole batches.",
+        default="stream",
+        doc="stream refills a slot when a group ends and carries surplus groups over; rounds generates whole batches.",
         choices=("stream", "rounds"),
     )
     max_staleness: int = key(
-        2,
-        "stream: oldest weights version, counted back from now, that a carried group may have.",
+        default=2,
+        doc="stream: oldest weights version, counted back from now, that a carried group may have.",
         ge=0,
         unit="steps",
     )
     on_limit: str = key(
-        "raise",
-        "What happens at max_num_gen_batches or without progress: stop, train on fewer groups, or on unfiltered ones.",
+        default="raise",
+        doc="What happens at max_num_gen_batches or without progress: stop, train on fewer groups, or on unfiltered ones.",
         choices=("raise", "train_partial", "keep_unfiltered"),
     )
     max_in_flight: int | None = key(
-        None,
-        "stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.",
+        default=None,
+        doc="stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.",
         ge=1,
     )
     predict: str = key(
-        "off",
-        "skip passes over prompts that the ledger expects to be all right or all wrong; off is the exact method.",
+        default="off",
+        doc="skip passes over prompts that the ledger expects to be all right or all wrong; off is the exact method.",
         choices=("off", "skip"),
     )
     predict_weight: bool = key(
-        False, "predict=skip: weigh a kept group by 1/q, which removes the skipping's bias."
+        default=False, doc="predict=skip: weigh a kept group by 1/q, which removes the skipping's bias."
     )
     predict_min_prob: float = key(
-        0.1, "predict=skip: smallest probability of submitting a prompt.", gt=0, le=1
+        default=0.1, doc="predict=skip: smallest probability of submitting a prompt.", gt=0, le=1
     )
 
 
@@ -70,13 +72,17 @@ class KLControlConfig(Section):
     """The coefficient of the KL penalty in the reward."""
 
     type: str = key(
-        "fixed", "fixed keeps kl_coef; adaptive moves it to hold target_kl.", choices=("fixed", "adaptive")
+        default="fixed",
+        doc="fixed keeps kl_coef; adaptive moves it to hold target_kl.",
+        choices=("fixed", "adaptive"),
     )
     kl_coef: float = key(
-        0.001, "Coefficient (initial value when adaptive) of the KL penalty in the reward.", ge=0
+        default=0.001, doc="Coefficient (initial value when adaptive) of the KL penalty in the reward.", ge=0
     )
-    target_kl: float = key(0.1, "adaptive: the KL to hold.", gt=0)
-    horizon: int = key(10000, "adaptive: how slowly the coefficient moves.", gt=0, unit="sequences")
+    target_kl: float = key(default=0.1, doc="adaptive: the KL to hold.", gt=0)
+    horizon: int = key(
+        default=10000, doc="adaptive: how slowly the coefficient moves.", gt=0, unit="sequences"
+    )
 
 
 @section
@@ -84,18 +90,20 @@ class AlgoConfig(Section):
     """How rewards become advantages, and which groups are trained on."""
 
     adv_estimator: str = key(
-        "grpo",
-        "Advantage estimator, or the name of one registered by the user.",
+        default="grpo",
+        doc="Advantage estimator, or the name of one registered by the user.",
         choices=ADVANTAGE_ESTIMATORS,
         open=True,
     )
-    gamma: float = key(1.0, "Discount of rewards over tokens.", ge=0, le=1)
-    lam: float = key(1.0, "GAE's lambda: bias (0) against variance (1).", ge=0, le=1)
+    gamma: float = key(default=1.0, doc="Discount of rewards over tokens.", ge=0, le=1)
+    lam: float = key(default=1.0, doc="GAE's lambda: bias (0) against variance (1).", ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = key(
-        True, "Divide GRPO's advantages by the group's std; false is Dr.GRPO."
+        default=True, doc="Divide GRPO's advantages by the group's std; false is Dr.GRPO."
     )
-    use_kl_in_reward: bool = key(False, "Subtract a KL penalty against the reference from the reward.")
-    kl_penalty: str = key("kl", "Estimator of that KL.", choices=KL_KINDS)
+    use_kl_in_reward: bool = key(
+        default=False, doc="Subtract a KL penalty against the reference from the reward."
+    )
+    kl_penalty: str = key(default="kl", doc="Estimator of that KL.", choices=KL_KINDS)
     kl_ctrl: KLControlConfig = key(
         factory=KLControlConfig, doc="Controller of the KL coefficient in the reward."
     )

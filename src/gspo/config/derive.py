@@ -85,11 +85,8 @@ def _clip_range(settings: Settings) -> None:
     for key in CLIPS:
         if shared.origin.explicit and not settings.explicit(key):
             settings.follow(key, None, f"gives way to {ACTOR}.clip_ratio")
-    if (
-        settings[LEVEL].value in SEQUENCE_LEVELS
-        or not settings.explicit(LOSS)
-        and not settings.explicit(LEVEL)
-    ):
+    chosen = settings.explicit(LOSS) or settings.explicit(LEVEL)
+    if settings[LEVEL].value in SEQUENCE_LEVELS or not chosen:
         return
     for key in (*CLIPS, f"{ACTOR}.clip_target"):
         if settings[key].origin.layer == Layer.RECIPE:

@@ -58,9 +58,9 @@ class KeyInfo:
 
 
 def key(
-    default: Any = dataclasses.MISSING,
-    doc: str = "",
     *,
+    default: Any = dataclasses.MISSING,
+    doc: str,
     factory: Callable[[], Any] | None = None,
     choices: Iterable[Any] = (),
     ge: float | None = None,

@@ -22,9 +22,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
         token = queue.pop(0)
         if token.startswith("--"):
             flags.append(token)
-            if takes_value(token) and queue and not queue[0].startswith("--"):
-                if not (is_switch(token) and queue[0].lower() not in SWITCH_VALUES):
-                    flags.append(queue.pop(0))
+            if takes_value(token) and queue and _is_value(token, queue[0]):
+                flags.append(queue.pop(0))
         elif OVERRIDE.fullmatch(token) or token.startswith(("~", "+")):
             overrides.append(token)
         else:
@@ -35,6 +34,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
 def takes_value(token: str) -> bool:
     """Whether a flag may be followed by its value as the next word."""
     return "=" not in token and not _negated(token)
+
+
+def _is_value(token: str, word: str) -> bool:
+    """Whether the word after a flag is its value; a switch takes only a truth value."""
+    return not word.startswith("--") and (not is_switch(token) or word.lower() in SWITCH_VALUES)
 
 
 def is_switch(token: str) -> bool:

@@ -13,62 +13,83 @@ DTYPES = ("float32", "bfloat16", "float16")
 class ModelConfig(Section):
     """Which model is trained, and how its forward is laid out."""
 
-    path: str = key("embedded", "`embedded` (shipped with gspo), a Hugging Face folder, or a hub name.")
-    tokenizer_path: str | None = key(None, "Tokenizer folder or hub name when it is not the model's own.")
-    dtype: str = key(
-        "auto", "Compute precision; auto = bfloat16 on a GPU, float32 on a CPU.", choices=("auto", *DTYPES)
+    path: str = key(
+        default="embedded", doc="`embedded` (shipped with gspo), a Hugging Face folder, or a hub name."
     )
-    trust_remote_code: bool = key(False, "Run Python code that comes with the model. Off unless you type it.")
+    tokenizer_path: str | None = key(
+        default=None, doc="Tokenizer folder or hub name when it is not the model's own."
+    )
+    dtype: str = key(
+        default="auto",
+        doc="Compute precision; auto = bfloat16 on a GPU, float32 on a CPU.",
+        choices=("auto", *DTYPES),
+    )
+    trust_remote_code: bool = key(
+        default=False, doc="Run Python code that comes with the model. Off unless you type it."
+    )
     override_config: dict[str, Any] = key(
         factory=dict, doc="Values that replace those of the model's own config."
     )
     attn_implementation: str | None = key(
-        None, "Attention of transformers: sdpa, eager, flash_attention_2; null = its choice."
+        default=None, doc="Attention of transformers: sdpa, eager, flash_attention_2; null = its choice."
     )
     enable_gradient_checkpointing: bool = key(
-        False, "Recompute activations in the backward: less memory, more time."
+        default=False, doc="Recompute activations in the backward: less memory, more time."
     )
-    use_remove_padding: bool = key(True, "Train on packed sequences without padding.")
+    use_remove_padding: bool = key(default=True, doc="Train on packed sequences without padding.")
     use_shared_prefix: bool = key(
-        True, "Compute the prompt of a group once in training instead of once a response."
+        default=True, doc="Compute the prompt of a group once in training instead of once a response."
     )
-    lora_rank: int = key(0, "Rank of LoRA adapters; 0 trains all weights.", ge=0)
-    lora_alpha: float = key(16.0, "LoRA's scale: updates are multiplied by alpha / rank.", gt=0)
-    lora_dropout: float = key(0.0, "Dropout before LoRA's first matrix.", ge=0, lt=1)
-    target_modules: str | list[str] = key("all-linear", "Modules that get adapters: all-linear, or names.")
-    exclude_modules: str | list[str] | None = key(None, "Modules that get none, by name.")
+    lora_rank: int = key(default=0, doc="Rank of LoRA adapters; 0 trains all weights.", ge=0)
+    lora_alpha: float = key(default=16.0, doc="LoRA's scale: updates are multiplied by alpha / rank.", gt=0)
+    lora_dropout: float = key(default=0.0, doc="Dropout before LoRA's first matrix.", ge=0, lt=1)
+    target_modules: str | list[str] = key(
+        default="all-linear", doc="Modules that get adapters: all-linear, or names."
+    )
+    exclude_modules: str | list[str] | None = key(default=None, doc="Modules that get none, by name.")
 
 
 @section
 class FSDPConfig(Section):
     """Sharding of a trained model (strategy fsdp2)."""
 
-    param_offload: bool = key(False, "Keep parameters in host memory while they are not used.")
-    optimizer_offload: bool = key(False, "Keep the optimiser's state in host memory while it is not used.")
-    offload_policy: bool = key(False, "FSDP2's own CPU offload of parameters, gradients and optimiser.")
-    reshard_after_forward: bool = key(
-        True, "Free gathered parameters after the forward: less memory, more traffic."
+    param_offload: bool = key(default=False, doc="Keep parameters in host memory while they are not used.")
+    optimizer_offload: bool = key(
+        default=False, doc="Keep the optimiser's state in host memory while it is not used."
     )
-    fsdp_size: int = key(-1, "Devices in a shard group; -1 = all.", ge=-1)
+    offload_policy: bool = key(
+        default=False, doc="FSDP2's own CPU offload of parameters, gradients and optimiser."
+    )
+    reshard_after_forward: bool = key(
+        default=True, doc="Free gathered parameters after the forward: less memory, more traffic."
+    )
+    fsdp_size: int = key(default=-1, doc="Devices in a shard group; -1 = all.", ge=-1)
 
 
 @section
 class OptimConfig(Section):
     """AdamW and its learning-rate schedule. The schedule counts training steps."""
 
-    lr: float = key(1e-6, "Peak learning rate.", ge=0)
+    lr: float = key(default=1e-6, doc="Peak learning rate.", ge=0)
     lr_warmup_steps: int = key(
-        -1, "Training steps of linear warm-up; -1 = by lr_warmup_steps_ratio.", ge=-1, unit="steps"
+        default=-1,
+        doc="Training steps of linear warm-up; -1 = by lr_warmup_steps_ratio.",
+        ge=-1,
+        unit="steps",
     )
-    lr_warmup_steps_ratio: float = key(0.0, "Warm-up as a share of all steps.", ge=0, le=1)
+    lr_warmup_steps_ratio: float = key(default=0.0, doc="Warm-up as a share of all steps.", ge=0, le=1)
     lr_scheduler_type: str = key(
-        "constant", "Schedule after the warm-up.", choices=("constant", "cosine", "linear")
+        default="constant", doc="Schedule after the warm-up.", choices=("constant", "cosine", "linear")
     )
-    min_lr_ratio: float = key(0.0, "cosine, linear: last learning rate as a share of the peak.", ge=0, le=1)
-    total_training_steps: int = key(-1, "Steps the schedule spans; -1 = the run's own.", ge=-1, unit="steps")
-    weight_decay: float = key(0.01, "Decoupled weight decay.", ge=0)
+    min_lr_ratio: float = key(
+        default=0.0, doc="cosine, linear: last learning rate as a share of the peak.", ge=0, le=1
+    )
+    total_training_steps: int = key(
+        default=-1, doc="Steps the schedule spans; -1 = the run's own.", ge=-1, unit="steps"
+    )
+    weight_decay: float = key(default=0.01, doc="Decoupled weight decay.", ge=0)
     betas: list[float] = key(
         factory=lambda: [0.9, 0.999], doc="AdamW's decay of the first and second moment."
     )
-    eps: float = key(1e-8, "AdamW's epsilon.", gt=0)
-    fused: bool = key(True, "Use the fused optimiser where the device has one.")
+    eps: float = key(default=1e-8, doc="AdamW's epsilon.", gt=0)
+    fused: bool = key(default=True, doc="Use the fused optimiser where the device has one.")

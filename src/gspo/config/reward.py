@@ -11,10 +11,10 @@ from gspo.config.fields import Section, key, section
 class OverlongBufferConfig(Section):
     """DAPO's soft punishment of responses that come near the length limit."""
 
-    enable: bool = key(False, "Lower the score linearly within the last `len` tokens.")
-    len: int = key(0, "Tokens before the limit in which the penalty grows.", ge=0, unit="tokens")
-    penalty_factor: float = key(1.0, "Penalty at the limit.", ge=0)
-    log: bool = key(False, "Log the penalty as metrics of its own.")
+    enable: bool = key(default=False, doc="Lower the score linearly within the last `len` tokens.")
+    len: int = key(default=0, doc="Tokens before the limit in which the penalty grows.", ge=0, unit="tokens")
+    penalty_factor: float = key(default=1.0, doc="Penalty at the limit.", ge=0)
+    log: bool = key(default=False, doc="Log the penalty as metrics of its own.")
 
 
 @section
@@ -25,7 +25,10 @@ class RewardKwargs(Section):
         factory=OverlongBufferConfig, doc="Penalty on long responses."
     )
     max_resp_len: int | None = key(
-        None, "Length at which the penalty is full; null = data.max_response_length.", gt=0, unit="tokens"
+        default=None,
+        doc="Length at which the penalty is full; null = data.max_response_length.",
+        gt=0,
+        unit="tokens",
     )
 
 
@@ -34,10 +37,12 @@ class RewardModelConfig(Section):
     """Which reward manager turns responses into scores."""
 
     enable: bool = key(
-        False, "Score with a trained reward model. Not offered: pass a reward function instead."
+        default=False, doc="Score with a trained reward model. Not offered: pass a reward function instead."
     )
     reward_manager: str = key(
-        "naive", "naive takes the score as it is; dapo adds the overlong penalty.", choices=("naive", "dapo")
+        default="naive",
+        doc="naive takes the score as it is; dapo adds the overlong penalty.",
+        choices=("naive", "dapo"),
     )
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
@@ -47,20 +52,22 @@ class RewardConfig(Section):
     """Where rewards run, and what happens when one fails. A failed reward is missing, never 0."""
 
     num_workers: int = key(
-        0, "Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.", ge=0
+        default=0, doc="Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.", ge=0
     )
-    timeout: float = key(10.0, "A reward is stopped after this.", gt=0, unit="s")
-    memory: int = key(1024, "Memory of a reward process.", gt=0, unit="MiB")
+    timeout: float = key(default=10.0, doc="A reward is stopped after this.", gt=0, unit="s")
+    memory: int = key(default=1024, doc="Memory of a reward process.", gt=0, unit="MiB")
     max_failure_rate: float = key(
-        0.2, "Failed rewards a step, as a share, above which the run stops.", ge=0, le=1
+        default=0.2, doc="Failed rewards a step, as a share, above which the run stops.", ge=0, le=1
     )
-    retries: int = key(1, "Further tries of a reward that failed.", ge=0)
-    format_weight: float = key(0.0, "Weight of the format reward, added to the score.")
-    repetition_penalty: float = key(0.0, "Weight of the penalty on repeated phrases.", ge=0)
+    retries: int = key(default=1, doc="Further tries of a reward that failed.", ge=0)
+    format_weight: float = key(default=0.0, doc="Weight of the format reward, added to the score.")
+    repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases.", ge=0)
     sandbox_level: int | None = key(
-        None, "Least isolation of model-written code; null = the best that works.", ge=0, le=3
+        default=None, doc="Least isolation of model-written code; null = the best that works.", ge=0, le=3
     )
-    allow_unsandboxed_code: bool = key(False, "Run model-written code without isolation. Never on by itself.")
+    allow_unsandboxed_code: bool = key(
+        default=False, doc="Run model-written code without isolation. Never on by itself."
+    )
 
 
 @section
@@ -68,7 +75,8 @@ class CustomRewardFunctionConfig(Section):
     """The user's reward function."""
 
     path: str | None = key(
-        None, "Python file (or importable module) with the function; null = the data's built-in reward."
+        default=None,
+        doc="Python file (or importable module) with the function; null = the data's built-in reward.",
     )
-    name: str = key("compute_score", "Name of the function in it.")
+    name: str = key(default="compute_score", doc="Name of the function in it.")
     reward_kwargs: dict[str, Any] = key(factory=dict, doc="Further arguments of the function.")

@@ -11,11 +11,13 @@ from gspo.config.fields import Section, key, section
 class ValKwargs(Section):
     """How held-out responses are drawn."""
 
-    n: int = key(1, "Responses a held-out prompt; > 1 gives mean@n, best@n, maj@n.", ge=1)
-    do_sample: bool = key(False, "false is greedy decoding.")
-    temperature: float = key(1.0, "do_sample: temperature.", ge=0)
-    top_k: int = key(-1, "do_sample: draw from the k most likely tokens; <= 0 = all.", ge=-1)
-    top_p: float = key(1.0, "do_sample: draw from the smallest set of tokens with this mass.", gt=0, le=1)
+    n: int = key(default=1, doc="Responses a held-out prompt; > 1 gives mean@n, best@n, maj@n.", ge=1)
+    do_sample: bool = key(default=False, doc="false is greedy decoding.")
+    temperature: float = key(default=1.0, doc="do_sample: temperature.", ge=0)
+    top_k: int = key(default=-1, doc="do_sample: draw from the k most likely tokens; <= 0 = all.", ge=-1)
+    top_p: float = key(
+        default=1.0, doc="do_sample: draw from the smallest set of tokens with this mass.", gt=0, le=1
+    )
 
 
 @section
@@ -23,60 +25,74 @@ class RolloutConfig(Section):
     """Generation: engine, group size, sampling, memory, asynchrony."""
 
     name: str = key(
-        "native",
-        "Engine: native runs the trainer's own modules; vllm is an extra.",
+        default="native",
+        doc="Engine: native runs the trainer's own modules; vllm is an extra.",
         choices=("native", "vllm"),
     )
     mode: str = key(
-        "sync",
-        "async generates while training, bounded by max_head_offpolicyness.",
+        default="sync",
+        doc="async generates while training, bounded by max_head_offpolicyness.",
         choices=("sync", "async"),
     )
-    n: int = key(8, "Responses a prompt: the group.", ge=1)
-    temperature: float = key(1.0, "Sampling temperature; training log-probs use the same.", gt=0)
-    top_k: int = key(-1, "Draw from the k most likely tokens; <= 0 = all.", ge=-1)
-    top_p: float = key(1.0, "Draw from the smallest set of tokens with this mass.", gt=0, le=1)
+    n: int = key(default=8, doc="Responses a prompt: the group.", ge=1)
+    temperature: float = key(default=1.0, doc="Sampling temperature; training log-probs use the same.", gt=0)
+    top_k: int = key(default=-1, doc="Draw from the k most likely tokens; <= 0 = all.", ge=-1)
+    top_p: float = key(default=1.0, doc="Draw from the smallest set of tokens with this mass.", gt=0, le=1)
     prompt_length: int | None = key(
-        None, "Longest prompt the engine takes; null = data.max_prompt_length.", gt=0, unit="tokens"
+        default=None,
+        doc="Longest prompt the engine takes; null = data.max_prompt_length.",
+        gt=0,
+        unit="tokens",
     )
     response_length: int | None = key(
-        None, "Longest response it gives; null = data.max_response_length.", gt=0, unit="tokens"
+        default=None, doc="Longest response it gives; null = data.max_response_length.", gt=0, unit="tokens"
     )
-    ignore_eos: bool = key(False, "Generate to the full length whatever the model says: for measurements.")
+    ignore_eos: bool = key(
+        default=False, doc="Generate to the full length whatever the model says: for measurements."
+    )
     dtype: str = key(
-        "auto",
-        "Precision of the engine; auto = the model's.",
+        default="auto",
+        doc="Precision of the engine; auto = the model's.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    max_num_seqs: int = key(1024, "Responses generated at once (slots).", gt=0)
-    max_num_batched_tokens: int = key(8192, "Tokens of one prefill.", gt=0, unit="tokens")
+    max_num_seqs: int = key(default=1024, doc="Responses generated at once (slots).", gt=0)
+    max_num_batched_tokens: int = key(default=8192, doc="Tokens of one prefill.", gt=0, unit="tokens")
     max_model_len: int | None = key(
-        None, "Longest prompt + response; null = the sum of both.", gt=0, unit="tokens"
+        default=None, doc="Longest prompt + response; null = the sum of both.", gt=0, unit="tokens"
     )
-    gpu_memory_utilization: float = key(0.5, "Share of the GPU's memory for the engine's cache.", gt=0, le=1)
-    tensor_model_parallel_size: int = key(1, "vllm: devices that share one engine.", ge=1)
-    enforce_eager: bool = key(False, "No compilation and no CUDA graphs.")
-    enable_chunked_prefill: bool = key(True, "vllm: mix prefill and decoding.")
-    enable_prefix_caching: bool = key(True, "vllm: keep the cache of shared prefixes.")
-    free_cache_engine: bool = key(True, "Give the cache's memory back while training.")
+    gpu_memory_utilization: float = key(
+        default=0.5, doc="Share of the GPU's memory for the engine's cache.", gt=0, le=1
+    )
+    tensor_model_parallel_size: int = key(default=1, doc="vllm: devices that share one engine.", ge=1)
+    enforce_eager: bool = key(default=False, doc="No compilation and no CUDA graphs.")
+    enable_chunked_prefill: bool = key(default=True, doc="vllm: mix prefill and decoding.")
+    enable_prefix_caching: bool = key(default=True, doc="vllm: keep the cache of shared prefixes.")
+    free_cache_engine: bool = key(default=True, doc="Give the cache's memory back while training.")
     engine_kwargs: dict[str, Any] = key(factory=dict, doc="vllm: further arguments of its engine.")
     max_head_offpolicyness: int = key(
-        0, "async: how many versions rollouts may run ahead of training (η); 0 is sync.", ge=0, unit="steps"
+        default=0,
+        doc="async: how many versions rollouts may run ahead of training (η); 0 is sync.",
+        ge=0,
+        unit="steps",
     )
     max_concurrent_rollouts: int | None = key(
-        None, "async: groups in flight; null = what the engine holds.", gt=0
+        default=None, doc="async: groups in flight; null = what the engine holds.", gt=0
     )
-    num_workers: int = key(1, "Rollout workers.", ge=1)
+    num_workers: int = key(default=1, doc="Rollout workers.", ge=1)
     calculate_log_probs: bool = key(
-        True, "Return μ with each token; the decoupled loss and the noise check need it."
+        default=True, doc="Return μ with each token; the decoupled loss and the noise check need it."
     )
     log_prob_micro_batch_size_per_gpu: int | None = key(
-        None, "Responses a forward when π_old is recomputed; null = as in training (exact ratio).", gt=0
+        default=None,
+        doc="Responses a forward when π_old is recomputed; null = as in training (exact ratio).",
+        gt=0,
     )
-    log_prob_use_dynamic_bsz: bool | None = key(None, "π_old by token budget; null = actor.use_dynamic_bsz.")
+    log_prob_use_dynamic_bsz: bool | None = key(
+        default=None, doc="π_old by token budget; null = actor.use_dynamic_bsz."
+    )
     log_prob_max_token_len_per_gpu: int | None = key(
-        None,
-        "Token budget when π_old is recomputed; null = as in training (exact ratio).",
+        default=None,
+        doc="Token budget when π_old is recomputed; null = as in training (exact ratio).",
         gt=0,
         unit="tokens",
     )

@@ -99,7 +99,7 @@ def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[
         )
     entries = []
     for name, value in _flatten(content):
-        where = label or f"{path}:{lines[name]}" if name in lines else label or str(path)
+        where = label or (f"{path}:{lines[name]}" if name in lines else str(path))
         entries.append(Entry(name, value, Origin(layer, where)))
     return entries, []
 

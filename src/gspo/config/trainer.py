@@ -11,46 +11,60 @@ LOGGERS = ("console", "tensorboard", "wandb", "trackio")
 class PPOTrainerConfig(Section):
     """The run: length, evaluation, checkpoints, logging, device."""
 
-    total_epochs: int = key(30, "Passes over the training data, unless total_training_steps is set.", ge=1)
+    total_epochs: int = key(
+        default=30, doc="Passes over the training data, unless total_training_steps is set.", ge=1
+    )
     total_training_steps: int | None = key(
-        None, "Training steps; null = by total_epochs.", ge=1, unit="steps"
+        default=None, doc="Training steps; null = by total_epochs.", ge=1, unit="steps"
     )
-    project_name: str = key("gspo", "Project, for loggers that have one.")
-    experiment_name: str | None = key(None, "Name of the run and its folder; null = model, data and time.")
-    default_local_dir: str = key("runs", "Folder that holds the run folders.")
+    project_name: str = key(default="gspo", doc="Project, for loggers that have one.")
+    experiment_name: str | None = key(
+        default=None, doc="Name of the run and its folder; null = model, data and time."
+    )
+    default_local_dir: str = key(default="runs", doc="Folder that holds the run folders.")
     logger: list[str] = key(factory=lambda: ["console"], doc="Sinks beside the run folder.", choices=LOGGERS)
-    log_val_generations: int = key(3, "Held-out responses shown in words at each evaluation.", ge=0)
+    log_val_generations: int = key(
+        default=3, doc="Held-out responses shown in words at each evaluation.", ge=0
+    )
     console_table_freq: int = key(
-        10, "Training steps between tables on the console; 0 = never.", ge=0, unit="steps"
+        default=10, doc="Training steps between tables on the console; 0 = never.", ge=0, unit="steps"
     )
-    val_before_train: bool = key(True, "Evaluate before the first step.")
-    val_after_train: bool = key(True, "Evaluate after the last step.")
-    test_freq: int = key(-1, "Evaluate every so many steps; <= 0 = only before and after.", unit="steps")
+    val_before_train: bool = key(default=True, doc="Evaluate before the first step.")
+    val_after_train: bool = key(default=True, doc="Evaluate after the last step.")
+    test_freq: int = key(
+        default=-1, doc="Evaluate every so many steps; <= 0 = only before and after.", unit="steps"
+    )
     save_freq: int | str = key(
-        "auto",
-        "Checkpoint every so many steps; auto = as often as costs at most 5 % of the time; <= 0 = only at the end.",
+        default="auto",
+        doc="Checkpoint every so many steps; auto = as often as costs at most 5 % of the time; <= 0 = only at the end.",
     )
-    max_actor_ckpt_to_keep: int | None = key(2, "Newest checkpoints kept; null = all.", ge=1)
+    max_actor_ckpt_to_keep: int | None = key(default=2, doc="Newest checkpoints kept; null = all.", ge=1)
     resume_mode: str = key(
-        "auto",
-        "auto goes on from the run's newest whole checkpoint, disable starts anew, PATH goes on from it.",
+        default="auto",
+        doc="auto goes on from the run's newest whole checkpoint, disable starts anew, PATH goes on from it.",
     )
-    seed: int = key(0, "Seed of everything that is random.", ge=0)
-    device: str = key("auto", "auto = a GPU when there is one; or cpu, cuda, cuda:N.")
-    num_threads: int | None = key(None, "CPU threads of torch; null = all cores.", ge=1)
-    deterministic: bool = key(False, "Only deterministic operations on a GPU: slower, resumes to the bit.")
-    backend: str = key("local", "local runs in this process; ray on a cluster.", choices=("local", "ray"))
-    nnodes: int = key(1, "Machines.", ge=1)
-    n_gpus_per_node: int | None = key(None, "Devices a machine; null = those found.", ge=0)
-    critic_warmup: int = key(0, "Steps in which only the critic is trained.", ge=0, unit="steps")
+    seed: int = key(default=0, doc="Seed of everything that is random.", ge=0)
+    device: str = key(default="auto", doc="auto = a GPU when there is one; or cpu, cuda, cuda:N.")
+    num_threads: int | None = key(default=None, doc="CPU threads of torch; null = all cores.", ge=1)
+    deterministic: bool = key(
+        default=False, doc="Only deterministic operations on a GPU: slower, resumes to the bit."
+    )
+    backend: str = key(
+        default="local", doc="local runs in this process; ray on a cluster.", choices=("local", "ray")
+    )
+    nnodes: int = key(default=1, doc="Machines.", ge=1)
+    n_gpus_per_node: int | None = key(default=None, doc="Devices a machine; null = those found.", ge=0)
+    critic_warmup: int = key(default=0, doc="Steps in which only the critic is trained.", ge=0, unit="steps")
     on_alarm: str = key(
-        "warn",
-        "What an alarm (ratio explosion, entropy collapse, …) does.",
+        default="warn",
+        doc="What an alarm (ratio explosion, entropy collapse, …) does.",
         choices=("warn", "pause", "rollback"),
     )
-    max_skipped_steps: int = key(3, "Non-finite optimiser steps in a row that stop the run.", ge=1)
+    max_skipped_steps: int = key(
+        default=3, doc="Non-finite optimiser steps in a row that stop the run.", ge=1
+    )
     plugins: list[str] = key(
         factory=list,
         doc="Python files or modules imported at start, e.g. with losses or advantages of your own.",
     )
-    save_groups: bool = key(True, "Write every group with its responses into the run folder.")
+    save_groups: bool = key(default=True, doc="Write every group with its responses into the run folder.")
