@@ -1,0 +1,112 @@
+"""The keep rule, metric by metric."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gspo.sampling.filters import is_right, judge, metric_value
+from gspo.types import Group, Prompt, Reward, Rollout
+
+
+def group(*rewards: Reward | None) -> Group:
+    rollouts = tuple(Rollout((1,), (-0.5,), (1,), (0,), "stop", reward=r) for r in rewards)
+    return Group(Prompt("row-7", (), (1, 2)), rollouts, submission=3, version=0)
+
+
+def same(value: float, count: int = 4) -> list[Reward]:
+    return [Reward(value) for _ in range(count)]
+
+
+def test_mixed_scores_are_kept():
+    verdict = judge(group(Reward(1.0), Reward(0.0)))
+    assert (verdict.keep, verdict.reason) == (True, "kept")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(1.0, "all_right"), (0.0, "all_wrong"), (-1.0, "all_wrong"), (0.3, "same_score")]
+)
+def test_equal_scores_are_dropped_by_name(value, reason):
+    verdict = judge(group(*same(value)))
+    assert (verdict.keep, verdict.reason) == (False, reason)
+
+
+def test_accuracy_names_the_reason_where_the_score_cannot():
+    assert judge(group(Reward(0.7, acc=1.0), Reward(0.7, acc=1.0))).reason == "all_right"
+    assert judge(group(Reward(0.2, acc=0.0), Reward(0.2, acc=0.0))).reason == "all_wrong"
+    assert judge(group(Reward(0.2, acc=0.0), Reward(0.2, acc=1.0))).reason == "same_score"
+
+
+def test_equal_non_dyadic_rewards_are_dropped_although_their_std_is_positive():
+    values = [0.1] * 6
+    assert np.std(values) > 0
+    assert not judge(group(*(Reward(v) for v in values))).keep
+
+
+def test_the_smallest_difference_is_kept():
+    assert judge(group(Reward(0.1), Reward(np.nextafter(0.1, 1.0)))).keep
+
+
+def test_single_response_is_always_kept():
+    assert judge(group(Reward(1.0))).keep
+
+
+def test_single_response_without_reward_is_dropped():
+    assert judge(group(None)).reason == "reward_failed"
+
+
+def test_missing_rewards_are_left_out_and_never_zero():
+    right = judge(group(Reward(1.0), None, Reward(1.0)))
+    assert (right.keep, right.reason, len(right.group.rollouts)) == (False, "all_right", 2)
+    mixed = judge(group(Reward(1.0), None, Reward(0.0)))
+    assert mixed.keep
+    assert [r.reward.score for r in mixed.group.rollouts if r.reward] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("enable", [True, False])
+def test_fewer_than_two_rewards_left_drop_the_group(enable):
+    for rewards in ([None, Reward(1.0)], [None, None]):
+        verdict = judge(group(*rewards), enable=enable)
+        assert (verdict.keep, verdict.reason) == (False, "reward_failed")
+
+
+def test_disabled_filter_keeps_equal_scores():
+    assert judge(group(*same(1.0)), enable=False).keep
+
+
+def test_each_metric_is_read_from_its_place():
+    reward = Reward(0.5, acc=1.0, extra={"format": 0.25}, kl_penalty=0.2)
+    found = [metric_value(reward, m) for m in ("seq_reward", "score", "seq_final_reward", "acc", "format")]
+    assert found == [0.5, 0.5, 0.5 - 0.2, 1.0, 0.25]
+
+
+def test_the_metric_decides():
+    rewards = [
+        Reward(1.0, acc=1.0, extra={"length": 3.0}, kl_penalty=0.1),
+        Reward(1.0, acc=1.0, extra={"length": 4.0}, kl_penalty=0.2),
+    ]
+    kept = [judge(group(*rewards), m).keep for m in ("seq_reward", "acc", "seq_final_reward", "length")]
+    assert kept == [False, False, True, True]
+
+
+def test_unknown_metric_lists_what_there_is():
+    with pytest.raises(ValueError, match=r"filter_groups\.metric='accuracy'.*score, format\. "):
+        judge(group(Reward(1.0, extra={"format": 1.0}), Reward(0.0)), "accuracy")
+    with pytest.raises(ValueError, match=r"metric='acc'"):
+        metric_value(Reward(1.0), "acc")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("enable", [True, False])
+def test_non_finite_metric_names_the_prompt(bad, enable):
+    with pytest.raises(ValueError, match=r"'row-7' \(submission 3\).*seq_reward=(nan|inf)"):
+        judge(group(Reward(0.0), Reward(bad)), enable=enable)
+
+
+def test_success_is_accuracy_else_a_positive_score():
+    assert [is_right(r) for r in (Reward(-1.0, acc=1.0), Reward(1.0, acc=0.0), Reward(0.1), Reward(0.0))] == [
+        True,
+        False,
+        True,
+        False,
+    ]

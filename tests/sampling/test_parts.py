@@ -1,0 +1,129 @@
+"""The queue, the budget, the reserve, the settings and the packed state."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gspo.rollout.engine import GroupRequest
+from gspo.sampling.queue import KeptQueue
+from gspo.sampling.reserve import Reserve
+from gspo.sampling.settings import SamplingSettings
+from gspo.sampling.staleness import StalenessBudget
+from gspo.sampling.state import pack_group, pack_request, unpack_group, unpack_request
+from gspo.types import Group, Prompt, Reward, Rollout
+from tests.sampling.world import PARAMS
+
+PROMPT = Prompt("u", (), (1,))
+
+
+def numbered(submission: int, version: int = 0) -> Group:
+    return Group(PROMPT, (), submission, version)
+
+
+def numbers(groups: list[Group]) -> list[int]:
+    return [g.submission for g in groups]
+
+
+def test_queue_settles_behind_the_frontier_and_takes_the_lowest():
+    queue = KeptQueue()
+    for s in (5, 1, 9, 3):
+        queue.push(numbered(s))
+    queue.settle(4)
+    assert (queue.num_settled, len(queue), numbers(queue.groups())) == (2, 4, [1, 3, 5, 9])
+    assert numbers(queue.take(3)) == [1, 3, 5]
+    assert numbers(queue.take(3)) == [9]
+
+
+def test_queue_removes_in_order():
+    queue = KeptQueue()
+    for s in (4, 2, 8, 6):
+        queue.push(numbered(s, version=s % 4))
+    queue.settle(3)
+    assert numbers(queue.remove(lambda g: g.version == 0)) == [4, 8]
+    assert numbers(queue.groups()) == [2, 6]
+
+
+def test_budget():
+    budget = StalenessBudget(batch_size=8, max_staleness=2)
+    assert (budget.capacity, budget.room(20), budget.room(30)) == (24, 4, 0)
+    assert [budget.is_stale(3, v) for v in (3, 5, 6)] == [False, False, True]
+
+
+def test_reserve_holds_the_earliest():
+    reserve = Reserve(2)
+    spare = [reserve.add(numbered(s), "all_wrong") for s in (7, 3, 9, 1)]
+    assert [[g.submission for g, _ in s] for s in spare] == [[], [], [], [7, 9]]
+    assert [g.submission for g, _ in reserve.take(1)] == [1]
+    assert [g.submission for g, _ in reserve.clear()] == [3]
+    assert Reserve(0).add(numbered(1), "all_right") == [(numbered(1), "all_right")]
+
+
+@pytest.mark.parametrize(
+    ("values", "concurrency"),
+    [
+        ({}, 4),
+        ({"gen_batch_size": 12}, 12),
+        ({"gen_batch_size": 100}, 12),
+        ({"gen_batch_size": 2}, 4),
+        ({"gen_batch_size": 12, "max_staleness": 0}, 4),
+        ({"max_in_flight": 3}, 3),
+        ({"max_in_flight": 50, "max_staleness": 1}, 8),
+    ],
+)
+def test_concurrency_is_a_generation_batch_within_the_budget(values, concurrency):
+    settings = SamplingSettings(train_batch_size=4, n=2, params=PARAMS, **values)
+    assert settings.concurrency == concurrency
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("train_batch_size", 0),
+        ("n", 0),
+        ("gen_batch_size", 0),
+        ("strategy", "batch"),
+        ("on_limit", "stop"),
+        ("max_staleness", -1),
+        ("max_in_flight", 0),
+        ("order", "random"),
+        ("predict", "on"),
+        ("predict_min_prob", 0.0),
+        ("predict_discount", 1.5),
+        ("max_failure_rate", -0.1),
+    ],
+)
+def test_bad_settings_are_named(name, value):
+    with pytest.raises(ValueError, match=f"^{name}={value!r}: expected "):
+        SamplingSettings(**{"train_batch_size": 4, "n": 2, "params": PARAMS, name: value})
+
+
+def rollout(**changes) -> Rollout:
+    values = {
+        "token_ids": (5, 6, 7, 8),
+        "log_probs": (-0.1, -1e-38, float("-inf"), -1 / 3),
+        "loss_mask": (1, 0, 0, 1),
+        "versions": (2, 2, 3, 3),
+        "finish_reason": "length",
+        "text": "é\n\u2028",
+        "reward": Reward(1 / 3, 1.0, {"a": float("nan"), "b": 2.5}, 1e-300),
+    }
+    return Rollout(**{**values, **changes})
+
+
+def through_json(value):
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+def test_group_round_trips_to_the_bit():
+    group = Group(PROMPT, (rollout(), rollout(reward=None, failure="timeout")), 9, 2)
+    back = unpack_group(through_json(pack_group(group)), {"u": PROMPT}.__getitem__)
+    assert repr(back) == repr(group)  # repr tells every double apart, and NaN equals itself
+    assert back.rollouts[1] == group.rollouts[1]
+
+
+def test_request_round_trips_to_the_bit():
+    request = GroupRequest(PROMPT, 4, 3, 1, PARAMS, 77, (rollout(reward=None), rollout(reward=None, token_ids=())))
+    back = unpack_request(through_json(pack_request(request)), {"u": PROMPT}.__getitem__, PARAMS, 77)
+    assert back == request
