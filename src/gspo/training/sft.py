@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError, Row
 from gspo.data.template import encode_answer, encode_prompt
+from gspo.models.load import load_model, load_tokenizer
 from gspo.training.batching import split_by_tokens
 from gspo.training.head import Head, chosen_log_probs, decode_hidden
 from gspo.training.optimizer import MasterOptimizer
@@ -75,7 +78,9 @@ def encode_examples(
         )
         length = len(example.prompt.token_ids) + len(example.answer_ids)
         if length > max_length:
-            raise DataError(row.uid, f"is {length} tokens with its prompt; expected at most {max_length}", field="answer")
+            raise DataError(
+                row.uid, f"is {length} tokens with its prompt; expected at most {max_length}", field="answer"
+            )
         examples.append(example)
     return examples
 
@@ -147,7 +152,9 @@ def _draw(cursor: PromptCursor) -> Prompt:
 class ProgressLine:
     """One line a second about a warm start: step, loss, tokens a second, time left."""
 
-    def __init__(self, total_steps: int, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, total_steps: int, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
+    ):
         self._total = total_steps
         self._write = write
         self._clock = clock
@@ -168,3 +175,49 @@ class ProgressLine:
             f"step {done}/{self._total}  loss {step.loss:.4f}  lr {step.lr:.2e}  "
             f"{self._num_tokens / spent:,.0f} answer tokens/s  {left:.0f} s left"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SftResult:
+    """How a warm start ended. Losses are the means of the first and last ten steps."""
+
+    out: str
+    steps: int
+    num_examples: int
+    first_loss: float
+    last_loss: float
+    skipped_steps: int
+    seconds: float
+
+
+def warm_start(
+    model_path: str,
+    rows: Sequence[Row],
+    out: str | Path,
+    cfg: SftConfig,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    trust_remote_code: bool = False,
+    on_step: Callable[[SftStep], None] = lambda step: None,
+) -> SftResult:
+    """Load a model, imitate the answers of `rows`, and save it with its tokenizer as a Hugging Face folder in `out`."""
+    start = time.monotonic()
+    tokenizer = load_tokenizer(model_path, trust_remote_code=trust_remote_code)
+    examples = encode_examples(rows, tokenizer, max_length=cfg.max_length)
+    torch.manual_seed(cfg.seed)  # dropout, where a model has it
+    model = load_model(model_path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+    history = train_sft(model, examples, cfg, on_step=on_step)
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    ends = history[:10], history[-10:]
+    first, last = (sum(s.loss for s in end) / len(end) for end in ends)
+    return SftResult(
+        out=str(out),
+        steps=len(history),
+        num_examples=len(examples),
+        first_loss=first,
+        last_loss=last,
+        skipped_steps=sum(not math.isfinite(s.grad_norm) for s in history),
+        seconds=time.monotonic() - start,
+    )

@@ -1,0 +1,122 @@
+"""Make the embedded model: random Llama weights from a fixed seed, warmed up on `arithmetic` by `gspo sft`'s function.
+
+    python scripts/make_embedded_model.py OUT
+
+writes an ordinary Hugging Face folder and, beside the weights, `recipe.json`: how they were made, their hash and what
+they score. Two threads, CPU, float32: the same machine gives the same bits. docs/embedded-model.md has the story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gspo.data.arithmetic import score
+from gspo.data.datasets import load_rows
+from gspo.data.rows import Row
+from gspo.data.template import encode_prompt
+from gspo.models.load import load_model, load_tokenizer
+from gspo.models.tokenizer import build_tokenizer
+from gspo.training.sft import ProgressLine, SftConfig, warm_start
+
+SEED = 0
+NUM_EXAMPLES = 60_000
+SHAPE = {"hidden_size": 192, "num_hidden_layers": 2, "intermediate_size": 640, "num_attention_heads": 4}
+SFT = SftConfig(steps=4500, lr=2e-3, batch_size=128, seed=SEED, max_length=256)
+
+
+def save_random_model(folder: str) -> None:
+    """An untrained model of the embedded shape with its tokenizer."""
+    tokenizer = build_tokenizer()
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        num_key_value_heads=SHAPE["num_attention_heads"],
+        max_position_embeddings=tokenizer.model_max_length,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        **SHAPE,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def answer(model: Any, tokenizer: Any, rows: list[Row], *, sample: bool) -> list[str]:
+    """One answer a row from `transformers` generate, greedy or at temperature 1."""
+    texts: list[str] = []
+    torch.manual_seed(SEED)
+    for start in range(0, len(rows), 128):
+        ids = [list(encode_prompt(row, tokenizer).token_ids) for row in rows[start : start + 128]]
+        batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt")
+        out = model.generate(**batch, max_new_tokens=48, do_sample=sample, top_k=0, top_p=1.0)
+        texts += tokenizer.batch_decode(out[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+    return texts
+
+
+def measure(model: Any, tokenizer: Any, rows: list[Row], *, sample: bool) -> dict[str, float]:
+    """Accuracy, how often the answer is worked out, the accuracy of either kind, and the mean length."""
+    texts = answer(model, tokenizer, rows, sample=sample)
+    scores = [score(text, row.ground_truth) for text, row in zip(texts, rows)]
+    kinds = {kind: [s for s, t in zip(scores, texts) if (";" in t) == kind] for kind in (True, False)}
+    values = {
+        "acc": sum(scores) / len(rows),
+        "worked_out": len(kinds[True]) / len(rows),
+        "acc_worked_out": sum(kinds[True]) / max(1, len(kinds[True])),
+        "acc_direct": sum(kinds[False]) / max(1, len(kinds[False])),
+        "mean_chars": sum(map(len, texts)) / len(rows),
+    }
+    return {name: round(value, 4) for name, value in values.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    out: Path = parser.parse_args().out
+    torch.set_num_threads(2)
+    start = time.monotonic()
+    rows = load_rows("arithmetic", limit=NUM_EXAMPLES, seed=SEED)
+    with tempfile.TemporaryDirectory() as untrained:
+        save_random_model(untrained)
+        warm_start(
+            untrained,
+            rows,
+            out,
+            SFT,
+            on_step=ProgressLine(SFT.steps, lambda line: print(line, file=sys.stderr)),
+        )
+    seconds = time.monotonic() - start
+    model, tokenizer = load_model(str(out)), load_tokenizer(str(out))
+    held_out = load_rows("arithmetic", "val", seed=SEED)
+    weights = (out / "model.safetensors").read_bytes()
+    recipe = {
+        "seed": SEED,
+        "shape": SHAPE,
+        "data": "arithmetic",
+        "num_examples": NUM_EXAMPLES,
+        "sft": dataclasses.asdict(SFT),
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "sha256": hashlib.sha256(weights).hexdigest(),
+        "seconds": round(seconds),
+        "held_out_greedy": measure(model, tokenizer, held_out, sample=False),
+        "held_out_sampled": measure(model, tokenizer, held_out, sample=True),
+    }
+    (out / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n")
+    print("result:", json.dumps(recipe))
+
+
+if __name__ == "__main__":
+    main()
