@@ -70,7 +70,9 @@ def save(
         tensors = {name: t.detach().contiguous() for name, t in optimizer.items()}
         save_file(tensors, temporary / "training" / "optimizer.safetensors")
         hook("save:optimizer")
-        (temporary / "training" / "state.json").write_text(json.dumps({"format": FORMAT, "step": step, **state}))
+        (temporary / "training" / "state.json").write_text(
+            json.dumps({"format": FORMAT, "step": step, **state})
+        )
         hook("save:state")
         _write_manifest(temporary)
         hook("save:manifest")
@@ -159,7 +161,9 @@ def all_steps(folder: Path) -> list[Path]:
     """Checkpoint folders by step, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted((p for p in folder.iterdir() if p.is_dir() and step_of(p.name) >= 0), key=lambda p: step_of(p.name))
+    return sorted(
+        (p for p in folder.iterdir() if p.is_dir() and step_of(p.name) >= 0), key=lambda p: step_of(p.name)
+    )
 
 
 def prune(folder: Path, keep: int | None) -> None:

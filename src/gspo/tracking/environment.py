@@ -12,7 +12,18 @@ from typing import Any
 
 import gspo
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "omegaconf", "math-verify", "peft", "vllm", "ray")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "omegaconf",
+    "math-verify",
+    "peft",
+    "vllm",
+    "ray",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -50,7 +61,11 @@ def _git_revision() -> str | None:
         return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
+            ["git", "-C", str(root), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None

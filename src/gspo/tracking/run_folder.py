@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from gspo.tracking.files import write_json
+from gspo.tracking.files import write_atomic, write_json
 
 
 class RunLocked(RuntimeError):
@@ -41,7 +41,7 @@ class RunFolder:
         """Make the folder and lock it for this process."""
         for folder in (self.path, self.checkpoints, self.groups, self.evals):
             folder.mkdir(parents=True, exist_ok=True)
-        lock = open(self.path / ".lock", "a+")
+        lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - held until close()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -80,6 +80,11 @@ class RunFolder:
             f.flush()
             os.fsync(f.fileno())
 
+    def amend_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Add values to the row of a step that is already written."""
+        rows = [row | dict(values) if row["step"] == step else row for row in self.rows()]
+        self._rewrite(rows)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Metric rows in order. A last line that is half written is left out."""
         with contextlib.suppress(FileNotFoundError), open(self.metrics_file, encoding="utf-8") as f:
@@ -91,24 +96,18 @@ class RunFolder:
 
     def cut_after(self, step: int) -> int:
         """Drop rows, groups and evaluations of steps after `step`; returns how many rows went."""
-        kept, dropped = [], 0
-        for row in self.rows():
-            if row["step"] <= step:
-                kept.append(json.dumps(row))
-            else:
-                dropped += 1
+        rows = list(self.rows())
+        kept = [row for row in rows if row["step"] <= step]
         if self.metrics_file.exists():
-            temporary = self.metrics_file.with_name(".metrics.jsonl.tmp")
-            with open(temporary, "w", encoding="utf-8") as f:
-                f.writelines(line + "\n" for line in kept)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(temporary, self.metrics_file)
+            self._rewrite(kept)
         for folder in (self.groups, self.evals):
             for file in folder.glob("step-*.jsonl.gz"):
                 if step_of(file.name) > step:
                     file.unlink()
-        return dropped
+        return len(rows) - len(kept)
+
+    def _rewrite(self, rows: list[dict[str, Any]]) -> None:
+        write_atomic(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows).encode())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         write_json(self.environment_file, environment)

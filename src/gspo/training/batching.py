@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gspo.types import BatchTotals, Group, TrainBatch
+from gspo.types import Group, TrainBatch
 
 
 def collate(groups: Sequence[Group]) -> TrainBatch:
@@ -20,7 +20,9 @@ def collate(groups: Sequence[Group]) -> TrainBatch:
         response_ids=[r.token_ids for _, _, r in rows],
         mask=_pad([r.loss_mask for _, _, r in rows], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
-        scores=torch.tensor([r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64),
+        scores=torch.tensor(
+            [r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64
+        ),
         rollout_log_probs=_pad([r.log_probs for _, _, r in rows], width),
     )
 
@@ -30,11 +32,6 @@ def _pad(rows: Sequence[Sequence[float]], width: int) -> Tensor:
     for i, row in enumerate(rows):
         out[i, : len(row)] = torch.tensor(row, dtype=torch.float32)
     return out
-
-
-def totals(mask: Tensor) -> BatchTotals:
-    """Tokens and non-empty sequences under a mask: the denominators of a mini-batch."""
-    return BatchTotals(float(mask.sum()), float((mask.sum(-1) > 0).sum()))
 
 
 def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None = None) -> list[list[int]]:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gspo.training.batching import MicroBatch, micro_batch, mini_batches, split_by_rows, split_by_tokens, totals
+from gspo.algo.aggregation import count_totals
+from gspo.training.batching import MicroBatch, micro_batch, mini_batches, split_by_rows, split_by_tokens
 from gspo.training.head import Head, chosen_log_probs, decode_hidden
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.schedule import Schedule
@@ -45,7 +46,9 @@ class PolicySettings:
 class Policy:
     """A causal language model with its optimiser. Dropout is off: ratios compare like with like."""
 
-    def __init__(self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings) -> None:
+    def __init__(
+        self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings
+    ) -> None:
         self.model = model.eval()
         self.head = Head.of(model)
         self.optimizer = optimizer
@@ -73,7 +76,9 @@ class Policy:
         return micro.scatter(log_probs), None if entropies is None else micro.scatter(entropies)
 
     @torch.no_grad()
-    def log_probs(self, batch: TrainBatch, plan: Sequence[Sequence[Sequence[int]]] | None = None) -> tuple[Tensor, Tensor]:
+    def log_probs(
+        self, batch: TrainBatch, plan: Sequence[Sequence[Sequence[int]]] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B,T] of a whole batch under the current weights."""
         log_probs, entropies = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
         for micros in self.plan(batch) if plan is None else plan:
@@ -92,7 +97,9 @@ class Policy:
         if source == "first_pass":  # the first mini-batch's own forward is its π_old: see _micro_step
             plan = plan[1:]
         old, entropy = self.log_probs(batch, plan)
-        return dataclasses.replace(batch, old_log_probs=old, entropy=entropy if source == "recompute" else None)
+        return dataclasses.replace(
+            batch, old_log_probs=old, entropy=entropy if source == "recompute" else None
+        )
 
     def update(
         self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
@@ -125,7 +132,7 @@ class Policy:
         first: bool,
         seen_log_probs: Tensor,
     ) -> Metrics:
-        counts = totals(batch.mask[[row for rows in micros for row in rows]])
+        counts = count_totals(batch.mask[[row for rows in micros for row in rows]])
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         for rows in micros:
@@ -182,7 +189,12 @@ class Policy:
         return out
 
 
-_BY_MINI_BATCH = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/pg_clipfrac_upper", "actor/seq_importance_ratio")
+_BY_MINI_BATCH = (
+    "actor/pg_clipfrac",
+    "actor/pg_clipfrac_lower",
+    "actor/pg_clipfrac_upper",
+    "actor/seq_importance_ratio",
+)
 
 
 def _skipped(reason: str) -> Metrics:

@@ -1,0 +1,407 @@
+"""From a config to the objects of a run. The only module that knows every implementation."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from gspo.algo.losses import get_policy_loss
+from gspo.algo.settings import Behaviour, LossSettings
+from gspo.config import TrainerConfig
+from gspo.data.cursor import PromptCursor
+from gspo.data.datasets import load_rows
+from gspo.data.rows import DataError, Row
+from gspo.data.template import encode_prompts
+from gspo.loop.evaluation import Evaluator
+from gspo.loop.objective import AdvantageSettings, Objective
+from gspo.loop.resume import ResumeRefused
+from gspo.models.load import load_model, load_tokenizer
+from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
+from gspo.rollout.engine import RolloutEngine, SamplingParams
+from gspo.rollout.native import NativeEngine
+from gspo.sampling.dynamic import DynamicSampler, Record
+from gspo.sampling.settings import SamplingSettings
+from gspo.seeding import derive_seed
+from gspo.training.clip_control import ClipController
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.policy import Policy, PolicySettings
+from gspo.training.schedule import Schedule
+from gspo.types import Prompt
+
+
+@dataclass
+class Parts:
+    """The objects of one run, and what identifies its computation."""
+
+    config: TrainerConfig
+    tokenizer: Any
+    policy: Policy
+    engine: RolloutEngine
+    sampler: DynamicSampler
+    evaluator: Evaluator | None
+    objective: Objective
+    total_steps: int
+    fingerprint: dict[str, Any]
+    scorers: list[Scorer] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.token_text = functools.cache(
+            lambda token: self.tokenizer.decode([token], skip_special_tokens=False)
+        )
+
+    def save_model(self, folder: Path) -> None:
+        """The weights and tokenizer as an ordinary Hugging Face folder."""
+        self.policy.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
+        """Refuse to go on when the model, the data or the machine's arithmetic is another one."""
+        lines = [
+            f"  {key}: {saved.get(key)!r} in the checkpoint, {now!r} now"
+            for key, now in self.fingerprint.items()
+            if saved.get(key) != now
+        ]
+        if lines:
+            raise ResumeRefused("the checkpoint cannot be resumed to the bit here:\n" + "\n".join(lines))
+
+    def summary(self, path: Path, total_steps: int) -> str:
+        """Two lines that say what is about to happen."""
+        c = self.config
+        actor = c.actor_rollout_ref.actor
+        num = sum(p.numel() for p in self.policy.model.parameters())
+        updates = -(-c.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
+        return (
+            f"{c.actor_rollout_ref.model.path} ({num:,} parameters) on {c.data.train_files}, "
+            f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {self.policy.device}\n"
+            f"{total_steps} steps of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
+            f"{updates} optimiser steps each; files in {path}"
+        )
+
+    def close(self) -> None:
+        self.engine.close()
+        for scorer in self.scorers:
+            scorer.close()
+
+
+def build(
+    config: TrainerConfig,
+    *,
+    weights_from: Path | None = None,
+    reward_fn: Any = None,
+    train_dataset: Iterable[Any] | None = None,
+    val_dataset: Iterable[Any] | None = None,
+    tokenizer: Any = None,
+    record: Record | None = None,
+) -> Parts:
+    """Everything a run needs. Data and reward are tried before the weights are loaded."""
+    torch.set_num_threads(config.trainer.num_threads or len(os.sched_getaffinity(0)))
+    device = choose_device(config.trainer.device)
+    if config.trainer.deterministic:
+        torch.use_deterministic_algorithms(True)
+    model_config = config.actor_rollout_ref.model
+    tokenizer = tokenizer or load_tokenizer(
+        model_config.tokenizer_path or model_config.path, trust_remote_code=model_config.trust_remote_code
+    )
+    train = _prompts(config, tokenizer, "train", train_dataset)
+    held_out = _prompts(config, tokenizer, "val", val_dataset)
+    scorer, val_scorer = (_scorer(config, reward_fn) for _ in range(2))
+    if train:
+        _try_reward(config, scorer, train[0])
+    model = load_policy_model(config, device, weights_from)
+    total_steps = _total_steps(config, len(train))
+    engine = _engine(config, model, tokenizer, device)
+    source = PromptCursor(
+        train,
+        seed=config.trainer.seed if config.data.seed is None else config.data.seed,
+        shuffle=config.data.shuffle,
+        total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
+    )
+    sampler = DynamicSampler(
+        source, engine, scorer, _sampling(config, tokenizer), seed=config.trainer.seed, record=record
+    )
+    evaluator = _evaluator(config, engine, val_scorer, held_out, tokenizer) if held_out else None
+    return Parts(
+        config=config,
+        tokenizer=tokenizer,
+        policy=_policy(config, model, total_steps),
+        engine=engine,
+        sampler=sampler,
+        evaluator=evaluator,
+        objective=_objective(config),
+        total_steps=total_steps,
+        fingerprint=_fingerprint(config, model, train, total_steps),
+        scorers=[scorer, val_scorer],
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def load_policy_model(config: TrainerConfig, device: torch.device, weights_from: Path | None = None) -> Any:
+    """The model to train, from the config's path or a checkpoint's folder, in tensors of its own."""
+    disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
+    c = config.actor_rollout_ref.model
+    dtype = c.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+    model = load_model(
+        str(weights_from or c.path), dtype=dtype, device=str(device), trust_remote_code=c.trust_remote_code
+    )
+    for key, value in c.override_config.items():
+        setattr(model.config, key, value)
+    if c.enable_gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    # Tensors mapped from a file may be aligned differently from allocated ones, and alignment can change the last
+    # bit of a matrix product: a resumed run must compute what the first one did.
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
+def _prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None) -> list[Prompt]:
+    c = config.data
+    rows = _rows(config, split) if given is None else list(given)
+    if not rows and split == "train":
+        raise DataError("data.train_files", "has no rows; expected at least one")
+    return encode_prompts(
+        rows,
+        tokenizer,
+        max_prompt_length=c.max_prompt_length,
+        truncation=c.truncation,  # pyright: ignore[reportArgumentType]
+        filter_overlong_prompts=c.filter_overlong_prompts,
+        **c.apply_chat_template_kwargs,
+    )
+
+
+def _rows(config: TrainerConfig, split: str) -> list[Row]:
+    c = config.data
+    files = c.train_files if split == "train" else (c.val_files or c.train_files)
+    limit = c.num_train_samples if split == "train" else c.num_val_samples
+    names = [files] if isinstance(files, str) else list(files)
+    rows: list[Row] = []
+    for name in names:
+        if split == "val" and c.val_files is None and os.path.exists(name):
+            continue  # a file has no held-out part of its own
+        # Held-out questions are the same for every seed, so that runs can be compared.
+        rows += load_rows(name, split, limit=limit, seed=config.trainer.seed if split == "train" else 0)  # pyright: ignore[reportArgumentType]
+    return rows
+
+
+def _scorer(config: TrainerConfig, reward_fn: Any) -> Scorer:
+    custom, pool, manager = config.custom_reward_function, config.reward, config.reward_model
+    reward = reward_fn
+    if reward is None and custom.path is not None:
+        reward = RewardSpec(custom.name, path=custom.path, kwargs=dict(custom.reward_kwargs))
+    buffer = manager.reward_kwargs.overlong_buffer_cfg
+    overlong = None
+    if buffer.enable:
+        limit = manager.reward_kwargs.max_resp_len or config.data.max_response_length
+        overlong = Overlong(limit, buffer.len, buffer.penalty_factor)
+    return make_scorer(
+        reward,
+        manager=manager.reward_manager,  # pyright: ignore[reportArgumentType]
+        num_workers=pool.num_workers,
+        timeout=pool.timeout,
+        memory=pool.memory,
+        retries=pool.retries,
+        overlong=overlong,
+        format_weight=pool.format_weight,
+        repetition_penalty=pool.repetition_penalty,
+    )
+
+
+def _try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt) -> None:
+    """Score one row now: a broken function or a filter metric it does not return must not cost an hour."""
+    reward = dry_run(scorer, prompt)
+    filters = config.algorithm.filter_groups
+    known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | (
+        {"acc"} if reward.acc is not None else set()
+    )
+    if filters.enable and filters.metric not in known:
+        raise RewardError(
+            f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "
+            f"it returns {', '.join(sorted(known))}"
+        )
+
+
+def _total_steps(config: TrainerConfig, num_prompts: int) -> int:
+    if config.trainer.total_training_steps:
+        return config.trainer.total_training_steps
+    per_epoch = num_prompts // config.data.train_batch_size
+    if per_epoch == 0:
+        raise DataError(
+            "data.train_batch_size",
+            f"is {config.data.train_batch_size}, more than the {num_prompts} training prompts; lower it",
+        )
+    return per_epoch * config.trainer.total_epochs
+
+
+def _params(config: TrainerConfig, tokenizer: Any) -> SamplingParams:
+    rollout = config.actor_rollout_ref.rollout
+    return SamplingParams(
+        max_tokens=rollout.response_length or config.data.max_response_length,
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        ignore_eos=rollout.ignore_eos,
+    )
+
+
+def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Tokens that end a response: the tokenizer's eos and those of the model's generation config."""
+    found = [tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)]
+    flat = [t for item in found for t in (item if isinstance(item, list | tuple) else [item])]
+    return sorted({int(t) for t in flat if t is not None})
+
+
+def _engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.device) -> RolloutEngine:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    stops = stop_tokens(model, tokenizer)
+    length = (rollout.prompt_length or data.max_prompt_length) + (
+        rollout.response_length or data.max_response_length
+    )
+    return NativeEngine(
+        model,
+        functools.partial(tokenizer.decode, skip_special_tokens=True),
+        eos_token_ids=stops,
+        pad_token_id=tokenizer.pad_token_id
+        if tokenizer.pad_token_id is not None
+        else (stops[0] if stops else 0),
+        num_slots=rollout.max_num_seqs,
+        max_length=rollout.max_model_len or length,
+        device=device,
+    )
+
+
+def _sampling(config: TrainerConfig, tokenizer: Any) -> SamplingSettings:
+    f, data = config.algorithm.filter_groups, config.data
+    return SamplingSettings(
+        train_batch_size=data.train_batch_size,
+        n=config.actor_rollout_ref.rollout.n,
+        params=_params(config, tokenizer),
+        gen_batch_size=data.gen_batch_size,
+        enable=f.enable,
+        metric=f.metric,
+        strategy=f.strategy,  # pyright: ignore[reportArgumentType]
+        max_num_gen_batches=f.max_num_gen_batches,
+        on_limit=f.on_limit,  # pyright: ignore[reportArgumentType]
+        max_staleness=f.max_staleness,
+        max_in_flight=f.max_in_flight,
+        predict=f.predict,  # pyright: ignore[reportArgumentType]
+        predict_weight=f.predict_weight,
+        predict_min_prob=f.predict_min_prob,
+        max_failure_rate=config.reward.max_failure_rate,
+    )
+
+
+def _evaluator(
+    config: TrainerConfig, engine: RolloutEngine, scorer: Scorer, prompts: list[Prompt], tokenizer: Any
+) -> Evaluator:
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    params = SamplingParams(
+        max_tokens=config.actor_rollout_ref.rollout.response_length or config.data.max_response_length,
+        temperature=val.temperature if val.do_sample else 0.0,
+        top_k=val.top_k,
+        top_p=val.top_p,
+    )
+    return Evaluator(
+        engine,
+        scorer,
+        prompts,
+        params,
+        n=val.n,
+        seed=derive_seed(config.trainer.seed, "eval"),
+        batch_size=config.data.val_batch_size,
+    )
+
+
+def _policy(config: TrainerConfig, model: Any, total_steps: int) -> Policy:
+    actor = config.actor_rollout_ref.actor
+    optim = actor.optim
+    span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
+    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
+    by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
+    return Policy(
+        model,
+        MasterOptimizer(
+            model.named_parameters(),
+            lr=optim.lr,
+            betas=(optim.betas[0], optim.betas[1]),
+            eps=optim.eps,
+            weight_decay=optim.weight_decay,
+            grad_clip=actor.grad_clip,
+        ),
+        Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio),  # pyright: ignore[reportArgumentType]
+        PolicySettings(
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            mini_batch_groups=actor.ppo_mini_batch_size,
+            num_epochs=actor.ppo_epochs,
+            micro_batch_tokens=actor.ppo_max_token_len_per_gpu if by_tokens else None,
+            micro_batch_rows=actor.ppo_micro_batch_size_per_gpu or 1,
+            old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
+            entropy_in_loss=actor.entropy_coeff != 0,
+        ),
+    )
+
+
+def _objective(config: TrainerConfig) -> Objective:
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    loss = actor.policy_loss
+    settings = LossSettings(
+        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        clip_c=actor.clip_ratio_c,
+        aggregation=actor.loss_agg_mode,
+        norm_length=actor.loss_scale_factor or config.data.max_response_length,
+        level=actor.importance_sampling_level,
+        tau_pos=loss.tau_pos,
+        tau_neg=loss.tau_neg,
+        behaviour=Behaviour(actor.behav_imp_weight_mode, actor.behav_imp_weight_cap)
+        if actor.use_decoupled_loss
+        else None,
+    )
+    return Objective(
+        loss_mode=loss.loss_mode,
+        settings=get_policy_loss(loss.loss_mode).resolve(settings),
+        advantage=AdvantageSettings(
+            algorithm.adv_estimator, algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo
+        ),
+        clip_control=ClipController(
+            actor.clip_target, (actor.clip_target_bounds[0], actor.clip_target_bounds[1])
+        ),
+        entropy_coeff=actor.entropy_coeff,
+        kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_kind=actor.kl_loss_type,
+    )
+
+
+def _fingerprint(
+    config: TrainerConfig, model: Any, prompts: list[Prompt], total_steps: int
+) -> dict[str, Any]:
+    """What must be the same for a resumed run to compute the same bits, beside the config."""
+    shapes = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    rows = [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
+    optim = config.actor_rollout_ref.actor.optim
+    return {
+        "model shape": _digest(shapes),
+        "training data": _digest(rows),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "steps of the learning-rate schedule": None if optim.lr_scheduler_type == "constant" else total_steps,
+    }
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

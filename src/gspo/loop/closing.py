@@ -1,0 +1,88 @@
+"""How a run ends: its result, what changed in words, and the report."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from gspo.tracking.console import Console
+from gspo.tracking.group_log import read_groups
+from gspo.tracking.run_folder import RunFolder, step_of
+
+
+def result(run: RunFolder, step: int, counters: Mapping[str, float]) -> dict[str, Any]:
+    """What the run came to, read from its own rows: the same after any number of interruptions."""
+    rows = [row for row in run.rows() if accuracy(row) is not None]
+    first, last = (rows[0], rows[-1]) if rows else ({}, {})
+    return {
+        "start_acc": accuracy(first),
+        "final_acc": accuracy(last),
+        "steps": step,
+        "seconds": round(counters["seconds"], 1),
+        "generated_tokens": int(counters["generated_tokens"]),
+        "run": str(run.path),
+        "start_ci": _interval(first),
+        "final_ci": _interval(last),
+    }
+
+
+def accuracy(row: Mapping[str, Any]) -> float | None:
+    """Mean held-out accuracy over the data sources of a row, None when it has none."""
+    values = [v for k, v in row.items() if k.startswith("val-core/") and "/acc/mean@" in k and v is not None]
+    return sum(values) / len(values) if values else None
+
+
+def _interval(row: Mapping[str, Any]) -> list[float] | None:
+    """The interval when there is one data source; several have their own in the row."""
+    low = [v for k, v in row.items() if k.endswith("/acc/ci_low")]
+    high = [v for k, v in row.items() if k.endswith("/acc/ci_high")]
+    return [low[0], high[0]] if len(low) == 1 else None
+
+
+def show_change(console: Console, run: RunFolder, result: Mapping[str, Any], num_examples: int) -> None:
+    """Say in words what training changed, with answers before and after side by side."""
+    files = sorted(run.evals.glob("step-*.jsonl.gz"), key=lambda f: step_of(f.name))
+    if len(files) < 2 or result["start_acc"] is None:
+        return
+    before = {r["uid"]: r for r in read_groups(files[0])}
+    after = {r["uid"]: r for r in read_groups(files[-1])}
+    both = [(before[uid], after[uid]) for uid in before if uid in after]
+    fixed = [pair for pair in both if not _right(pair[0]) and _right(pair[1])]
+    broken = sum(_right(a) and not _right(b) for a, b in both)
+    lengths = [sum(_length(pair[i]) for pair in both) / max(1, len(both)) for i in (0, 1)]
+    console.say(
+        f"held-out accuracy {result['start_acc']:.3f} → {result['final_acc']:.3f} "
+        f"in {result['steps']} steps and {result['seconds']:.0f} s: of {len(both)} questions, {len(fixed)} became right "
+        f"and {broken} wrong; answers went from {lengths[0]:.1f} to {lengths[1]:.1f} tokens"
+    )
+    if num_examples > 0 and fixed:
+        rows = [
+            [_question(a), str(a["ground_truth"]), a["responses"][0]["text"], b["responses"][0]["text"]]
+            for a, b in fixed[:num_examples]
+        ]
+        console.side_by_side("the same questions", ["question", "truth", "before", "after"], rows)
+
+
+def _right(record: Mapping[str, Any]) -> bool:
+    return (record["responses"][0]["acc"] or 0.0) > 0.5
+
+
+def _length(record: Mapping[str, Any]) -> int:
+    return record["responses"][0]["num_tokens"]
+
+
+def _question(record: Mapping[str, Any]) -> str:
+    return str(record["messages"][-1]["content"]) if record["messages"] else record["uid"]
+
+
+def write_report(console: Console, run: RunFolder) -> None:
+    """Write the run's page when the report package is there; a problem with it never fails a finished run."""
+    if importlib.util.find_spec("gspo.report") is None:
+        return
+    try:
+        from gspo.report import write_report as write
+
+        console.say(f"report: {write(run.path)}")
+    except Exception as error:
+        console.warn(f"the report could not be written: {type(error).__name__}: {error}")

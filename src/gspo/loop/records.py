@@ -1,0 +1,119 @@
+"""What a step leaves behind: its metrics, and what training adds to each group's record."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.loop.evaluation import Evaluation
+from gspo.sampling.report import SamplingReport
+from gspo.tracking.files import write_atomic
+from gspo.tracking.run_folder import RunFolder
+from gspo.types import Group, Metric, Metrics, TrainBatch
+
+
+def step_metrics(groups: Sequence[Group], batch: TrainBatch, sampling: SamplingReport) -> Metrics:
+    """Rewards, advantages and lengths of the trained batch, beside the sampler's own counts."""
+    assert batch.advantages is not None and batch.returns is not None
+    rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
+    trained = batch.mask.bool()
+    lengths = torch.tensor([float(len(r)) for r in batch.response_ids])
+    metrics = sampling.metrics()
+    for name, values in {
+        "critic/score": torch.tensor([r.score for r in rewards], dtype=torch.float64),
+        "critic/rewards": batch.scores,
+        "critic/advantages": batch.advantages[trained],
+        "critic/returns": batch.returns[trained],
+        "response_length": lengths,
+        "prompt_length": torch.tensor([float(len(p)) for p in batch.prompt_ids]),
+    }.items():
+        metrics |= _spread(name, values)
+    cut = sum(r.finish_reason == "length" for g in groups for r in g.rollouts)
+    metrics["response_length/clip_ratio"] = Metric.mean(cut, batch.num_sequences)
+    for key in sorted({key for r in rewards for key in r.extra}):
+        values = [r.extra[key] for r in rewards if key in r.extra]
+        metrics[f"reward/{key}/mean"] = Metric.mean(sum(values), len(values))
+    metrics["actor/rollout_kl"] = _rollout_gap(batch)
+    return metrics
+
+
+def _spread(name: str, values: Tensor) -> Metrics:
+    return {
+        f"{name}/mean": Metric.mean(float(values.sum()), values.numel()),
+        f"{name}/max": Metric("max", float(values.max())),
+        f"{name}/min": Metric("min", float(values.min())),
+    }
+
+
+def _rollout_gap(batch: TrainBatch) -> Metric:
+    """Mean of log μ - log π_old: noise when fresh, the policy's movement when stale."""
+    assert batch.old_log_probs is not None
+    gap = (batch.rollout_log_probs - batch.old_log_probs) * batch.mask
+    return Metric.mean(float(gap.sum()), float(batch.mask.sum()))
+
+
+def speed(values: Mapping[str, float]) -> dict[str, float]:
+    """`perf/*` of a step, from its counts and timings."""
+    out = {}
+    if values.get("timing_s/gen"):
+        out["perf/generated_tokens_per_s"] = (
+            values.get("train/generated_tokens", 0.0) / values["timing_s/gen"]
+        )
+    if "train/generated_tokens" in values and values.get("timing_s/step"):
+        out["perf/throughput"] = values["train/generated_tokens"] / values["timing_s/step"]
+    return out
+
+
+def row_weights(groups: Sequence[Group], weights: Sequence[float] | None) -> Tensor | None:
+    """Weights of groups spread over their rows."""
+    if weights is None:
+        return None
+    return torch.tensor([w for g, w in zip(groups, weights) for _ in g.rollouts], dtype=torch.float64)
+
+
+def trained_details(
+    groups: Sequence[Group], batch: TrainBatch, log_probs: Tensor, token_text: Callable[[int], str]
+) -> dict[int, list[dict[str, Any]]]:
+    """By submission number, what training knows of each response: advantage, sequence ratio, tokens, log-probs."""
+    assert batch.old_log_probs is not None and batch.advantages is not None
+    mask = batch.mask
+    counts = mask.sum(-1).clamp(min=1)
+    ratios = torch.exp(((log_probs - batch.old_log_probs) * mask).sum(-1) / counts).tolist()
+    advantages = (batch.advantages * mask).sum(-1) / counts
+    rounded = {name: (t * 1e5).round().div(1e5).tolist() for name, t in _by_token(batch, log_probs).items()}
+    out: dict[int, list[dict[str, Any]]] = {}
+    row = 0
+    for group in groups:
+        details = out.setdefault(group.submission, [])
+        for rollout in group.rollouts:
+            size = len(rollout.token_ids)
+            details.append(
+                {
+                    "advantage": float(advantages[row]),
+                    "ratio": ratios[row],
+                    "tokens": [token_text(t) for t in rollout.token_ids],
+                    **{name: values[row][:size] for name, values in rounded.items()},
+                }
+            )
+            row += 1
+    return out
+
+
+def _by_token(batch: TrainBatch, log_probs: Tensor) -> dict[str, Tensor]:
+    assert batch.old_log_probs is not None
+    return {
+        "log_probs": batch.rollout_log_probs.double(),
+        "old_log_probs": batch.old_log_probs.double(),
+        "new_log_probs": log_probs.double(),
+    }
+
+
+def write_evaluation(run: RunFolder, step: int, evaluation: Evaluation) -> None:
+    """One line a held-out question, compressed, under `evals/`."""
+    text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in evaluation.records())
+    write_atomic(run.evals / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode(), 5, mtime=0))

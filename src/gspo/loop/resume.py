@@ -1,0 +1,167 @@
+"""Where a run goes and where it goes on from: names, checkpoints, and what may not change between the two."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from gspo.config import ResolvedConfig, TrainerConfig, resolve
+from gspo.loop import checkpoint
+from gspo.tracking.run_folder import RunFolder
+
+# Keys that change what is shown, kept or how long a run is, never what a step computes.
+FREE = re.compile(
+    r"trainer\.(total_epochs|total_training_steps|project_name|experiment_name|default_local_dir|logger"
+    r"|log_val_generations|console_table_freq|val_before_train|val_after_train|test_freq|save_freq"
+    r"|max_actor_ckpt_to_keep|resume_mode|on_alarm|save_groups|max_skipped_steps)"
+    r"|reward\.(num_workers|timeout|memory|retries|max_failure_rate)"
+)
+
+
+class ResumeRefused(ValueError):
+    """The checkpoint belongs to another computation; the message names each difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The folder to write, the checkpoint to start from (None: from the beginning), and what to say about it."""
+
+    run: RunFolder
+    checkpoint: checkpoint.Loaded | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def resolve_config(cfg: TrainerConfig | ResolvedConfig) -> ResolvedConfig:
+    return cfg if isinstance(cfg, ResolvedConfig) else resolve(cfg)
+
+
+def find_resume(resolved: ResolvedConfig) -> Resume:
+    """Decide as `trainer.resume_mode` says. Damaged checkpoints are named; a start from scratch is never silent."""
+    trainer = resolved.config.trainer
+    if trainer.resume_mode not in ("auto", "disable"):
+        return _from_path(resolved, Path(trainer.resume_mode))
+    runs = Path(trainer.default_local_dir)
+    if trainer.experiment_name is None:
+        return _unnamed(resolved, runs)
+    run = RunFolder(runs / trainer.experiment_name)
+    if trainer.resume_mode == "disable":
+        return Resume(run, notes=_move_aside(run))
+    return _go_on(resolved, run)
+
+
+def _go_on(resolved: ResolvedConfig, run: RunFolder) -> Resume:
+    """From the newest whole checkpoint of a run folder, or from the beginning when it has none."""
+    path, damaged = checkpoint.latest(run.checkpoints)
+    notes = [f"DAMAGED checkpoint {d.path}: {d.reason}; it is not used" for d in damaged]
+    if path is None:
+        if damaged:
+            raise checkpoint.CheckpointError(
+                "\n".join(notes)
+                + f"\nno whole checkpoint is left in {run.checkpoints}; restore one, or start anew with "
+                "trainer.resume_mode=disable (which moves this run aside)"
+            )
+        if run.metrics_file.exists():
+            notes.append(f"{run.path} has no checkpoint yet: starting from step 0")
+        return Resume(run, notes=notes)
+    loaded = checkpoint.load(path)
+    refuse_differences(loaded.state["config"], resolved.to_dict(), path)
+    notes.append(f"going on from {path}")
+    return Resume(run, loaded, notes)
+
+
+def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
+    """From a checkpoint, or the newest of a run folder, into its own run or the one that is named."""
+    trainer = resolved.config.trainer
+    if (path / "checkpoints").is_dir():
+        return _go_on(resolved, RunFolder(path))
+    loaded = checkpoint.load(path)
+    refuse_differences(loaded.state["config"], resolved.to_dict(), path)
+    home = RunFolder(path.parent.parent)
+    if trainer.experiment_name and (Path(trainer.default_local_dir) / trainer.experiment_name) != home.path:
+        home = RunFolder(Path(trainer.default_local_dir) / trainer.experiment_name)
+    return Resume(home, loaded, [f"going on from {path} in {home.path}"])
+
+
+def _unnamed(resolved: ResolvedConfig, runs: Path) -> Resume:
+    """A run without a name: the last one of its kind when it is the same and unfinished, else a new number."""
+    base = base_name(resolved.config)
+    numbers = [
+        int(m.group(1)) for p in _folders(runs) if (m := re.fullmatch(rf"{re.escape(base)}-(\d+)", p.name))
+    ]
+    last = max(numbers, default=0)
+    if last and resolved.config.trainer.resume_mode == "auto":
+        run = RunFolder(runs / f"{base}-{last:03d}")
+        if run.result() is None and not run.locked() and _same(run, resolved):
+            return _go_on(resolved, run)
+    return Resume(RunFolder(runs / f"{base}-{last + 1:03d}"))
+
+
+def base_name(config: TrainerConfig) -> str:
+    """`<model>-<data>` from the config, fit for a folder's name."""
+    files = config.data.train_files
+    data = files if isinstance(files, str) else files[0]
+    parts = [Path(config.actor_rollout_ref.model.path).name, Path(str(data)).stem]
+    return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-") or "run" for part in parts)
+
+
+def _folders(runs: Path) -> list[Path]:
+    return [p for p in runs.iterdir() if p.is_dir()] if runs.is_dir() else []
+
+
+def _same(run: RunFolder, resolved: ResolvedConfig) -> bool:
+    """Whether a run folder holds exactly this config, name and resume mode aside."""
+    try:
+        saved = OmegaConf.to_container(OmegaConf.load(run.config_file))
+    except (OSError, ValueError):
+        return False
+    ours = flatten(resolved.to_dict())
+    theirs = flatten(saved if isinstance(saved, dict) else {})
+    ignored = ("trainer.experiment_name", "trainer.resume_mode")
+    return {k: v for k, v in ours.items() if k not in ignored} == {
+        k: v for k, v in theirs.items() if k not in ignored
+    }
+
+
+def _move_aside(run: RunFolder) -> list[str]:
+    """Keep an earlier run of that name under another one; nothing is overwritten."""
+    if not run.path.exists():
+        return []
+    number = 1
+    while (target := run.path.with_name(f"{run.name}.old-{number:03d}")).exists():
+        number += 1
+    if run.locked():
+        run.open()  # raises RunLocked with the holder's number
+    run.path.rename(target)
+    return [f"trainer.resume_mode=disable: the earlier run was moved to {target}"]
+
+
+def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    """Raise when a key that shapes the computation differs, naming all of them."""
+    old, new = flatten(saved), flatten(now)
+    lines = [
+        f"  {key}: {old.get(key, 'unset')!r} in the checkpoint, {new.get(key, 'unset')!r} now"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not FREE.fullmatch(key)
+    ]
+    if lines:
+        raise ResumeRefused(
+            f"{path} cannot be resumed with another computation:\n" + "\n".join(lines) + "\n"
+            "Set them back, give the new run another trainer.experiment_name, or use its weights as "
+            "actor_rollout_ref.model.path"
+        )
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            out |= flatten(value, f"{prefix}{key}.")
+        else:
+            out[f"{prefix}{key}"] = value
+    return out

@@ -1,0 +1,46 @@
+"""`gspo train` behind the command line: errors become one message and an exit code.
+
+0 done · 1 unexpected · 2 config, data, reward or resume problem · 3 sampling starved or over its limit ·
+4 bad numbers · 5 too many rewards failed · 6 checkpoint cannot be written or read · 130 Ctrl-C · 143 SIGTERM,
+both after saving.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from gspo.config import ResolvedConfig
+from gspo.data.rows import DataError
+from gspo.loop.checkpoint import CheckpointError
+from gspo.loop.resume import ResumeRefused
+from gspo.loop.trainer import BadNumbers, Trainer
+from gspo.rewards.protocol import RewardError
+from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
+from gspo.tracking.run_folder import RunLocked
+from gspo.tracking.sinks import MissingExtra
+from gspo.training.head import UnsupportedModel
+
+EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
+    ((DataError, RewardError, ResumeRefused, RunLocked, MissingExtra, UnsupportedModel), 2),
+    ((StarvedSampling, GenerationLimit), 3),
+    (BadNumbers, 4),
+    (RewardFailures, 5),
+    (CheckpointError, 6),
+)
+
+
+def train(resolved: ResolvedConfig) -> int:
+    """Train as the config says, print the result line, return the exit code."""
+    try:
+        result = Trainer(resolved).fit()
+    except Exception as error:
+        for kinds, code in EXIT_CODES:
+            if isinstance(error, kinds):
+                print(f"error: {error}", file=sys.stderr)
+                return code
+        raise
+    if stopped := result.pop("stopped", 0):
+        return stopped
+    print("result: " + json.dumps(result))
+    return 0

@@ -1,0 +1,285 @@
+"""The loop: sample, score, compute advantages, update, publish, record, save."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from gspo.config import ResolvedConfig, TrainerConfig
+from gspo.loop import checkpoint, closing, records
+from gspo.loop.build import Parts, build
+from gspo.loop.evaluation import Evaluation
+from gspo.loop.resume import Resume, find_resume, resolve_config
+from gspo.loop.signals import StopRequest
+from gspo.sampling.errors import DataExhausted, SamplingError
+from gspo.tracking.clock import Clock
+from gspo.tracking.console import Console
+from gspo.tracking.environment import describe
+from gspo.tracking.files import write_atomic, write_json
+from gspo.tracking.group_log import GroupLog
+from gspo.tracking.sinks import open_sinks
+from gspo.training.batching import collate
+from gspo.types import Group, Metric, Metrics, merge_metrics
+
+AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time
+RATIO_LIMIT = 100.0  # a mean sequence ratio beyond this is an explosion, not a policy
+
+
+class BadNumbers(RuntimeError):
+    """Non-finite updates in a row, or a ratio explosion: the run stops rather than train on noise."""
+
+
+class Trainer:
+    """Trains as a config says: `Trainer(cfg, reward_fn=…, train_dataset=…, val_dataset=…).fit()`.
+
+    `cfg` is a TrainerConfig or what `gspo.config.load` returns. Datasets are lists of rows (dicts in verl's format,
+    or gspo.data.Row); without them those named in the config are used.
+    """
+
+    def __init__(
+        self,
+        cfg: TrainerConfig | ResolvedConfig,
+        reward_fn: Any = None,
+        train_dataset: Iterable[Any] | None = None,
+        val_dataset: Iterable[Any] | None = None,
+        *,
+        tokenizer: Any = None,
+        console: Console | None = None,
+    ) -> None:
+        self.resolved = resolve_config(cfg)
+        self.config = self.resolved.config
+        self.console = console or Console(every=self.config.trainer.console_table_freq)
+        for warning in self.resolved.warnings:
+            self.console.warn(str(warning))
+        self.clock = Clock()
+        self.stop = StopRequest()
+        resume: Resume = find_resume(self.resolved)
+        self.run = resume.run.open()
+        try:
+            for note in resume.notes:
+                self.console.say(note)
+            self.parts: Parts = build(
+                self.config,
+                weights_from=resume.checkpoint.path if resume.checkpoint else None,
+                reward_fn=reward_fn,
+                train_dataset=train_dataset,
+                val_dataset=val_dataset,
+                tokenizer=tokenizer,
+                record=self._record,
+            )
+            self.group_log = GroupLog(self.run.groups)
+            self.step = 0
+            self.total_steps = self.parts.total_steps
+            self.counters = {"generated_tokens": 0, "wasted_tokens": 0, "seconds": 0.0, "bad_steps_in_row": 0}
+            if resume.checkpoint is not None:
+                self._restore(resume.checkpoint)
+            self.run.cut_after(self.step or -1)  # step 0 is evaluated again
+            self._clock_started = time.monotonic()
+            self._last_save = (time.monotonic(), 0.0)  # when it ended, how long it took
+            write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
+            self.run.write_environment(describe())
+            self.sinks = open_sinks(
+                list(self.config.trainer.logger),
+                folder=self.run.path,
+                project=self.config.trainer.project_name,
+                run=self.run.name,
+                config=self.resolved.to_dict(),
+            )
+        except BaseException:
+            self.run.close()
+            raise
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end, or until asked to stop; returns what the last line of `gspo train` prints."""
+        self._clock_started = time.monotonic() - self.counters["seconds"]
+        with contextlib.closing(self), self.stop:
+            self.console.say(self.parts.summary(self.run.path, self.total_steps))
+            if self.step == 0:
+                self._evaluate_and_track_start()
+            try:
+                while self.step < self.total_steps and self.stop.signal is None:
+                    self.train_step()
+            except DataExhausted as end:
+                self.console.say(str(end))
+                self.total_steps = self.step
+            except (SamplingError, BadNumbers):  # raised between updates, so the weights are those of a step
+                self._save_unless_saved()
+                raise
+            if self.stop.signal is not None and self.step < self.total_steps:
+                return self._stop_early()
+            return self._finish()
+
+    def train_step(self) -> None:
+        """One training step, stage by stage."""
+        parts, clock = self.parts, self.clock
+        clock.reset()
+        with clock("gen"):
+            groups, sampling = parts.sampler.next_batch()
+        with clock("old_log_prob"):
+            batch = parts.policy.score(collate(groups))
+        with clock("adv"):
+            batch = parts.objective.with_advantages(batch, records.row_weights(groups, sampling.weights))
+        with clock("update_actor"):
+            update = parts.policy.update(
+                batch, parts.objective.loss(), step=self.step, regulariser=parts.objective.regulariser
+            )
+        with clock("update_weights"):
+            parts.engine.load_weights(None, version=self.step + 1)
+            parts.sampler.release(groups)
+        self.step += 1
+        metrics = records.step_metrics(groups, batch, sampling)
+        merge_metrics(metrics, update.metrics)
+        merge_metrics(metrics, parts.objective.observe(update.metrics))
+        self._count(metrics)
+        if self.config.trainer.save_groups:
+            with clock("log_groups"):
+                trained = records.trained_details(groups, batch, update.log_probs, parts.token_text)
+                for group in groups:
+                    self.group_log.add(group, "kept")
+                self.group_log.write(self.step, trained)
+        if self._evaluation_is_due():
+            merge_metrics(metrics, self._evaluate().metrics)
+        self._track(metrics)
+        self._check_numbers(metrics)
+        if self._save_is_due():
+            self.save()
+
+    def save(self) -> None:
+        """Write a checkpoint of this step boundary."""
+        start = time.monotonic()
+        parts = self.parts
+        with self.clock("save_checkpoint"):
+            checkpoint.save(
+                self.run.checkpoints,
+                self.step,
+                write_model=parts.save_model,
+                optimizer=parts.policy.optimizer.state_tensors(),
+                state={
+                    "sampler": parts.sampler.state_dict(),
+                    "objective": parts.objective.state_dict(),
+                    "counters": self.counters,
+                    "config": self.resolved.to_dict(),
+                    "fingerprint": parts.fingerprint,
+                },
+            )
+            checkpoint.prune(self.run.checkpoints, self.config.trainer.max_actor_ckpt_to_keep)
+        end = time.monotonic()
+        self._last_save = (end, end - start)
+
+    def close(self) -> None:
+        self.console.stop()
+        for sink in self.sinks:
+            sink.close()
+        self.parts.close()
+        self.run.close()
+
+    def _restore(self, loaded: checkpoint.Loaded) -> None:
+        parts = self.parts
+        parts.check_fingerprint(loaded.state["fingerprint"])
+        self.step = loaded.step
+        parts.policy.optimizer.load_state_tensors(loaded.optimizer)
+        parts.engine.load_weights(None, version=self.step)
+        parts.objective.load_state_dict(loaded.state["objective"])
+        parts.sampler.load_state_dict(loaded.state["sampler"])
+        self.counters.update(loaded.state["counters"])
+
+    def _record(self, group: Group, fate: str, version: int) -> None:
+        """The sampler's account of a group. Trained ones are logged with their step, so `kept` is passed over."""
+        if self.config.trainer.save_groups and fate != "kept":
+            self.group_log.add(group, fate)
+
+    def _evaluate_and_track_start(self) -> None:
+        if not self.config.trainer.val_before_train or self.parts.evaluator is None:
+            return
+        self.clock.reset()
+        self._track(dict(self._evaluate().metrics))
+
+    def _evaluate(self) -> Evaluation:
+        if self.parts.evaluator is None:
+            return Evaluation([], {}, None, None)
+        with self.clock("testing"):
+            evaluation = self.parts.evaluator.run(self.step)
+            records.write_evaluation(self.run, self.step, evaluation)
+        return evaluation
+
+    def _count(self, metrics: Metrics) -> None:
+        for name in ("generated_tokens", "wasted_tokens"):
+            self.counters[name] += int(metrics[f"train/{name}"].result())
+            metrics[f"train/total_{name}"] = Metric("last", self.counters[name])
+
+    def _track(self, metrics: Metrics) -> None:
+        """One row for this step: to the run folder first, then to whoever watches."""
+        merge_metrics(metrics, self.clock.metrics())
+        values = {name: metric.result() for name, metric in metrics.items()}
+        self.counters["seconds"] = time.monotonic() - self._clock_started
+        values |= records.speed(values)
+        self.run.append_metrics(self.step, values)
+        for sink in self.sinks:
+            sink.log(self.step, values)
+        self.console.step(self.step, self.total_steps, values)
+
+    def _check_numbers(self, metrics: Metrics) -> None:
+        skipped = metrics.get("actor/skipped_updates")
+        bad = skipped is not None and skipped.result() > 0
+        self.counters["bad_steps_in_row"] = self.counters["bad_steps_in_row"] + 1 if bad else 0
+        if bad:
+            kinds = [k for k in ("loss", "gradient") if f"actor/nonfinite_{k}" in metrics]
+            self.console.warn(
+                f"step {self.step}: non-finite {' and '.join(kinds)}; those updates were skipped"
+            )
+        if self.counters["bad_steps_in_row"] >= self.config.trainer.max_skipped_steps:
+            raise BadNumbers(
+                f"non-finite updates in {self.counters['bad_steps_in_row']} steps in a row "
+                "(trainer.max_skipped_steps); weights are those before them. Lower actor.optim.lr, or use float32"
+            )
+        ratio = metrics.get("actor/seq_importance_ratio/max")
+        if ratio is not None and not (ratio.result() <= RATIO_LIMIT):
+            raise BadNumbers(
+                f"step {self.step}: sequence ratio {ratio.result():.3g} exceeds {RATIO_LIMIT:g}; the policy has left "
+                "the one that generated. Lower actor.optim.lr or use fewer mini-batches a step"
+            )
+
+    def _evaluation_is_due(self) -> bool:
+        if self.step == self.total_steps:
+            return self.config.trainer.val_after_train
+        return self._due(self.config.trainer.test_freq)
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step % every == 0
+
+    def _save_is_due(self) -> bool:
+        every = self.config.trainer.save_freq
+        if self.step == self.total_steps or self.stop.signal is not None:
+            return True
+        if isinstance(every, int):
+            return self._due(every)
+        ended, took = self._last_save
+        return time.monotonic() - ended >= took / AUTO_SAVE_SHARE
+
+    def _save_unless_saved(self) -> None:
+        if not (self.run.checkpoints / f"step-{self.step:06d}").exists():
+            self.save()
+
+    def _stop_early(self) -> dict[str, Any]:
+        self._save_unless_saved()
+        self.console.say(
+            f"stopped at step {self.step} of {self.total_steps}; saved in {self.run.path}. Go on with the same command, "
+            f"or: gspo train {self.run.config_file} trainer.experiment_name={self.run.name}"
+        )
+        return {**closing.result(self.run, self.step, self.counters), "stopped": self.stop.exit_code}
+
+    def _finish(self) -> dict[str, Any]:
+        self._save_unless_saved()
+        if self.config.trainer.val_after_train and not self._has_evaluation(self.step):
+            evaluation = self._evaluate()
+            self.run.amend_metrics(self.step, {k: m.result() for k, m in evaluation.metrics.items()})
+        result = closing.result(self.run, self.step, self.counters)
+        write_json(self.run.result_file, result)
+        closing.show_change(self.console, self.run, result, self.config.trainer.log_val_generations)
+        closing.write_report(self.console, self.run)
+        return result
+
+    def _has_evaluation(self, step: int) -> bool:
+        return (self.run.evals / f"step-{step:06d}.jsonl.gz").exists()
