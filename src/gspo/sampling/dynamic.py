@@ -88,9 +88,13 @@ class DynamicSampler:
         self._judge_all(self._collect())
         while not self._is_ready():
             self._admit()
-            if self._num_pending == 0:
+            if self._in_flight:
+                self._advance()
+            elif self._scoring:  # nothing to overlap with
+                self._judge_all(self._collect())
+            else:
                 return self._end_short()
-            self._advance()
+            self._watch(len(self._queue), self._settings.train_batch_size)
             self._check_failures(self._settings.train_batch_size * self._settings.n)
             if self._made_no_progress():
                 cause = "a full pass over the data kept nothing"
@@ -201,13 +205,10 @@ class DynamicSampler:
             self._scoring.add(group.submission)
             self._scorer.submit(group)
         self._judge_all(scored)
-        if not self._in_flight:  # nothing to overlap with
-            self._judge_all(self._collect())
-        elif self._engine.num_in_flight == 0:
+        if self._in_flight and self._engine.num_in_flight == 0:
             raise RuntimeError(
                 f"the engine lost submissions {sorted(self._in_flight)[:5]}: nothing is in flight"
             )
-        self._watch(len(self._queue), self._settings.train_batch_size)
 
     def _collect(self) -> list[Group]:
         held, self._scored = self._scored, []
