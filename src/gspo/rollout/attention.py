@@ -1,0 +1,112 @@
+"""What one decode step attends to: additive masks per layer type, and grouped-query attention without copying keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+_DECODE_SDPA = "gspo_decode_sdpa"
+_SUPPORTED_LAYERS = ("full_attention", "sliding_attention")
+_SUPPORTED_ATTENTION = ("sdpa", "eager")
+
+
+class DecodeMasks:
+    """Builds the masks of a decode step for one model: a tensor, or one for each layer type when the model mixes them."""
+
+    def __init__(self, model: nn.Module, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
+        config: Any = model.config
+        config = config.get_text_config()
+        self._windows = attention_windows(config)
+        self._by_type = getattr(config, "layer_types", None) is not None
+        self._columns = torch.arange(max_length, device=device)
+        self._open = torch.zeros((), dtype=dtype, device=device)
+        # The lowest finite number and not -inf: a row of -inf would turn into NaN under softmax.
+        self._shut = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+
+    def build(self, lengths: Tensor, width: int) -> Tensor | dict[str, Tensor]:
+        """Masks [B,1,1,width] of rows whose new token stands at position `lengths` [B]."""
+        columns, last = self._columns[:width], lengths[:, None]
+        hidden = columns > last
+        masks = {}
+        for layer_type, window in self._windows.items():
+            shut = hidden if window is None or window >= width else hidden | (columns <= last - window)
+            masks[layer_type] = torch.where(shut, self._shut, self._open)[:, None, None, :]
+        return masks if self._by_type else masks["full_attention"]
+
+
+def attention_windows(config: Any) -> dict[str, int | None]:
+    """Layer type → sliding window (None: everything before). Models with one kind of layer have one entry."""
+    layer_types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if layer_types is None:
+        if getattr(config, "attention_chunk_size", None) is not None:
+            layer_types = ["chunked_attention"]
+        else:
+            return {"full_attention": window}
+    unknown = sorted(set(layer_types) - set(_SUPPORTED_LAYERS))
+    if unknown:
+        raise ValueError(
+            f"model type {config.model_type!r} has layers of type {', '.join(unknown)}; the native engine runs "
+            f"{' and '.join(_SUPPORTED_LAYERS)} layers. Use rollout.name=vllm for this model."
+        )
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(layer_types))}
+
+
+def attention_configs(model: nn.Module) -> list[Any]:
+    """The config objects that decide the attention of the model's layers; refuses implementations without 4D masks."""
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    for config in configs.values():
+        name = getattr(config, "_attn_implementation", None)
+        if name not in (*_SUPPORTED_ATTENTION, None):
+            raise ValueError(
+                f"attn_implementation={name!r}: the native engine runs {' or '.join(_SUPPORTED_ATTENTION)}. "
+                "Load the model with attn_implementation='sdpa'."
+            )
+    return [c for c in configs.values() if getattr(c, "_attn_implementation", None) == "sdpa"]
+
+
+@contextmanager
+def decode_attention(configs: list[Any]) -> Iterator[None]:
+    """Within this, sdpa models attend with `grouped_sdpa`; on leaving, their configs are as before."""
+    for config in configs:
+        config._attn_implementation_internal = _DECODE_SDPA
+    try:
+        yield
+    finally:
+        for config in configs:
+            config._attn_implementation_internal = "sdpa"
+
+
+def grouped_sdpa(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one new token a row: the query heads that share a key head become rows of one product.
+
+    The same numbers as transformers' sdpa, which repeats keys and values for every query head when a mask is given:
+    for a decode step that copy of the whole cache costs several times the attention itself.
+    """
+    num_rows, num_heads, num_new, size = query.shape
+    assert num_new == 1, "decode attention takes one new token a row"
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(
+            f"{type(module).__name__} adds a position bias, which the native engine does not run"
+        )
+    grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], size)
+    out = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.reshape(num_rows, 1, num_heads, value.shape[3]), None
+
+
+AttentionInterface.register(_DECODE_SDPA, grouped_sdpa)

@@ -1,0 +1,90 @@
+"""A transformers model as the engine uses it: prefill of padded prompts and decode of one token a row."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
+from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
+
+
+class Decoder:
+    """Runs a causal language model through its own modules and tensors; nothing is copied and nothing keeps a gradient."""
+
+    def __init__(self, model: Any, pad_token_id: int, max_length: int, device: torch.device) -> None:
+        limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and max_length > limit:
+            raise ValueError(
+                f"max_length={max_length} (prompt and response) exceeds the model's max_position_embeddings={limit}; "
+                "lower data.max_prompt_length or data.max_response_length."
+            )
+        self.model = model
+        self.device = device
+        self._pad = pad_token_id
+        self._configs = attention_configs(model)
+        self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
+        forward = inspect.signature(model.forward).parameters
+        # Only the last position's logits are wanted; a model that cannot be told so computes them all.
+        self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Within this the model is in eval mode and records no gradient.
+
+        `no_grad` and not `inference_mode`: a module may cache a tensor in its forward (rotary tables do), and an
+        inference tensor left in a module would break the next training forward.
+        """
+        was_training = self.model.training
+        if was_training:
+            self.model.eval()
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            if was_training:
+                self.model.train()
+
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
+        """Keys and values of these token lists, right-padded to the longest: [len(contexts), heads, longest, size].
+
+        Padding stands after every real token, so causal masking alone keeps it out of sight; the mask of ones says
+        that no other mask is wanted.
+        """
+        width = max(len(c) for c in contexts)
+        padded = torch.tensor([[*c, *[self._pad] * (width - len(c))] for c in contexts], device=self.device)
+        positions = torch.arange(width, device=self.device).expand(len(contexts), width)
+        cache = DynamicCache()
+        self.model(
+            input_ids=padded,
+            attention_mask=torch.ones_like(padded),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **self._last_only,
+        )
+        return layers_of(cache)
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Within this `decode` may be called."""
+        with decode_attention(self._configs):
+            yield
+
+    def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
+        """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B] to the rows `cache` is aimed at."""
+        output = self.model(
+            input_ids=tokens[:, None],
+            attention_mask=self._masks.build(lengths, width),
+            position_ids=lengths[:, None],
+            past_key_values=cache,
+            use_cache=True,
+            **self._last_only,
+        )
+        return output.logits[:, -1]

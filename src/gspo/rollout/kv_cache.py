@@ -1,0 +1,88 @@
+"""The KV cache of the running slots: left-aligned rows with their own lengths, behind transformers' Cache interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head size]
+
+
+class SlotCache(Cache):
+    """Keys and values of `num_slots` sequences, at most `max_length` tokens each. Rows 0..B-1 are in use.
+
+    Stored as [slot · position, heads, head size], so that a decode step writes whole rows of memory and reads a
+    view: attention sees [:B, :, :width] without a copy. Buffers are made on first use, with the heads and sizes
+    each layer turns out to have.
+    """
+
+    def __init__(self, num_slots: int, max_length: int) -> None:
+        super().__init__(layers=[])
+        self.num_slots = num_slots
+        self.max_length = max_length
+        self._keys: dict[int, Tensor] = {}
+        self._values: dict[int, Tensor] = {}
+        self._num_rows = 0
+        self._width = 0
+        self._targets: Tensor | None = None
+
+    def aim(self, targets: Tensor, width: int) -> None:
+        """Prepare one decode step: row b writes at flat position `targets[b]` and reads its first `width` tokens."""
+        self._targets, self._num_rows, self._width = targets, len(targets), width
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> LayerKV:
+        """Write one token a row ([B, heads, 1, size]) and return what attention may read."""
+        if layer_idx not in self._keys:
+            self._allocate(layer_idx, key_states, value_states)
+        assert self._targets is not None
+        return (
+            self._write(self._keys[layer_idx], key_states, self._targets),
+            self._write(self._values[layer_idx], value_states, self._targets),
+        )
+
+    def store(self, first_row: int, source_rows: Tensor, prefix: Sequence[LayerKV]) -> None:
+        """Copy prefilled prompts into consecutive rows: row first_row+i takes row source_rows[i] of `prefix`."""
+        last_row = first_row + len(source_rows)
+        for layer_idx, (keys, values) in enumerate(prefix):
+            if layer_idx not in self._keys:
+                self._allocate(layer_idx, keys, values)
+            for buffer, new in ((self._keys[layer_idx], keys), (self._values[layer_idx], values)):
+                slots = buffer.view(self.num_slots, self.max_length, *buffer.shape[1:])
+                slots[first_row:last_row, : new.shape[2]] = new.transpose(1, 2)[source_rows]
+
+    def move(self, targets: Tensor, sources: Tensor, width: int) -> None:
+        """Copy the first `width` tokens of rows `sources` over rows `targets`."""
+        for buffers in (self._keys, self._values):
+            for buffer in buffers.values():
+                slots = buffer.view(self.num_slots, self.max_length, *buffer.shape[1:])[:, :width]
+                slots[targets] = slots[sources]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._width
+
+    def _allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
+        # Zeros, because masked positions are multiplied by a weight of 0 and must not hold NaN.
+        for buffers, like in ((self._keys, keys), (self._values, values)):
+            shape = (self.num_slots * self.max_length, like.shape[1], like.shape[3])
+            buffers[layer_idx] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def _write(self, buffer: Tensor, new: Tensor, targets: Tensor) -> Tensor:
+        buffer.index_copy_(0, targets, new[:, :, 0])
+        slots = buffer.view(self.num_slots, self.max_length, *buffer.shape[1:])
+        return slots[: self._num_rows, : self._width].transpose(1, 2)
+
+
+def layers_of(cache: DynamicCache) -> list[LayerKV]:
+    """The keys and values a prefill left in transformers' growing cache, layer by layer."""
+    layers: list[LayerKV] = []
+    for layer in cache.layers:
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        assert keys is not None and values is not None, "every layer must be an attention layer"
+        layers.append((keys, values))
+    return layers

@@ -1,0 +1,38 @@
+"""Counter-based uniforms: the draw of a token is a hash of (seed, submission, response, position), nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gspo.seeding import derive_seed
+
+# SplitMix64 (Steele, Lea, Flood 2014), its constants as signed 64-bit numbers.
+_GAMMA = 0x9E3779B97F4A7C15 - 2**64
+_MIX_A = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_B = 0x94D049BB133111EB - 2**64
+
+
+def sequence_key(seed: int, submission: int, response: int) -> int:
+    """The 63-bit key of one response; `uniform` turns it and a position into a number."""
+    return derive_seed(seed, "token", submission, response)
+
+
+def uniform(keys: Tensor, positions: Tensor) -> Tensor:
+    """Numbers in [0, 1) as float64, one for each (key, position): the same bits on every device.
+
+    Both are int64 and broadcast. Integer products wrap around modulo 2^64 on every backend, so the hash is exact.
+    """
+    hashed = _mix(_mix(keys) + positions * _GAMMA)
+    return _shift_right(hashed, 11).to(torch.float64) * 2.0**-53
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_A
+    x = (x ^ _shift_right(x, 27)) * _MIX_B
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    """A shift that fills with zeros; torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)

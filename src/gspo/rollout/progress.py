@@ -1,0 +1,99 @@
+"""Host-side bookkeeping of groups in flight: what each response has so far, and when a group is whole."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gspo.rollout.engine import GroupRequest
+from gspo.rollout.noise import sequence_key
+from gspo.rollout.slots import SlotStart
+from gspo.types import FinishReason, Group, Rollout
+
+EMPTY = Rollout((), (), (), (), "aborted")
+
+
+@dataclass(eq=False, slots=True)
+class GroupProgress:
+    """A group in flight: its request and its finished responses by index."""
+
+    request: GroupRequest
+    stops: tuple[int, ...]
+    finished: dict[int, Rollout] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.finished) == self.request.n
+
+    def group(self) -> Group:
+        """The finished group."""
+        r = self.request
+        rollouts = tuple(self.finished[i] for i in range(r.n))
+        return Group(prompt=r.prompt, rollouts=rollouts, submission=r.submission, version=r.version)
+
+    def as_request(self, unfinished: dict[int, Rollout]) -> GroupRequest:
+        """The request that continues this group; `unfinished` holds its responses begun and not ended."""
+        parts = {**unfinished, **self.finished}
+        begun = max((i + 1 for i, part in parts.items() if part.token_ids), default=0)
+        return dataclasses.replace(self.request, partial=tuple(parts.get(i, EMPTY) for i in range(begun)))
+
+
+@dataclass(eq=False, slots=True)
+class SequenceProgress:
+    """One response in flight: `begun` holds the tokens it had when it last entered the engine."""
+
+    group: GroupProgress
+    index: int
+    begun: Rollout
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """Every token known when the response entered: the prompt and what was begun."""
+        return (*self.group.request.prompt.token_ids, *self.begun.token_ids)
+
+    @property
+    def prefix_key(self) -> tuple[int, int]:
+        """Responses with equal keys have equal contexts: a group's fresh responses share one prefill."""
+        return (id(self.group), self.index if self.begun.token_ids else -1)
+
+    def start(self) -> SlotStart:
+        """How a slot takes this response up: everything but the last token cached, the last one fed first."""
+        request, context = self.group.request, self.context
+        first = len(request.prompt.token_ids) - 1
+        return SlotStart(
+            token=context[-1],
+            length=len(context) - 1,
+            first=first,
+            last=first + request.params.max_tokens - 1,
+            key=sequence_key(request.seed, request.submission, self.index),
+            stops=self.group.stops,
+        )
+
+    def extended(self, tokens: Sequence[int], log_probs: Sequence[float], version: int) -> Rollout:
+        """The response with tokens generated since it entered, all under `version`; still open."""
+        begun, num_new = self.begun, len(tokens)
+        return Rollout(
+            token_ids=(*begun.token_ids, *tokens),
+            log_probs=(*begun.log_probs, *log_probs),
+            loss_mask=(*begun.loss_mask, *[1] * num_new),
+            versions=(*begun.versions, *[version] * num_new),
+            finish_reason="aborted",
+        )
+
+    def finish(self, whole: Rollout, text: str, reason: FinishReason) -> None:
+        """Close the response and hand it to its group."""
+        self.group.finished[self.index] = dataclasses.replace(whole, finish_reason=reason, text=text)
+
+
+def begin(request: GroupRequest, stops: tuple[int, ...]) -> tuple[GroupProgress, list[SequenceProgress]]:
+    """Take up a request: its group, and the responses that still have to run, by index."""
+    group = GroupProgress(request, stops)
+    sequences = []
+    for index in range(request.n):
+        begun = request.partial[index] if index < len(request.partial) else EMPTY
+        if begun.finish_reason == "aborted":
+            sequences.append(SequenceProgress(group, index, begun))
+        else:
+            group.finished[index] = begun
+    return group, sequences

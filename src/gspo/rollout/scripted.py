@@ -1,0 +1,95 @@
+"""A rollout engine for tests: answers come from a script, with lengths and timing the test decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.rollout.engine import GroupRequest
+from gspo.rollout.progress import GroupProgress, SequenceProgress, begin
+from gspo.types import Group, Prompt, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedAnswer:
+    """What a response will be: its tokens (the last one ends it) and its text."""
+
+    token_ids: tuple[int, ...]
+    text: str = ""
+
+
+Script = Callable[[Prompt, int, int], ScriptedAnswer]  # (prompt, submission, response index)
+
+
+class ScriptedEngine:
+    """A RolloutEngine that recites `script`: one token a response a step, so a group takes as many steps as its longest.
+
+    At most `num_slots` responses run at once (all, when None); the others wait in order of submission. A response
+    is cut at the request's max_tokens ("length"). Log-probs are `log_prob` for every token. `loads` lists the
+    versions loaded, for tests that check when weights were handed over.
+    """
+
+    def __init__(
+        self, script: Script, *, num_slots: int | None = None, log_prob: float = -1.0, version: int = 0
+    ) -> None:
+        self._script = script
+        self._num_slots = num_slots
+        self._log_prob = log_prob
+        self._version = version
+        self._groups: list[GroupProgress] = []
+        self._running: list[SequenceProgress] = []
+        self.loads: list[int] = []
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._groups)
+
+    def submit(self, request: GroupRequest) -> None:
+        group, sequences = begin(request, ())
+        self._groups.append(group)
+        self._running.extend(sequences)
+
+    def step(self) -> list[Group]:
+        for sequence in self._running[: self._num_slots]:
+            self._recite(sequence)
+        self._running = [s for s in self._running if s.index not in s.group.finished]
+        whole = [g.group() for g in self._groups if g.is_whole]
+        self._groups = [g for g in self._groups if not g.is_whole]
+        return sorted(whole, key=lambda g: g.submission)
+
+    def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
+        groups = []
+        for request in requests:
+            group, sequences = begin(request, ())
+            for sequence in sequences:
+                while sequence.index not in group.finished:
+                    self._recite(sequence)
+            groups.append(group.group())
+        return groups
+
+    def load_weights(self, weights: Any, version: int) -> None:
+        self._version = version
+        self.loads.append(version)
+
+    def unfinished(self) -> list[GroupRequest]:
+        parts: dict[int, dict[int, Rollout]] = {}
+        for sequence in self._running:
+            parts.setdefault(id(sequence.group), {})[sequence.index] = sequence.begun
+        requests = [g.as_request(parts.get(id(g), {})) for g in self._groups]
+        return sorted(requests, key=lambda r: r.submission)
+
+    def close(self) -> None:
+        self._groups, self._running = [], []
+
+    def _recite(self, sequence: SequenceProgress) -> None:
+        """Add the next token of a response, and close it at the script's end or at max_tokens."""
+        request = sequence.group.request
+        answer = self._script(request.prompt, request.submission, sequence.index)
+        if not answer.token_ids:
+            raise ValueError(f"script for prompt {request.prompt.uid!r}: a response needs at least one token")
+        position = len(sequence.begun.token_ids)
+        sequence.begun = sequence.extended([answer.token_ids[position]], [self._log_prob], self._version)
+        ended = position + 1 == len(answer.token_ids)
+        if ended or position + 1 == request.params.max_tokens:
+            sequence.finish(sequence.begun, answer.text, "stop" if ended else "length")

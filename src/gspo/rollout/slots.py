@@ -1,0 +1,69 @@
+"""The device-side state of the running rows: last token, length, limits, and what was generated so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStart:
+    """How a row begins: `length` tokens are cached and `token` is the next to be fed, at position `length`."""
+
+    token: int
+    length: int
+    first: int  # position whose output is response token 0: prompt length - 1
+    last: int  # position whose output is the last token allowed
+    key: int  # of the noise, see noise.sequence_key
+    stops: tuple[int, ...]
+
+
+class Slots:
+    """Tensors of `num_slots` rows, of which 0..B-1 run. The output of position p is kept in column p of `tokens`."""
+
+    def __init__(self, num_slots: int, max_length: int, device: torch.device) -> None:
+        self.device = device
+        self._ints = torch.zeros(5, num_slots, dtype=torch.int64, device=device)
+        self.token, self.length, self.first, self.last, self.key = self._ints.unbind(0)
+        self.base = torch.arange(num_slots, device=device) * max_length
+        self.done = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.stops = torch.full((num_slots, 1), -1, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(num_slots, max_length, dtype=torch.int64, device=device)
+        self.log_probs = torch.zeros(num_slots, max_length, dtype=torch.float32, device=device)
+
+    def place(self, first_row: int, starts: Sequence[SlotStart]) -> None:
+        """Begin these sequences in consecutive rows."""
+        rows = slice(first_row, first_row + len(starts))
+        ints = [[s.token, s.length, s.first, s.last, s.key] for s in starts]
+        self._ints[:, rows] = torch.tensor(ints, dtype=torch.int64).T.to(self.device)
+        num_stops = max(len(s.stops) for s in starts)
+        if num_stops > self.stops.shape[1]:
+            wider = (0, num_stops - self.stops.shape[1])
+            self.stops = torch.nn.functional.pad(self.stops, wider, value=-1)
+        width = self.stops.shape[1]
+        stops = [[*s.stops, *[-1] * (width - len(s.stops))] for s in starts]
+        self.stops[rows] = torch.tensor(stops, dtype=torch.int64).to(self.device)
+        self.done[rows] = False
+
+    def record(self, token: Tensor, log_prob: Tensor) -> None:
+        """Take one new token for each of the first B rows: keep it, advance, and mark the rows that end with it.
+
+        A row already done stands still: what it writes lies past its end and is never read.
+        """
+        num_rows = len(token)
+        length, done = self.length[:num_rows], self.done[:num_rows]
+        self.tokens[:num_rows].scatter_(1, length[:, None], token[:, None])
+        self.log_probs[:num_rows].scatter_(1, length[:, None], log_prob[:, None])
+        ends = (token[:, None] == self.stops[:num_rows]).any(1) | (length >= self.last[:num_rows])
+        length += ~done
+        done |= ends
+        self.token[:num_rows] = token
+
+    def move(self, targets: Tensor, sources: Tensor) -> None:
+        """Copy rows `sources` over rows `targets`."""
+        self._ints[:, targets] = self._ints[:, sources]
+        for rows in (self.done, self.stops, self.tokens, self.log_probs):
+            rows[targets] = rows[sources]

@@ -1,0 +1,247 @@
+"""The native engine's own promises: slots, refills, prefill once, bit-exact continuation, harmlessness to training."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from .models import EOS, VOCAB, drain, make_engine, make_model, make_request, plain_log_probs
+
+
+@pytest.fixture(scope="module")
+def model():
+    return make_model()
+
+
+def _perturb(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.02)
+
+
+def _reasons(requests):
+    return {r.finish_reason for request in requests for r in request.partial if r.token_ids}
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 5, 64])
+@pytest.mark.parametrize("decode_chunk", [1, 4])
+def test_tokens_do_not_depend_on_slots_or_on_company(model, num_slots, decode_chunk):
+    engine = make_engine(model, num_slots=num_slots, decode_chunk=decode_chunk)
+    for i in range(6):
+        engine.submit(make_request(i, n=1 + i % 4))
+    groups = sorted(drain(engine), key=lambda g: g.submission)
+    for group in groups:
+        i = group.submission
+        (alone,) = make_engine(model).generate([make_request(i, n=1 + i % 4)])
+        assert [r.token_ids for r in group.rollouts] == [r.token_ids for r in alone.rollouts]
+        for mine, other in zip(group.rollouts, alone.rollouts):
+            assert mine.log_probs == pytest.approx(other.log_probs, abs=1e-5)
+
+
+def test_draws_follow_seed_submission_response_and_position(model):
+    def texts(**changes):
+        request = dataclasses.replace(make_request(3, n=3, ignore_eos=True), **changes)
+        (group,) = make_engine(model).generate([request])
+        return [r.token_ids for r in group.rollouts]
+
+    base = texts()
+    assert len(set(base)) == 3
+    assert texts() == base
+    assert texts(version=9) == base
+    assert texts(n=2) == base[:2]
+    assert texts(seed=6) != base
+    assert texts(submission=4) != base
+
+
+def test_a_prompt_is_prefilled_once_for_its_group(model):
+    engine = make_engine(model, num_slots=2, decode_chunk=1)
+    seen = []
+    prefill = engine._decoder.prefill
+    engine._decoder.prefill = lambda contexts: (seen.extend(contexts), prefill(contexts))[1]
+    requests = [make_request(i, n=5, ignore_eos=True, max_tokens=3 + i) for i in range(3)]
+    for request in requests:
+        engine.submit(request)
+    drain(engine)
+    assert seen == [r.prompt.token_ids[:-1] for r in requests]
+
+
+def test_several_prompts_are_prefilled_together(model):
+    engine = make_engine(model, num_slots=8)
+    calls = []
+    prefill = engine._decoder.prefill
+    engine._decoder.prefill = lambda contexts: (calls.append(len(contexts)), prefill(contexts))[1]
+    for i in range(4):
+        engine.submit(make_request(i, n=2))
+    drain(engine)
+    assert calls == [4]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3-moe", "gemma3", "gpt2"])
+def test_a_fresh_engine_continues_unfinished_groups_to_the_bit(kind):
+    model = make_model(kind)
+    options = {"num_slots": 10, "decode_chunk": 3}
+    running = make_engine(model, **options)
+    for i in range(7):  # stop tokens enough that some responses of a group end long before others
+        running.submit(make_request(i, n=1 + i % 3, max_tokens=20, stop_token_ids=tuple(range(2, 10))))
+    early = []
+    while not (early and _reasons(running.unfinished()) >= {"aborted", "stop"}):
+        assert running.num_in_flight, "the case must hold a whole group, begun and ended responses"
+        early += running.step()
+    _perturb(model, 1)
+    running.load_weights(None, version=1)
+    state = running.unfinished()
+
+    fresh = make_engine(model, **options, version=1)
+    for request in state:
+        fresh.submit(request)
+    assert fresh.unfinished() == state
+    late = make_request(20, n=3, version=1)
+    handed_out = []
+    for engine in (running, fresh):
+        steps = [engine.step(), engine.step()]
+        engine.submit(late)
+        while engine.num_in_flight:
+            steps.append(engine.step())
+        handed_out.append(steps)
+    assert handed_out[0] == handed_out[1]
+    finished = [g for step in handed_out[0] for g in step]
+    assert sorted(g.submission for g in [*early, *finished]) == [0, 1, 2, 3, 4, 5, 6, 20]
+    versions = {v for g in finished for r in g.rollouts for v in r.versions}
+    assert versions == {0, 1}
+
+
+def test_tokens_after_a_weight_update_come_from_the_new_weights_alone():
+    model = make_model()
+    engine = make_engine(model, decode_chunk=4)
+    engine.submit(make_request(2, n=4, ignore_eos=True, max_tokens=12))
+    engine.step()
+    old = make_model()
+    _perturb(model, 1)
+    engine.load_weights(None, version=7)
+    (group,) = drain(engine)
+    for rollout in group.rollouts:
+        assert rollout.versions == (0,) * 4 + (7,) * 8
+        before = plain_log_probs(old, group.prompt.token_ids, rollout.token_ids)
+        after = plain_log_probs(model, group.prompt.token_ids, rollout.token_ids)
+        assert rollout.log_probs[:4] == pytest.approx(before[:4], abs=1e-4)
+        assert rollout.log_probs[4:] == pytest.approx(after[4:], abs=1e-4)
+        assert after[4:] != pytest.approx(before[4:], abs=1e-2)
+
+
+def test_weights_given_as_tensors_are_copied_into_the_model():
+    model, other = make_model(), make_model(seed=1)
+    engine = make_engine(model)
+    engine.load_weights(dict(other.named_parameters()), version=3)
+    request = make_request(1)
+    expected = make_engine(other, version=3).generate([request])
+    assert engine.generate([request]) == expected
+    with pytest.raises(KeyError, match="no_such"):
+        engine.load_weights({"no_such": torch.zeros(1)}, version=4)
+    with pytest.raises(ValueError, match=r"embed_tokens.*shape"):
+        engine.load_weights({"model.embed_tokens.weight": torch.zeros(1)}, version=4)
+
+
+@pytest.mark.parametrize("look_each_step", [True, False])
+def test_looking_at_the_end_of_a_chunk_changes_no_token(model, look_each_step):
+    engine = make_engine(model, num_slots=4, decode_chunk=7)
+    engine._pool._look_each_step = (
+        look_each_step  # False: as on a GPU, rows run on past their end within a chunk
+    )
+    requests = [make_request(i, n=3, max_tokens=1 + 5 * i, length=64 - 1 - 5 * i) for i in range(5)]
+    for request in requests:
+        engine.submit(request)
+    groups = sorted(drain(engine), key=lambda g: g.submission)
+    for group, request in zip(groups, requests):
+        (alone,) = make_engine(model).generate([request])
+        assert [r.token_ids for r in group.rollouts] == [r.token_ids for r in alone.rollouts]
+
+
+def test_an_over_long_prefill_is_split(model, monkeypatch):
+    requests = [make_request(i, n=2, length=4 + i) for i in range(6)]
+    together = make_engine(model, num_slots=12).generate(requests)
+    monkeypatch.setattr("gspo.rollout.pool._PREFILL_TOKENS", 10)
+    split = make_engine(model, num_slots=12).generate(requests)
+    assert [r.token_ids for g in split for r in g.rollouts] == [
+        r.token_ids for g in together for r in g.rollouts
+    ]
+
+
+def test_training_goes_on_after_a_rollout():
+    model = make_model().train()
+    model.gradient_checkpointing_enable()
+    make_engine(model).generate([make_request(0)])
+    assert model.training and all(m.training for m in model.modules())
+    ids = torch.tensor([[3, 4, 5, 6]])
+    model(ids, labels=ids).loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_a_rollout_while_the_model_trains_runs_without_dropout():
+    torch.manual_seed(0)
+    model = make_model("gpt2").train()
+    request = make_request(0, n=2)
+    first = make_engine(model).generate([request])
+    model.eval()
+    assert make_engine(model).generate([request]) == first
+
+
+def test_weights_are_the_models_own(model):
+    engine = make_engine(model)
+    owned = sum(t.numel() for t in vars(engine._decoder).values() if isinstance(t, torch.Tensor))
+    assert engine._decoder.model is model and owned == 0
+
+
+def test_weights_that_are_not_numbers_stop_the_run_by_name():
+    model = make_model()
+    with torch.no_grad():
+        model.lm_head.weight.fill_(float("nan"))
+    with pytest.raises(FloatingPointError, match=r"'p4'.*submission 4.*version 2"):
+        make_engine(model, version=2).generate([make_request(4)])
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (make_request(0, length=60, max_tokens=5), r"'p0'.*60 prompt tokens.*max_length=64"),
+        (make_request(1, length=0), r"'p1'.*no tokens"),
+        (make_request(2, n=0), r"'p2'.*n=0"),
+        (make_request(3, max_tokens=0), r"'p3'.*max_tokens=0"),
+        (make_request(4, top_p=0.0), r"'p4'.*top_p=0\.0"),
+        (make_request(5, temperature=-1.0), r"'p5'.*temperature=-1"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused_by_name(model, request_, message):
+    engine = make_engine(model)
+    for call in (engine.submit, lambda r: engine.generate([r])):
+        with pytest.raises(ValueError, match=message):
+            call(request_)
+    assert engine.num_in_flight == 0
+
+
+@pytest.mark.parametrize("option", ["num_slots", "max_length", "decode_chunk"])
+def test_an_engine_of_nothing_is_refused(model, option):
+    with pytest.raises(ValueError, match=f"{option}=0"):
+        make_engine(model, **{option: 0})
+
+
+def test_a_context_the_model_cannot_hold_is_refused(model):
+    with pytest.raises(ValueError, match=r"max_length=129.*max_position_embeddings=128"):
+        make_engine(model, max_length=129)
+
+
+def test_stop_tokens_end_a_response_and_are_kept(model):
+    stop = tuple(range(2, VOCAB))
+    (group,) = make_engine(model).generate([make_request(0, n=4, stop_token_ids=stop)])
+    for rollout in group.rollouts:
+        assert len(rollout.token_ids) == 1 and rollout.finish_reason == "stop"
+        assert rollout.loss_mask == (1,)
+
+
+def test_ignore_eos_runs_to_max_tokens(model):
+    requests = [make_request(i, n=8, ignore_eos=True, max_tokens=30) for i in range(4)]
+    groups = make_engine(model).generate(requests)
+    assert {len(r.token_ids) for g in groups for r in g.rollouts} == {30}
+    assert any(EOS in r.token_ids for g in groups for r in g.rollouts)
