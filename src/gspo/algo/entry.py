@@ -48,9 +48,6 @@ def compute_policy_loss(
     if loss_agg_mode == "seq-mean-token-sum-norm" and loss_norm_length is None:
         warnings.warn(f"loss_agg_mode={loss_agg_mode} divides by loss_norm_length, taken as 1", stacklevel=2)
         loss_norm_length = 1.0
-    note = length_weighting_note(loss_mode, loss_agg_mode)
-    if note is not None:
-        warnings.warn(note, stacklevel=2)
     settings = LossSettings(
         clip_low=clip_ratio_low,
         clip_high=clip_ratio_high,
@@ -61,6 +58,9 @@ def compute_policy_loss(
         if rollout_log_probs is None
         else Behaviour(behav_imp_weight_mode, behav_imp_weight_cap),
     )
+    note = length_weighting_note(loss_mode, loss_agg_mode)
+    if note is not None:
+        warnings.warn(note, stacklevel=2)
     inputs = LossInputs(
         log_probs=log_probs,
         old_log_probs=old_log_probs,
