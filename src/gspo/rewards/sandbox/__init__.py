@@ -1,0 +1,24 @@
+"""A sandbox for model-written Python: judge here, fork-server and confined child in other processes."""
+
+from __future__ import annotations
+
+from .judge import DEFAULT_MEMORY, DEFAULT_WALL, CallResult, Sandbox
+from .levels import GUARANTEES, HOW_TO, CanaryReport, LevelReport, test_level
+from .result import RunResult, SandboxError
+from .speed import Speed, measure_speed
+
+__all__ = [
+    "DEFAULT_MEMORY",
+    "DEFAULT_WALL",
+    "GUARANTEES",
+    "HOW_TO",
+    "CallResult",
+    "CanaryReport",
+    "LevelReport",
+    "RunResult",
+    "Sandbox",
+    "SandboxError",
+    "Speed",
+    "measure_speed",
+    "test_level",
+]

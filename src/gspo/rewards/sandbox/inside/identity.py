@@ -1,0 +1,127 @@
+"""Who the child is: namespaces it is born into, the user it becomes, the capabilities it loses."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import libc
+from .syscalls import CAPSET, CLONE
+
+FIRST_UID = 1_879_000_000  # far from every range that distributions hand out
+CAP_DAC_READ_SEARCH = 2
+_CAPABILITY_VERSION = 0x20080522
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How children are made: namespaces of the server, own PID namespace a child, uid, kept capabilities."""
+
+    network_namespace: bool
+    pid_namespace: bool
+    first_uid: int | None
+    capabilities: int
+
+
+def enter_namespaces() -> bool:
+    """Move this process into fresh network, IPC and host-name namespaces; False where that is not allowed.
+
+    An ordinary user needs a user namespace for it, which some systems block; the sandbox works without.
+    """
+    inner = libc.CLONE_NEWNET | libc.CLONE_NEWIPC | libc.CLONE_NEWUTS
+    with contextlib.suppress(OSError):
+        libc.unshare(inner)
+        return True
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        libc.unshare(libc.CLONE_NEWUSER | inner)
+    except OSError:
+        return False
+    for path, text in (
+        ("/proc/self/setgroups", "deny"),
+        ("/proc/self/uid_map", f"{uid} {uid} 1"),
+        ("/proc/self/gid_map", f"{gid} {gid} 1"),
+    ):
+        with contextlib.suppress(OSError), open(path, "w") as file:
+            file.write(text)
+    return True
+
+
+def clone(pid_namespace: bool) -> int:
+    """fork(2) through the raw call, so that each child can get its own PID namespace. Returns as fork does.
+
+    `unshare` would serve one child only. CPython's fork hooks run as in `os.fork`; the kernel writes the new thread
+    id where the C library keeps it.
+    """
+    flags = int(signal.SIGCHLD) | (libc.CLONE_NEWPID if pid_namespace else 0)
+    tid_address = _tid_address()
+    if tid_address:
+        flags |= libc.CLONE_CHILD_SETTID | libc.CLONE_CHILD_CLEARTID
+    number = CLONE[libc.machine()]
+    api = ctypes.pythonapi
+    api.PyOS_BeforeFork()
+    try:
+        pid = libc.syscall(number, flags, 0, 0, tid_address, tid_address)
+    except OSError:
+        api.PyOS_AfterFork_Parent()
+        raise
+    if pid == 0:
+        api.PyOS_AfterFork_Child()
+    else:
+        api.PyOS_AfterFork_Parent()
+    return pid
+
+
+def _tid_address() -> int:
+    address = ctypes.create_string_buffer(8)
+    try:
+        libc.prctl(libc.PR_GET_TID_ADDRESS, address)
+    except OSError:
+        return 0
+    return struct.unpack("Q", address.raw)[0]
+
+
+def plan(network_namespace: bool, landmark: str) -> Identity:
+    """Find by trying which of namespaces and users the children can have. `landmark` must stay readable to them."""
+    pid_namespace = _works(lambda: None, pid_namespace=True)
+    if _works(lambda: become(FIRST_UID, 0, landmark)):
+        return Identity(network_namespace, pid_namespace, FIRST_UID, 0)
+    keep = 1 << CAP_DAC_READ_SEARCH
+    # Python under a private home: without the right to read it, imports after the change of user would fail.
+    if _works(lambda: become(FIRST_UID, keep, landmark)):
+        return Identity(network_namespace, pid_namespace, FIRST_UID, keep)
+    return Identity(network_namespace, pid_namespace, None, 0)
+
+
+def become(uid: int | None, capabilities: int, landmark: str | None = None) -> None:
+    """Become user and group `uid` (None: stay), keep only `capabilities`; raises OSError."""
+    if uid is not None:
+        libc.prctl(libc.PR_SET_KEEPCAPS, 1)
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
+    words = struct.pack("=6I", capabilities, capabilities, 0, 0, 0, 0)
+    libc.syscall(CAPSET[libc.machine()], header, ctypes.create_string_buffer(words, len(words)))
+    if landmark is not None:
+        os.close(os.open(landmark, os.O_RDONLY))
+
+
+def _works(action: Callable[[], None], pid_namespace: bool = False) -> bool:
+    """Whether a child could do `action`."""
+    try:
+        pid = clone(pid_namespace)
+    except OSError:
+        return False
+    if pid == 0:
+        try:
+            action()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0

@@ -1,0 +1,62 @@
+"""The few C calls the sandbox needs that Python 3.11 does not offer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+PR_GET_TID_ADDRESS = 40
+
+CLONE_CHILD_CLEARTID = 0x00200000
+CLONE_CHILD_SETTID = 0x01000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+# PyDLL keeps the interpreter lock held: a fork must not happen between releasing and taking it.
+_libc = ctypes.PyDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def machine() -> str:
+    """The processor's name as the syscall tables spell it; raises OSError on any other."""
+    name = {"amd64": "x86_64", "arm64": "aarch64"}.get(platform.machine().lower(), platform.machine().lower())
+    if name not in ("x86_64", "aarch64"):
+        raise OSError(f"no syscall table for machine {name!r}: the sandbox knows x86_64 and aarch64")
+    return name
+
+
+def syscall(number: int, *args: int | ctypes.Array | None) -> int:
+    """A raw system call; raises OSError with the kernel's errno."""
+    values = [a if isinstance(a, ctypes.Array) else ctypes.c_long(a or 0) for a in args]
+    result = _libc.syscall(ctypes.c_long(number), *values)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"system call {number}: {os.strerror(code)}")
+    return result
+
+
+def prctl(option: int, *args: int | ctypes.Array) -> int:
+    """prctl(2); raises OSError."""
+    padded = [*args, *([0] * (4 - len(args)))]
+    values = [a if isinstance(a, ctypes.Array) else ctypes.c_ulong(a) for a in padded]
+    result = _libc.prctl(ctypes.c_int(option), *values)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl {option}: {os.strerror(code)}")
+    return result
+
+
+def unshare(flags: int) -> None:
+    """unshare(2), which `os` has only from Python 3.12; raises OSError."""
+    if _libc.unshare(ctypes.c_int(flags)) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"unshare {flags:#x}: {os.strerror(code)}")

@@ -1,0 +1,107 @@
+"""Plain data on the wire: exact built-in types as tagged JSON, so that nothing but data crosses between processes.
+
+Scalars are themselves; a container is a list whose first item is its tag: `l` list, `t` tuple, `s` set, `f` frozenset,
+`d` dictionary (pairs), `b` bytes, `i` large integer, `c` complex, `r` an object that stayed in the other process,
+`k` a function of the other process that may be called back.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+MAX_BYTES = 8 << 20
+MAX_DEPTH = 100
+_SMALL = 1 << 63
+
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+_SEQUENCES: dict[type, str] = {list: "l", tuple: "t", set: "s", frozenset: "f"}
+_MAPPINGS = (dict, defaultdict, OrderedDict, Counter)
+
+
+class NotPlain(ValueError):
+    """The value, or the bytes, are not plain data within the limits."""
+
+
+def encode(value: Any, reference: Callable[[Any], list] | None = None) -> Any:
+    """The tagged form of `value`, ready for json.dumps; others than exact built-in types go to `reference`."""
+    return _encode(value, reference, 0)
+
+
+def _encode(value: Any, reference: Callable[[Any], list] | None, depth: int) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, str, float):
+        return value
+    if kind is int:
+        return value if -_SMALL < value < _SMALL else ["i", hex(value)]
+    if depth >= MAX_DEPTH:
+        raise NotPlain(f"nested deeper than {MAX_DEPTH}")
+    if kind in _SEQUENCES:
+        return [_SEQUENCES[kind], *[_encode(item, reference, depth + 1) for item in value]]
+    if kind in _MAPPINGS:
+        pairs = [[_encode(k, reference, depth + 2), _encode(v, reference, depth + 2)] for k, v in value.items()]
+        return ["d", *pairs]
+    if kind is bytes:
+        return ["b", value.hex()]
+    if kind is complex:
+        return ["c", value.real, value.imag]
+    if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+        return _encode(value.tolist(), reference, depth + 1)
+    if reference is None:
+        raise NotPlain(f"{kind.__name__} is not a plain type")
+    return reference(value)
+
+
+def decode(data: Any, reference: Callable[[str, int], Any] | None = None) -> Any:
+    """The value of a tagged form as json.loads gave it; raises NotPlain on anything else."""
+    if data is None or type(data) in (bool, str, float, int):
+        return data
+    if type(data) is not list or not data or type(data[0]) is not str:
+        raise NotPlain("no tag")
+    tag, items = data[0], data[1:]
+    try:
+        return _build(tag, items, reference)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise NotPlain(f"bad {tag!r}: {error}") from None
+
+
+def _build(tag: str, items: list, reference: Callable[[str, int], Any] | None) -> Any:
+    if tag in "ltsf" and len(tag) == 1:
+        values = [decode(item, reference) for item in items]
+        return {"l": list, "t": tuple, "s": set, "f": frozenset}[tag](values)
+    if tag == "d":
+        return {decode(key, reference): decode(value, reference) for key, value in items}
+    if tag == "b":
+        return bytes.fromhex(items[0])
+    if tag == "i":
+        return int(items[0], 16)
+    if tag == "c":
+        return complex(float(items[0]), float(items[1]))
+    if tag in ("r", "k") and reference is not None and type(items[0]) is int:
+        return reference(tag, items[0])
+    raise NotPlain(f"unknown tag {tag!r}")
+
+
+def dump_line(message: Any) -> bytes:
+    """One message as one line."""
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def load_line(line: bytes) -> Any:
+    """The JSON of one line, after its size and depth were checked; raises NotPlain."""
+    if len(line) > MAX_BYTES:
+        raise NotPlain(f"longer than {MAX_BYTES} bytes")
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", line)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > 2 * MAX_DEPTH + 8:
+            raise NotPlain(f"nested deeper than {MAX_DEPTH}")
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise NotPlain(f"not JSON: {error}") from None

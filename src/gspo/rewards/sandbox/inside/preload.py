@@ -1,0 +1,72 @@
+"""Modules a server imports before it forks, so that programs find them without touching a file."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pkgutil
+import sys
+
+COMMON = """
+abc argparse array ast asyncio atexit base64 bisect bz2 calendar cmath codecs collections collections.abc
+concurrent.futures concurrent.futures.thread contextlib contextvars copy csv ctypes dataclasses datetime decimal difflib
+enum fractions functools gc getpass glob graphlib hashlib heapq hmac html io inspect itertools json keyword linecache
+locale logging math multiprocessing numbers operator os os.path pathlib pickle platform pprint queue random re reprlib
+resource secrets select selectors shlex signal socket ssl stat statistics string struct subprocess sys tempfile textwrap
+threading time timeit tokenize traceback types typing unicodedata unittest uuid warnings weakref zlib zoneinfo
+encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16 encodings.utf_32 encodings.utf_8_sig
+""".split()
+
+# Without file calls nothing can be imported later: everything a program could reasonably want is there at once.
+WHOLE = """
+binascii binhex bdb cmd code codeop colorsys compileall configparser copyreg curses dbm dis email email.message
+email.parser email.policy email.mime.text encodings.aliases encodings.cp1252 encodings.hex_codec encodings.rot_13 errno
+fileinput filecmp fnmatch ftplib getopt gettext gzip html.entities html.parser http http.client http.cookies imaplib
+importlib.abc importlib.metadata importlib.resources importlib.util ipaddress json.tool lzma mailbox mimetypes mmap
+modulefinder netrc numbers opcode optparse pickletools plistlib poplib posixpath profile pstats pyclbr quopri rlcompleter
+runpy sched shelve shutil smtplib sqlite3 sre_compile stringprep symtable sysconfig tabnanny tarfile telnetlib tomllib
+trace tracemalloc turtle types unittest.mock urllib urllib.error urllib.parse urllib.request wave webbrowser wsgiref
+xml.dom.minidom xml.etree.ElementTree xml.sax xmlrpc.client zipapp zipfile zipimport _strptime _pydecimal _pyio _bisect
+_heapq _random _statistics _struct _zoneinfo concurrent.futures.process multiprocessing.pool
+""".split()
+
+NUMPY = "numpy numpy.fft numpy.linalg numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks".split()
+
+
+def preload(numpy_parent: str, whole: bool) -> None:
+    """Import the common modules, all likely ones if `whole`, and numpy from `numpy_parent` ("" for none).
+
+    The folder that holds numpy leaves the import path again: the packages beside it are not the program's.
+    """
+    _import(COMMON)
+    if whole:
+        _import(WHOLE)
+        _import(m.name for m in pkgutil.iter_modules(_package_path("encodings"), "encodings.") if "mbcs" not in m.name)
+    if numpy_parent:
+        sys.path.append(numpy_parent)
+        _import(NUMPY)
+        sys.path.remove(numpy_parent)
+    importlib.invalidate_caches()
+
+
+def readable_paths(numpy_parent: str) -> list[str]:
+    """Folders a program may read: the standard library, shared libraries, numpy, time zones."""
+    import sysconfig
+
+    paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")]
+    paths += [sysconfig.get_config_var("DESTSHARED") or "", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    paths += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom", "/dev/zero"]
+    if numpy_parent:
+        paths += [os.path.join(numpy_parent, name) for name in ("numpy", "numpy.libs")]
+    return [path for path in dict.fromkeys(paths) if path]
+
+
+def _package_path(name: str) -> list[str]:
+    return list(importlib.import_module(name).__path__)
+
+
+def _import(names) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)

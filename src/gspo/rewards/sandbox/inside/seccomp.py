@@ -1,0 +1,119 @@
+"""The system call filter: an allow-list in classic BPF, built for one machine and one process."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+from . import libc
+from .syscalls import CHECKED, FILE_CALLS, HIGHEST_KNOWN, NUMBERS, number_of
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+
+ALLOW = 0x7FFF0000
+KILL = 0x80000000
+EPERM = 0x00050000 | 1
+ENOSYS = 0x00050000 | 38
+
+LOAD, AND, JEQ, JGE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+
+OFFSET_NR, OFFSET_ARCH, OFFSET_ARGS = 0, 4, 16
+
+THREAD_FLAGS = 0x00010000 | 0x00000100 | 0x00000800  # CLONE_THREAD, CLONE_VM, CLONE_SIGHAND
+AT_EMPTY_PATH = 0x1000
+AF_UNIX = 1
+O_ACCMODE, O_TRUNC, O_PATH = 0o3, 0o1000, 0o10000000
+
+# Reading and setting the blocking and close-on-exec state, the terminal question of isatty, bytes waiting.
+IOCTLS = (0x5421, 0x5450, 0x5451, 0x5401, 0x5413, 0x541B)
+# F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
+FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
+# PR_SET_NAME, PR_GET_NAME, PR_SET_VMA. Not PR_SET_PDEATHSIG: the child must die with its server.
+PRCTLS = (15, 16, 0x53564D41)
+
+Instruction = tuple[int, int, int, int]
+
+
+def _op(code: int, k: int, if_true: int = 0, if_false: int = 0) -> Instruction:
+    return (code, if_true, if_false, k)
+
+
+def _low(arg: int) -> Instruction:
+    return _op(LOAD, OFFSET_ARGS + 8 * arg)
+
+
+def _high(arg: int) -> Instruction:
+    return _op(LOAD, OFFSET_ARGS + 8 * arg + 4)
+
+
+def _one_of(arg: int, values: tuple[int, ...]) -> list[Instruction]:
+    """Allow when the argument's low word is one of `values` (the kernel reads these arguments as int)."""
+    body = [_low(arg)]
+    for value in values:
+        body += [_op(JEQ, value, 0, 1), _op(RETURN, ALLOW)]
+    return [*body, _op(RETURN, EPERM)]
+
+
+def _masked(arg: int, mask: int, wanted: int, then: int, otherwise: int) -> list[Instruction]:
+    return [_low(arg), _op(AND, mask), _op(JEQ, wanted, 0, 1), _op(RETURN, then), _op(RETURN, otherwise)]
+
+
+def _null(arg: int) -> list[Instruction]:
+    """Go on when the pointer is NULL, refuse otherwise."""
+    refuse = _op(RETURN, EPERM)
+    return [_low(arg), _op(JEQ, 0, 1, 0), refuse, _high(arg), _op(JEQ, 0, 1, 0), refuse]
+
+
+def _open_flags(arg: int) -> list[Instruction]:
+    """Refuse O_PATH, and truncation under a read-only open, which old Landlock versions do not see."""
+    refuse = _op(RETURN, EPERM)
+    return [
+        *[_low(arg), _op(AND, O_PATH), _op(JEQ, O_PATH, 0, 1), refuse],
+        *_masked(arg, O_TRUNC | O_ACCMODE, O_TRUNC, EPERM, ALLOW),
+    ]
+
+
+def _checked_bodies(pid: int, file_calls: bool) -> dict[str, list[Instruction]]:
+    bodies = {
+        "ioctl": _one_of(1, IOCTLS),
+        "fcntl": _one_of(1, FCNTLS),
+        "prctl": _one_of(0, PRCTLS),
+        "clone": _masked(0, THREAD_FLAGS, THREAD_FLAGS, ALLOW, EPERM),
+        "clone3": [_op(RETURN, ENOSYS)],  # its flags are behind a pointer; the C library falls back to clone
+        "kill": _one_of(0, (pid,)),
+        "tgkill": _one_of(0, (pid,)),
+        "tkill": _one_of(0, (pid,)),
+        "prlimit64": [*_null(2), *_one_of(0, (0, pid))],
+        "socketpair": _one_of(0, (AF_UNIX,)),
+        "sendto": [*_null(4), _op(RETURN, ALLOW)],
+    }
+    if file_calls:
+        bodies |= {"open": _open_flags(1), "openat": _open_flags(2), "newfstatat": [_op(RETURN, ALLOW)]}
+    else:
+        # The C library asks for the state of an open descriptor through this call.
+        bodies["newfstatat"] = _masked(3, 0xFFFFFFFF, AT_EMPTY_PATH, ALLOW, EPERM)
+    return bodies
+
+
+def build(machine: str, pid: int, file_calls: bool) -> bytes:
+    """The filter program for process `pid`: allowed calls pass, others fail with EPERM, newer ones with ENOSYS."""
+    program = [_op(LOAD, OFFSET_ARCH), _op(JEQ, AUDIT_ARCH[machine], 1, 0), _op(RETURN, KILL), _op(LOAD, OFFSET_NR)]
+    if machine == "x86_64":
+        program += [_op(JGE, X32_BIT, 0, 1), _op(RETURN, ENOSYS)]
+    bodies = _checked_bodies(pid, file_calls)
+    for name in NUMBERS:
+        number = number_of(name, machine)
+        if number is None or (name in FILE_CALLS and not file_calls and name not in bodies):
+            continue
+        body = bodies[name] if name in CHECKED else [_op(RETURN, ALLOW)]
+        program += [_op(JEQ, number, 0, len(body)), *body]
+    program += [_op(JGE, HIGHEST_KNOWN + 1, 0, 1), _op(RETURN, ENOSYS), _op(RETURN, EPERM)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def install(program: bytes) -> None:
+    """Put the filter on this process for good; needs no_new_privs. Raises OSError where seccomp is missing."""
+    code = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
+    libc.prctl(libc.PR_SET_SECCOMP, 2, ctypes.create_string_buffer(header, len(header)))

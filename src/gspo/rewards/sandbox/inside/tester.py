@@ -1,0 +1,183 @@
+"""The second confined process of assert-style tests: it runs the test's text and calls the program from afar."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import io
+import os
+import sys
+from typing import Any, NoReturn
+
+from . import plain
+from .program import REPLIES_FD, REQUESTS_FD
+
+
+class Link:
+    """Asks the program's process, through the judge, and answers the callbacks it makes meanwhile."""
+
+    def __init__(self) -> None:
+        self._in = io.open(REQUESTS_FD, "rb", closefd=False)  # noqa: SIM115
+        self._out = io.open(REPLIES_FD, "wb", closefd=False)  # noqa: SIM115
+        self._functions: list[Any] = []
+
+    def send(self, message: Any) -> None:
+        self._out.write(plain.dump_line(message))
+        self._out.flush()
+
+    def ask(self, op: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        encoded = {k: self._encode(v) for k, v in kwargs.items()}
+        self.send({"op": op, "target": target, "args": [self._encode(a) for a in args], "kwargs": encoded})
+        while True:
+            reply = plain.load_line(self._in.readline())
+            if "callback" not in reply:
+                return self._result(reply)
+            self.send(self._call_back(reply))
+
+    def kinds(self, names: list[str]) -> dict[str, str]:
+        self.send({"op": "names", "names": names})
+        return self._result(plain.load_line(self._in.readline()))
+
+    def _result(self, reply: dict) -> Any:
+        if "error" in reply:
+            name, message = reply["error"]
+            kind = getattr(builtins, name, None)
+            is_exception = isinstance(kind, type) and issubclass(kind, Exception)
+            raise (kind if is_exception else RuntimeError)(message)
+        return plain.decode(reply["ok"], lambda tag, number: Remote(self, ["r", number]))
+
+    def _call_back(self, request: dict) -> dict:
+        try:
+            args = [plain.decode(a, lambda tag, number: Remote(self, ["r", number])) for a in request["args"]]
+            return {"ok": self._encode(self._functions[request["callback"]](*args))}
+        except Exception as error:
+            return {"error": [type(error).__name__, str(error)[:1000]]}
+
+    def _encode(self, value: Any) -> Any:
+        return plain.encode(value, self._refer)
+
+    def _refer(self, value: Any) -> list:
+        if type(value) is Remote:
+            return value._target if isinstance(value._target, list) else self.ask_reference(value._target)
+        if not callable(value):
+            raise plain.NotPlain(f"a test cannot pass {type(value).__name__} to the program")
+        self._functions.append(value)
+        return ["k", len(self._functions) - 1]
+
+    def ask_reference(self, name: str) -> list:
+        value = self.ask("value", name)
+        return value._target if type(value) is Remote else self._encode(value)
+
+
+class Remote:
+    """An object that stayed in the program's process. Its methods can be called; its opinion of equality is not asked."""
+
+    def __init__(self, link: Link, target: Any) -> None:
+        object.__setattr__(self, "_link", link)
+        object.__setattr__(self, "_target", target)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._link.ask("call", self._target, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._link.ask("get", self._target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._link.ask("set", self._target, name, value)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._link.ask("item", self._target, key)
+
+    def __iter__(self) -> Any:
+        return iter(self._link.ask("iter", self._target))
+
+    def __len__(self) -> int:
+        return _exactly(int, self._link.ask("len", self._target))
+
+    def __str__(self) -> str:
+        return _exactly(str, self._link.ask("str", self._target))
+
+    def __bool__(self) -> bool:
+        raise TypeError("the truth of a program's own object proves nothing")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("a program's own object does not decide equality")
+
+    __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _exactly(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"expected {kind.__name__}")
+    return value
+
+
+def run_test(source: str) -> NoReturn:
+    """Run the test's text; tell the judge the verdict on the private channel."""
+    link = Link()
+    try:
+        exec(compile(source, "test.py", "exec"), _scope(source, link))
+        verdict: dict[str, Any] = {"verdict": True}
+    except BaseException as error:
+        verdict = {"verdict": False, "why": f"{type(error).__name__}: {error}"[:1000]}
+    link.send(verdict)
+    os._exit(0)
+
+
+def _scope(source: str, link: Link) -> dict[str, Any]:
+    """The test's globals: real modules by their names, and as the program has them the names `program_names` picks."""
+    tree = ast.parse(source)
+    scope: dict[str, Any] = {"__builtins__": builtins, "__name__": "test"}
+    for name in _module_names(tree):
+        scope[name] = importlib.import_module(_ALIASES.get(name, name))
+    for name, kind in link.kinds(sorted(program_names(tree))).items():
+        if kind == "callable":
+            scope[name] = Remote(link, name)
+        elif kind == "value":
+            scope[name] = link.ask("value", name)
+    return scope
+
+
+_ALIASES = {"np": "numpy"}
+
+
+def program_names(tree: ast.AST) -> set[str]:
+    """The names a test takes from the program: those that neither the test nor Python defines.
+
+    Were built-ins and modules taken from the program, its own `set` or `math` could make any comparison true. Only a
+    test that uses no other name is about a function named like a built-in.
+    """
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    used -= _defined(tree) | _module_names(tree)
+    own = {name for name in used if not hasattr(builtins, name)}
+    return own or {name for name in used if name in _called(tree)}
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).split(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            names.add(node.name)
+    return names
+
+
+def _called(tree: ast.AST) -> set[str]:
+    return {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+
+
+def _module_names(tree: ast.AST) -> set[str]:
+    bases = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    known = {name for name in bases if name in sys.stdlib_module_names or name in _ALIASES}
+    return known - _called(tree) - _defined(tree)

@@ -1,0 +1,208 @@
+"""The judge's side of the sandbox: runs untrusted programs in confined processes and says how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from . import levels
+from .inside import plain
+from .result import RunResult, SandboxError
+from .server_handle import Child, ServerHandle
+
+DEFAULT_WALL = 10.0
+DEFAULT_MEMORY = 1 << 30
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What a function of the program gave: plain data in `value` when `ok`, else the reason in `error`."""
+
+    ok: bool
+    value: Any
+    error: str
+    timed_out: bool
+
+
+class Sandbox:
+    """Runs untrusted Python at an isolation level that was tested by effect. Safe to use from many threads.
+
+    `level` None takes the default (2) or the best below it; a number insists on that level. Level 0 isolates nothing:
+    it must be asked for with `allow_unsandboxed` and is refused when CI=true. One fork-server a core is started when
+    needed. Raises SandboxError when no level can be had, with how to get one.
+    """
+
+    def __init__(
+        self, level: int | None = None, *, allow_unsandboxed: bool = False, num_servers: int | None = None
+    ) -> None:
+        self.level = levels.choose(level, allow_unsandboxed)
+        self.num_servers = num_servers or len(os.sched_getaffinity(0))
+        self._idle: list[ServerHandle] = []
+        self._slots = threading.BoundedSemaphore(self.num_servers)
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+        self._closed = False
+
+    def run(
+        self, source: str, stdin: bytes = b"", *, wall: float = DEFAULT_WALL, memory: int = DEFAULT_MEMORY
+    ) -> RunResult:
+        """Run the source as a script for at most `wall` seconds and `memory` bytes; raises SandboxError, never more."""
+
+        def attempt(server: ServerHandle) -> RunResult:
+            child = server.start({"mode": "script", "source": source}, stdin, memory, _cpu(wall))
+            deadline = child.started + wall
+            while not child.ended and not child.stdout.truncated and time.monotonic() < deadline:
+                server.step(deadline - time.monotonic())
+            timed_out = not child.ended and not child.stdout.truncated
+            server.finish(child)
+            return child.result(timed_out)
+
+        return self._with_server(attempt)
+
+    def call(
+        self,
+        source: str,
+        name: str,
+        args: Sequence[Any],
+        *,
+        wall: float = DEFAULT_WALL,
+        memory: int = DEFAULT_MEMORY,
+    ) -> CallResult:
+        """Call function `name` of the program (or of its class Solution) with plain data; what it returned, as data."""
+        request = {"op": "call", "plain": True, "target": name, "args": [plain.encode(a) for a in args]}
+
+        def attempt(server: ServerHandle) -> CallResult:
+            child = server.start({"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True)
+            assert child.requests is not None and child.replies is not None
+            child.requests.write(plain.dump_line(request))
+            deadline, line = child.started + wall, None
+            while line is None and _alive(child) and time.monotonic() < deadline:
+                server.step(deadline - time.monotonic())
+                line = child.replies.take_line()
+            timed_out = line is None and _alive(child)
+            server.finish(child)
+            if line is None:
+                line = child.replies.take_line()
+            if child.error is not None:
+                raise SandboxError(f"the sandbox could not run a program: {child.error}")
+            return _read_reply(line, timed_out)
+
+        return self._with_server(attempt)
+
+    def check(
+        self, source: str, test: str, *, wall: float = DEFAULT_WALL, memory: int = DEFAULT_MEMORY
+    ) -> CallResult:
+        """Run an assert-style test in a second confined process that calls the program's; `ok` when it held."""
+
+        def attempt(server: ServerHandle) -> CallResult:
+            program = server.start({"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True)
+            tester = server.start({"mode": "test", "source": test}, b"", memory, _cpu(wall), linked=True)
+            deadline, verdict = program.started + wall, None
+            while verdict is None and _alive(program) and _alive(tester) and time.monotonic() < deadline:
+                server.step(deadline - time.monotonic())
+                verdict = _relay(program, tester)
+            timed_out = verdict is None and _alive(program) and _alive(tester)
+            server.finish(program)
+            server.finish(tester)
+            if tester.error is not None or program.error is not None:
+                raise SandboxError(f"the sandbox could not run a test: {tester.error or program.error}")
+            if verdict is None:
+                return CallResult(False, None, "deadline" if timed_out else "the program ended early", timed_out)
+            return CallResult(verdict.get("verdict") is True, None, str(verdict.get("why", "")), False)
+
+        return self._with_server(attempt)
+
+    def close(self) -> None:
+        """End every fork-server. Runs in progress in other threads end with SandboxError."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for server in idle:
+            server.close() if self._owner == os.getpid() else server.forget()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _with_server(self, attempt: Callable[[ServerHandle], T]) -> T:
+        """Do it on a free server; where the sandbox itself failed, once more on a fresh one."""
+        with self._lease() as server, contextlib.suppress(SandboxError):
+            return attempt(server)
+        with self._lease() as server:
+            return attempt(server)
+
+    @contextlib.contextmanager
+    def _lease(self) -> Iterator[ServerHandle]:
+        self._after_fork()
+        with self._slots:
+            with self._lock:
+                if self._closed:
+                    raise SandboxError("this sandbox was closed")
+                server = self._idle.pop() if self._idle else None
+            server = server or ServerHandle(self.level)
+            healthy = False
+            try:
+                yield server
+                healthy = not server.failed
+            finally:
+                with self._lock:
+                    keep = healthy and not self._closed
+                    if keep:
+                        self._idle.append(server)
+                if not keep:
+                    server.close()
+
+    def _after_fork(self) -> None:
+        """Leave the servers to the process that started them, when this one was forked from it."""
+        if self._owner == os.getpid():
+            return
+        for server in self._idle:
+            server.forget()
+        self._idle = []
+        self._slots = threading.BoundedSemaphore(self.num_servers)
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+
+def _cpu(wall: float) -> int:
+    """Seconds of processor time a program may use: a backstop behind the judge's clock, loose for its threads."""
+    return 4 * math.ceil(wall) + 2
+
+
+def _alive(child: Child) -> bool:
+    return not child.ended and not any(capture.truncated for capture in (child.stdout, child.replies) if capture)
+
+
+def _read_reply(line: bytes | None, timed_out: bool) -> CallResult:
+    if line is None:
+        return CallResult(False, None, "deadline" if timed_out else "the program ended without an answer", timed_out)
+    try:
+        reply = plain.load_line(line)
+        if isinstance(reply, dict) and "ok" in reply:
+            return CallResult(True, plain.decode(reply["ok"]), "", False)
+        return CallResult(False, None, str(reply)[:500], False)
+    except plain.NotPlain as error:
+        return CallResult(False, None, f"the answer is not plain data: {error}", False)
+
+
+def _relay(program: Child, tester: Child) -> dict | None:
+    """Pass lines between the two processes; the tester's verdict when it comes."""
+    assert program.requests and program.replies and tester.requests and tester.replies
+    while (line := program.replies.take_line()) is not None:
+        tester.requests.write(line)
+    while (line := tester.replies.take_line()) is not None:
+        message = plain.load_line(line)
+        if "verdict" in message:
+            return message
+        program.requests.write(line)
+    return None

@@ -1,0 +1,28 @@
+"""What comes out of the sandbox: how a program ended, or why it could not be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed; says nothing about the program. A reward that meets it is missing, never 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How one program ended. `exit_code` is None when a signal (`signal`) or the deadline ended it."""
+
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    stdout_truncated: bool
+    stderr_truncated: bool
+    timed_out: bool
+    wall: float
+
+    @property
+    def ok(self) -> bool:
+        """Ended by itself with exit code 0 and all its output kept. Earns nothing alone."""
+        return self.exit_code == 0 and not self.timed_out and not self.stdout_truncated

@@ -1,0 +1,274 @@
+"""The judge's handle on one fork-server: starting it, making children, moving their bytes, ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .capture import Capture, Feed, close_all, sealed_file
+from .inside.plain import MAX_BYTES
+from .result import RunResult, SandboxError
+
+STDOUT_CAP = 8 << 20
+STDERR_CAP = 64 << 10
+START_SECONDS = 60.0
+GRACE_SECONDS = 5.0
+
+_BOOT = "import sys; sys.path[:0] = [sys.argv[1]]; from inside.server import main; del sys.path[0]; main({!r}, {!r}, {!r})"
+
+
+class Child:
+    """One confined process as the judge sees it."""
+
+    def __init__(self, number: int, linked: bool) -> None:
+        self.number = number
+        self.stdout = Capture(STDOUT_CAP)
+        self.stderr = Capture(STDERR_CAP)
+        self.requests = Feed() if linked else None
+        self.replies = Capture(2 * MAX_BYTES) if linked else None
+        self.started = time.monotonic()
+        self.wall = 0.0
+        self.status: int | None = None
+        self.error: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status is not None or self.error is not None
+
+    def captures(self) -> list[Capture]:
+        return [c for c in (self.stdout, self.stderr, self.replies) if c is not None]
+
+    def child_fds(self) -> list[int]:
+        fds = [self.stdout.child_fd, self.stderr.child_fd]
+        if self.requests is not None and self.replies is not None:
+            fds += [self.requests.child_fd, self.replies.child_fd]
+        return fds
+
+    def own_fds(self) -> list[int]:
+        return [c.fd for c in self.captures()] + ([self.requests.fd] if self.requests is not None else [])
+
+    def result(self, timed_out: bool) -> RunResult:
+        """How it ended; raises SandboxError when it was never confined or the server failed."""
+        if self.error is not None or self.status is None:
+            raise SandboxError(f"the sandbox could not run a program: {self.error or 'no status'}")
+        code = os.waitstatus_to_exitcode(self.status)
+        return RunResult(
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            stdout=bytes(self.stdout.data),
+            stderr=bytes(self.stderr.data),
+            stdout_truncated=self.stdout.truncated,
+            stderr_truncated=self.stderr.truncated,
+            timed_out=timed_out,
+            wall=self.wall,
+        )
+
+
+class ServerHandle:
+    """One fork-server process. Used by one thread at a time."""
+
+    def __init__(self, level: int) -> None:
+        self.level = level
+        self.children: dict[int, Child] = {}
+        self.failed = False
+        self._numbers = itertools.count(1)
+        self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far:
+            self.process, self._inner_pid = _launch(level, far.fileno())
+        hello = self._receive(START_SECONDS)
+        if hello is None:
+            reason = self._stderr_tail()
+            self.close()
+            raise SandboxError(f"the sandbox's fork-server did not start at level {level}: {reason}")
+        self.network_namespace, self.pid_namespace = hello["namespaces"]
+
+    def start(self, job: dict[str, Any], stdin: bytes, memory: int, cpu: int, linked: bool = False) -> Child:
+        """Have the server fork a child that runs `job`; raises SandboxError when the server is gone."""
+        child = Child(next(self._numbers), linked)
+        inputs = [sealed_file(json.dumps(job).encode()), sealed_file(stdin)]
+        request = {"run": child.number, "memory": memory, "cpu": cpu}
+        try:
+            socket.send_fds(self._channel, [json.dumps(request).encode()], [*inputs, *child.child_fds()])
+        except OSError as error:
+            close_all(child.own_fds())
+            raise SandboxError(f"the sandbox's fork-server is gone: {error}") from error
+        finally:
+            close_all([*inputs, *child.child_fds()])
+        self.children[child.number] = child
+        return child
+
+    def kill(self, child: Child) -> None:
+        """Ask the server to end the child; `step` brings the news."""
+        if not child.ended:
+            with contextlib.suppress(OSError):
+                self._channel.send(json.dumps({"kill": child.number}).encode())
+
+    def step(self, seconds: float) -> None:
+        """Move bytes and news for at most `seconds`, returning after the first events."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        sources: dict[int, Callable[[], Any]] = {}
+        for child in self.children.values():
+            for capture in child.captures():
+                if not capture.closed:
+                    poll.register(capture.fd, select.POLLIN)
+                    sources[capture.fd] = capture.read
+            if child.requests is not None and child.requests.pending:
+                poll.register(child.requests.fd, select.POLLOUT)
+                sources[child.requests.fd] = child.requests.write
+        for fd, _ in poll.poll(max(0.0, seconds) * 1000 + 1):
+            if fd == self._channel.fileno():
+                self._news()
+            else:
+                sources[fd]()
+
+    def finish(self, child: Child) -> None:
+        """End the child if it still runs, wait for its status, take its last output, release its descriptors."""
+        self.kill(child)
+        give_up = time.monotonic() + GRACE_SECONDS
+        while not child.ended:
+            if time.monotonic() > give_up:
+                self.failed = True
+                child.error = f"the fork-server did not answer within {GRACE_SECONDS:g} s"
+                break
+            self.step(give_up - time.monotonic())
+        for capture in child.captures():
+            capture.drain()
+        close_all(child.own_fds())
+        self.children.pop(child.number, None)
+
+    def _news(self) -> None:
+        message = self._receive(0.0)
+        if message is None:
+            self.failed = True
+            for child in self.children.values():
+                child.error = child.error or f"the fork-server died: {self._stderr_tail()}"
+            return
+        child = self.children.get(message["id"])
+        if child is None:
+            return
+        child.wall = time.monotonic() - child.started
+        if "error" in message:
+            child.error = message["error"]
+        elif not message["confined"]:
+            child.stderr.drain()
+            child.error = f"a child was not confined: {bytes(child.stderr.data).decode(errors='replace').strip()}"
+        else:
+            child.status = message["status"]
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            return None
+        try:
+            data = self._channel.recv(1 << 16)
+        except OSError:
+            return None
+        return json.loads(data) if data else None
+
+    def _stderr_tail(self) -> str:
+        stream = self.process.stderr
+        if stream is None:
+            return "no reason given"
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        os.set_blocking(stream.fileno(), False)
+        text = (stream.read() or b"").decode(errors="replace").strip()
+        return text.splitlines()[-1] if text else f"no reason given (exit status {self.process.poll()})"
+
+    def close(self) -> None:
+        """End the server and every child of it, and wait until they are gone."""
+        for child in list(self.children.values()):
+            close_all(child.own_fds())
+        self.children.clear()
+        self._channel.close()
+        try:
+            self.process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(OSError):
+                os.kill(self._inner_pid, signal.SIGKILL)
+            self.process.kill()
+            self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
+    def forget(self) -> None:
+        """Release the descriptors of a server that belongs to the process this one was forked from."""
+        self._channel.close()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+        self.process.returncode = 0
+
+
+def numpy_parent() -> str:
+    """The folder numpy is imported from here, "" where it is not installed."""
+    spec = importlib.util.find_spec("numpy")
+    return str(Path(spec.origin).resolve().parent.parent) if spec is not None and spec.origin else ""
+
+
+def _launch(level: int, descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a server on the socket `descriptor`; the process started and the one whose death ends all of it."""
+    # The real interpreter: a virtual environment's link or a shim script may lie where the server cannot read.
+    python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+    here = str(Path(__file__).resolve().parent)
+    boot = _BOOT.format(descriptor, level, numpy_parent())
+    command = [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", boot, here]
+    if level < 3:
+        process = _popen(command, [descriptor])
+        return process, process.pid
+    info, info_far = os.pipe()
+    try:
+        process = _popen([*_bubblewrap(python, here, info_far), *command], [descriptor, info_far])
+        os.close(info_far)
+        info_far = -1
+        with open(info, closefd=False) as file:
+            text = file.read()
+    finally:
+        close_all([fd for fd in (info, info_far) if fd >= 0])
+    return process, json.loads(text)["child-pid"] if text.strip() else process.pid
+
+
+def _popen(command: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
+    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    env = {"PYTHONHASHSEED": "0", **threads}
+    if "LD_LIBRARY_PATH" in os.environ:
+        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
+    return subprocess.Popen(
+        command,
+        env=env,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+
+
+def _bubblewrap(python: str, here: str, info: int) -> list[str]:
+    """The command that gives the server a file system of the interpreter and libraries alone, and no network."""
+    found = shutil.which("bwrap")
+    if found is None:
+        raise SandboxError("sandbox level 3 needs bubblewrap: install the package `bubblewrap` (program `bwrap`)")
+    folders = [sys.base_prefix, os.path.dirname(python), here, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    folders += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo"]
+    if numpy_parent():
+        folders += [os.path.join(numpy_parent(), name) for name in ("numpy", "numpy.libs")]
+    command = [found, "--unshare-all", "--info-fd", str(info), "--proc", "/proc", "--dev", "/dev"]
+    for folder in dict.fromkeys(folders):
+        command += ["--ro-bind-try", folder, folder]
+    return [*command, "--chdir", "/", "--"]
