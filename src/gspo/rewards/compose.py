@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
+import importlib
+import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +15,7 @@ from typing import Any, Literal
 from gspo.rewards import builtin
 from gspo.rewards.functions import RewardFunction, RewardSpec, load_function, parse_spec, wrap_function
 from gspo.rewards.protocol import Graded, RewardError
+from gspo.rewards.results import to_wire
 from gspo.rewards.shaping import overlong_penalty
 from gspo.rewards.signatures import Response
 from gspo.types import Prompt, Reward
@@ -38,10 +43,6 @@ class Grader:
         assert rewards
         self.rewards = [_resolve(item) for item in rewards]
 
-    def takes_group(self, prompt: Prompt) -> bool:
-        """Whether all responses of a group should come in one call."""
-        return any(function.takes_group for function in self._functions(prompt))
-
     def grade(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
         """A Reward, or the text of a failure, for each response, in order. Never raises."""
         try:
@@ -53,6 +54,39 @@ class Grader:
 
     def _functions(self, prompt: Prompt) -> list[RewardFunction]:
         return [item(prompt.data_source) if callable(item) else item for item in self.rewards]
+
+
+def build_grading(
+    specs: Sequence[RewardSpec | RewardFunction], preload: Sequence[str] = (), seeded: bool = True
+) -> tuple[Callable[[tuple[Prompt, list[Response]]], list[dict[str, Any]]], dict[str, Any]]:
+    """The handler of a pool's workers: (prompt, responses) to results as plain data; and what a scorer must know of it.
+
+    `seeded` fixes Python's (and numpy's) global random state by what is graded, so that a reward function that draws
+    random numbers gives the same result in every worker and after a resume. Not for the trainer's own process.
+    """
+    for module in preload:
+        importlib.import_module(module)
+    grader = Grader(specs)
+
+    def handle(payload: tuple[Prompt, list[Response]]) -> list[dict[str, Any]]:
+        prompt, responses = payload
+        if seeded:
+            _seed(prompt.uid, responses)
+        return [to_wire(graded) for graded in grader.grade(prompt, responses)]
+
+    functions = [item for item in grader.rewards if isinstance(item, RewardFunction)]
+    takes_group = any(function.takes_group for function in functions)
+    return handle, {"takes_group": takes_group, "names": [f.name + f.where for f in functions]}
+
+
+def _seed(uid: str, responses: Sequence[Response]) -> None:
+    digest = hashlib.blake2b(digest_size=4)
+    for text in (uid, *responses):
+        digest.update(text.encode(errors="surrogatepass") + b"\0")
+    seed = int.from_bytes(digest.digest(), "big")
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
 
 
 def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Graded:

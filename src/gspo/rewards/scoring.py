@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from gspo.rewards.compose import Grader, Manager, Overlong, RewardLike, as_specs, manage
+from gspo.rewards import builtin
+from gspo.rewards.compose import (
+    DEFAULT,
+    Grader,
+    Manager,
+    Overlong,
+    RewardLike,
+    as_specs,
+    build_grading,
+    manage,
+)
+from gspo.rewards.crew import Crew, ProcessCrew, ThreadCrew
 from gspo.rewards.functions import RewardFunction, RewardSpec
+from gspo.rewards.pool import JobFailed, WorkerPool
 from gspo.rewards.protocol import Graded, RewardError, Scorer
+from gspo.rewards.results import from_wire, to_wire
 from gspo.rewards.signatures import Response
 from gspo.types import Group, Prompt, Reward, Rollout
 
@@ -58,6 +74,90 @@ class InProcessScorer:
         self._groups = []
 
 
+class PoolScorer:
+    """Scores in the worker pool while generation goes on. Groups that only need cheap built-ins never leave the process.
+
+    The pool starts with the first group that needs it. One response is one job, except for functions that take (or
+    await) a whole group; so a response that hangs or kills its worker fails alone.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[RewardSpec | RewardFunction],
+        *,
+        manager: Manager = "naive",
+        overlong: Overlong | None = None,
+        num_workers: int = 0,
+        timeout: float = 10.0,
+        memory: int = 1024,
+        retries: int = 1,
+    ) -> None:
+        self.finisher = Finisher(manager, overlong)
+        self._specs = list(specs)
+        self._in_threads = any(isinstance(spec, RewardFunction) for spec in specs)
+        self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
+        self._timeout, self._memory, self._retries = timeout, memory, retries
+        self._pool: WorkerPool | None = None
+        self._info: dict[str, Any] = {}
+        self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
+        self._waiting: list[tuple[Group, list[Future[Any]]]] = []
+
+    def submit(self, group: Group) -> None:
+        responses = responses_of(group)
+        if self._cheap and all(_is_cheap(spec, group.prompt.data_source) for spec in self._specs):
+            future: Future[Any] = Future()
+            future.set_result([to_wire(graded) for graded in self._cheap.grade(group.prompt, responses)])
+            self._waiting.append((group, [future]))
+            return
+        pool = self.start()
+        parts = [responses] if self._info["takes_group"] else [[response] for response in responses]
+        self._waiting.append((group, [pool.submit((group.prompt, part)) for part in parts if part]))
+
+    def collect(self) -> list[Group]:
+        waiting, self._waiting = self._waiting, []
+        return [self.finisher.attach(group, self._results(group, futures)) for group, futures in waiting]
+
+    def start(self) -> WorkerPool:
+        """Start the pool if it is not running; RewardError when the reward function cannot be loaded."""
+        if self._pool is None:
+            crew = self._make_crew()
+            self._info = crew.info
+            self._pool = WorkerPool(
+                crew, num_workers=self._num_workers, timeout=self._timeout, retries=self._retries
+            )
+        return self._pool
+
+    def close(self) -> None:
+        self._waiting = []
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def _make_crew(self) -> Crew:
+        if self._in_threads:
+            return ThreadCrew(*build_grading(self._specs, seeded=False))
+        return ProcessCrew(
+            "gspo.rewards.compose:build_grading", (self._specs, _preloads(self._specs)), memory=self._memory
+        )
+
+    def _results(self, group: Group, futures: Sequence[Future[Any]]) -> list[Graded]:
+        graded: list[Graded] = []
+        size = len(group.rollouts) // max(len(futures), 1)
+        for future in futures:
+            try:
+                items = future.result()
+                if not isinstance(items, list) or len(items) != size:
+                    raise JobFailed("its worker answered something else than a list of results")
+                graded += map(from_wire, items)
+            except JobFailed as error:
+                graded += [self._job_failure(group.prompt, len(graded) + i, error) for i in range(size)]
+        return graded
+
+    def _job_failure(self, prompt: Prompt, index: int, error: JobFailed) -> str:
+        names = ", ".join(self._info.get("names") or [f"for data_source {prompt.data_source!r}"])
+        return f"reward function {names} failed on row {prompt.uid!r}, response {index}: {error}"
+
+
 def responses_of(group: Group) -> list[Response]:
     """The group's responses as reward functions see them."""
     return [
@@ -86,7 +186,40 @@ def make_scorer(
         raise RewardError(
             "the overlong penalty needs reward_model.reward_manager=dapo; naive does not apply it"
         )
-    return InProcessScorer(Grader(specs), manager=manager, overlong=overlong)
+    common: dict[str, Any] = {"manager": manager, "overlong": overlong}
+    if all(_is_cheap(spec, "") for spec in specs):
+        return InProcessScorer(Grader(specs), **common)
+    scorer = PoolScorer(
+        specs, num_workers=num_workers, timeout=timeout, memory=memory, retries=retries, **common
+    )
+    if not all(map(_is_builtin, specs)):
+        scorer.start()  # a function that cannot be loaded is an error now, not at the first group
+    return scorer
+
+
+def _is_builtin(spec: RewardSpec | RewardFunction) -> bool:
+    return isinstance(spec, RewardSpec) and spec.path is None
+
+
+def _is_cheap(spec: RewardSpec | RewardFunction, data_source: str) -> bool:
+    if not isinstance(spec, RewardSpec) or spec.path is not None:
+        return False
+    try:
+        entry = builtin.for_source(data_source) if spec == DEFAULT else builtin.builtin(spec.name)
+    except RewardError:
+        return spec == DEFAULT and bool(data_source)  # nothing to run: the message is made in process
+    return entry.cheap
+
+
+def _preloads(specs: Sequence[RewardSpec | RewardFunction]) -> list[str]:
+    """Modules to import before forking: those of the built-ins named, or of any when rows choose theirs."""
+    named = {spec.name for spec in specs if isinstance(spec, RewardSpec) and spec.path is None}
+    chosen = builtin.names() if DEFAULT.name in named else sorted(named)
+    return sorted({module for name in chosen for module in builtin.builtin(name).preload})
+
+
+def _num_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _shaping(format_weight: float, repetition_weight: float) -> list[RewardSpec | RewardFunction]:

@@ -1,0 +1,220 @@
+"""The fork server of the reward pool and its workers: `python -m gspo.rewards.worker FD`.
+
+The trainer has torch and threads, from which it is unsafe to fork; so it starts this program once, which imports the
+reward function once and forks a worker in a few milliseconds whenever asked.
+
+    trainer ── control socket ── fork server ── fork ── worker ── socket ── trainer
+
+Who ends what: the trainer asks the server to kill and reap a worker, so a process id is never reused under it. When
+the control socket closes (the trainer ended, in whatever way) the server kills all workers and ends. A worker dies
+with its server (PR_SET_PDEATHSIG). Processes that a worker leaves behind become the server's (subreaper) and are
+killed. The server itself uses PR_SET_PDEATHSIG only while it runs user code on import: the signal is tied to the
+trainer's *thread*, which may rightly end before the pool does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.rewards import wire
+
+Handler = Callable[[Any], Any]
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PARENT_CHECK = 2.0
+MAX_STARTS = 64  # in one request: a message carries at most 253 descriptors
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a server is told first. `factory` ("module:function") called with `args` gives (handler, info)."""
+
+    factory: str
+    args: tuple[Any, ...]
+    memory: int  # MiB a worker
+    path: tuple[str, ...]
+    preload: bool = True  # build the handler before forking; else in each worker
+
+
+def main(control_fd: int) -> None:
+    """Serve start and stop requests until the trainer closes the control socket."""
+    control = socket.socket(fileno=control_fd)
+    parent = os.getppid()
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if os.getppid() != parent:
+        return
+    try:
+        setup: Setup = pickle.loads(wire.receive(control))
+        sys.path[:] = setup.path
+        built, info = build_handler(setup)
+        handler = built if setup.preload else None
+        wire.send(control, json.dumps({"info": info, "threads": _count_threads()}).encode())
+    except (Exception, SystemExit) as error:
+        text = str(error) if type(error).__name__ == "RewardError" else traceback.format_exc(limit=-12)
+        wire.send(control, json.dumps({"error": text}).encode())
+        return
+    _prctl(_PR_SET_PDEATHSIG, 0)
+    gc.freeze()  # keeps the pages shared with the workers
+    _serve(control, parent, setup, handler)
+
+
+def build_handler(setup: Setup) -> tuple[Handler, Any]:
+    """The handler that works on payloads, and what it says about itself."""
+    module, _, name = setup.factory.partition(":")
+    return getattr(importlib.import_module(module), name)(*setup.args)
+
+
+def _serve(control: socket.socket, parent: int, setup: Setup, handler: Handler | None) -> None:
+    workers: set[int] = set()
+    try:
+        while (
+            os.getppid() == parent
+        ):  # a process forked off the trainer may hold the socket open after its death
+            if select.select([control], [], [], _PARENT_CHECK)[0] and not _answer(
+                control, workers, setup, handler
+            ):
+                break
+    finally:
+        for pid in list(workers):
+            _stop(pid, workers)
+        _kill_orphans(workers)
+
+
+def _answer(control: socket.socket, workers: set[int], setup: Setup, handler: Handler | None) -> bool:
+    """Serve one request; False when the trainer is gone."""
+    try:
+        request, fds, _, _ = socket.recv_fds(control, 256, 2 * MAX_STARTS)
+        if not request:
+            return False
+        verb, _, argument = request.decode().partition(" ")
+        if verb == "start":
+            pids = [_fork_worker(control, setup, handler, fds, i) for i in range(0, len(fds), 2)]
+            workers.update(pids)
+            answer = json.dumps(pids)
+        else:
+            answer = _stop(int(argument), workers)
+        for fd in fds:
+            os.close(fd)
+        wire.send(control, answer.encode())
+    except OSError:
+        return False
+    return True
+
+
+def _stop(pid: int, workers: set[int]) -> str:
+    """Kill a worker and all it started; say how it had ended."""
+    if pid not in workers:
+        return "ended with an earlier reward server"
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    workers.discard(pid)
+    _kill_orphans(workers)
+    code = os.waitstatus_to_exitcode(status)
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+
+
+def _kill_orphans(workers: set[int]) -> None:
+    """Kill the server's children that are not workers: what dead workers left behind."""
+    for _ in range(64):  # each round may bring the next generation to light
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                orphans = [int(word) for word in file.read().split() if int(word) not in workers]
+        except OSError:
+            return
+        if not orphans:
+            return
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _fork_worker(
+    control: socket.socket, setup: Setup, handler: Handler | None, fds: list[int], first: int
+) -> int:
+    """A worker that talks on `fds[first]` and writes its stack to the next; the other descriptors are not its own."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(OSError):
+            os.setpgid(pid, pid)
+        return pid
+    status = 1
+    try:
+        control.close()
+        for fd in fds[:first] + fds[first + 2 :]:
+            os.close(fd)
+        _confine(server, setup.memory)
+        with open(fds[first + 1], "w", buffering=1) as stack_file:
+            faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True, chain=False)
+            sock = socket.socket(fileno=fds[first])
+            work(sock, handler or build_handler(setup)[0])
+        status = 0
+    except EOFError:
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _confine(server: int, memory: int) -> None:
+    """Own process group, death with the server, no core file, a memory limit, first in line for the OOM killer."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server:
+        os._exit(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit = memory << 20
+    # Private writable memory, not address space: libraries reserve far more addresses than they use.
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("500")
+
+
+def work(sock: socket.socket, handler: Handler) -> None:
+    """Say ready, then answer payloads one at a time until the other side closes. The answers are JSON, never pickles."""
+    wire.send(sock, b"{}")
+    while True:
+        payload = pickle.loads(wire.receive(sock))
+        try:
+            answer = {"result": handler(payload)}
+        except (Exception, SystemExit):
+            answer = {"error": traceback.format_exc(limit=-12)}
+        wire.send(sock, json.dumps(answer).encode())
+
+
+def _count_threads() -> int:
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
