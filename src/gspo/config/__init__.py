@@ -2,17 +2,62 @@
 
 from gspo.config.load import ResolvedConfig, load, resolve
 from gspo.config.objective import Objective, objective_of
+from gspo.config.plan import BatchPlan
 from gspo.config.problems import ConfigErrors, Problem
-from gspo.config.schema import *  # noqa: F403
-from gspo.config.schema import __all__ as _sections
+from gspo.config.schema import (
+    ActorConfig,
+    ActorRolloutRefConfig,
+    AlgoConfig,
+    CriticConfig,
+    CriticModelConfig,
+    CustomRewardFunctionConfig,
+    DataConfig,
+    FilterGroupsConfig,
+    FSDPConfig,
+    KLControlConfig,
+    ModelConfig,
+    OptimConfig,
+    OverlongBufferConfig,
+    PolicyLossConfig,
+    PPOTrainerConfig,
+    RefConfig,
+    RewardConfig,
+    RewardKwargs,
+    RewardModelConfig,
+    RolloutConfig,
+    TrainerConfig,
+    ValKwargs,
+)
 
 __all__ = [
+    "ActorConfig",
+    "ActorRolloutRefConfig",
+    "AlgoConfig",
+    "BatchPlan",
     "ConfigErrors",
+    "CriticConfig",
+    "CriticModelConfig",
+    "CustomRewardFunctionConfig",
+    "DataConfig",
+    "FSDPConfig",
+    "FilterGroupsConfig",
+    "KLControlConfig",
+    "ModelConfig",
     "Objective",
+    "OptimConfig",
+    "OverlongBufferConfig",
+    "PPOTrainerConfig",
+    "PolicyLossConfig",
     "Problem",
+    "RefConfig",
     "ResolvedConfig",
+    "RewardConfig",
+    "RewardKwargs",
+    "RewardModelConfig",
+    "RolloutConfig",
+    "TrainerConfig",
+    "ValKwargs",
     "load",
     "objective_of",
     "resolve",
-    *_sections,
 ]

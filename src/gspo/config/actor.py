@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
+from gspo.algo.settings import AGGREGATIONS, BEHAVIOUR_MODES, RATIO_LEVELS
 from gspo.config.algorithm import KL_KINDS
 from gspo.config.fields import Section, key, section
 from gspo.config.model import FSDPConfig, OptimConfig
 
 LOSS_MODES = ("gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo")
-RATIO_LEVELS = ("token", "sequence", "sequence_token")
-AGGREGATIONS = (
-    "token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-    "token-sum",
-)
-BEHAVIOUR_MODES = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate")
 
 
 @section
@@ -78,8 +70,10 @@ class ActorConfig(Section):
     clip_ratio_high: float | None = key(
         default=None, doc="ε above 1; null = clip_ratio, else the loss's own default.", gt=0
     )
-    clip_ratio_c: float = key(
-        default=3.0, doc="vanilla, dapo: bound of the loss where the advantage is negative (dual clip).", gt=1
+    clip_ratio_c: float | None = key(
+        default=3.0,
+        doc="vanilla, dapo: the dual clip, a bound where the advantage is negative; null = none.",
+        gt=1,
     )
     clip_target: float | None = key(
         default=None,

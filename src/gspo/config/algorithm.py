@@ -6,6 +6,7 @@ from gspo.config.fields import Section, key, section
 
 ADVANTAGE_ESTIMATORS = (
     "grpo",
+    "dr_grpo",
     "grpo_passk",
     "rloo",
     "opo",
@@ -54,6 +55,12 @@ class FilterGroupsConfig(Section):
         doc="stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.",
         ge=1,
     )
+    order: str = key(
+        default="submission",
+        doc="stream: submission takes the lowest numbers, so slow groups are never passed over; completion takes the "
+        "first that end, a bias towards short answers.",
+        choices=("submission", "completion"),
+    )
     predict: str = key(
         default="off",
         doc="skip passes over prompts that the ledger expects to be all right or all wrong; off is the exact method.",
@@ -64,6 +71,12 @@ class FilterGroupsConfig(Section):
     )
     predict_min_prob: float = key(
         default=0.1, doc="predict=skip: smallest probability of submitting a prompt.", gt=0, le=1
+    )
+    predict_discount: float = key(
+        default=0.9,
+        doc="predict=skip: weight of a prompt's older outcomes in the ledger, per visit.",
+        gt=0,
+        le=1,
     )
 
 

@@ -28,6 +28,7 @@ def derive(settings: Settings, deferred: Sequence[Deferred], problems: list[Prob
     """Fill in what follows, in place; contradictions go to `problems`."""
     _loss_of_level(settings, problems)
     _clip_range(settings)
+    _length_of_run(settings)
     counts = {d.alias.name: _count(d, problems) for d in deferred}
     if any(value is None for value in counts.values()):
         return
@@ -37,6 +38,7 @@ def derive(settings: Settings, deferred: Sequence[Deferred], problems: list[Prob
     for item in deferred:
         if item not in trl:
             _mini_batches(settings, item, problems)
+    _micro_batch(settings)
     _fit_batch(settings)
     _gen_batch(settings)
 
@@ -69,13 +71,14 @@ def _loss_of_level(settings: Settings, problems: list[Problem]) -> None:
     own = LOSS_DEFAULTS.get(loss.value)
     if level.value is None:
         if own is not None:
-            settings.follow(LEVEL, own.level, f"follows from {LOSS}")
+            settings.follow(LEVEL, own.levels[0], f"follows from {LOSS}")
         return
     if not loss.origin.explicit:
         settings.follow(LOSS, LOSS_OF_LEVEL[level.value], f"follows from {LEVEL} ({level.origin.text})")
-    elif own is not None and own.level != level.value and level.origin.explicit:
-        message = f"contradicts {LOSS} = {loss.value} ({loss.origin.text}), whose ratio is per {own.level}"
-        remedy = f"remove one, or set {LOSS}={LOSS_OF_LEVEL[level.value]}"
+    elif own is not None and level.value not in own.levels:
+        takes = " or ".join(own.levels)
+        message = f"contradicts {LOSS} = {loss.value} ({loss.origin.text}), which takes {takes}"
+        remedy = f"remove one of the two, or set {LOSS}={LOSS_OF_LEVEL[level.value]}"
         problems.append(Problem("error", LEVEL, level.value, level.origin.text, message, remedy))
 
 
@@ -91,6 +94,20 @@ def _clip_range(settings: Settings) -> None:
     for key in (*CLIPS, f"{ACTOR}.clip_target"):
         if settings[key].origin.layer == Layer.RECIPE:
             settings.follow(key, None, f"the recipe's value is for GSPO, not for {settings[LOSS].value}")
+
+
+def _length_of_run(settings: Settings) -> None:
+    """Epochs that were set replace a recipe's number of steps."""
+    steps, epochs = "trainer.total_training_steps", "trainer.total_epochs"
+    if settings.explicit(epochs) and not settings.explicit(steps):
+        settings.follow(steps, None, f"gives way to {epochs}")
+
+
+def _micro_batch(settings: Settings) -> None:
+    """A micro-batch size that was set switches the token budget off, unless that was asked for too."""
+    dynamic = f"{ACTOR}.use_dynamic_bsz"
+    if settings.explicit(MICRO) and settings[MICRO].value is not None and not settings.explicit(dynamic):
+        settings.follow(dynamic, False, f"gives way to {MICRO}")
 
 
 def _mini_batches(settings: Settings, item: Deferred, problems: list[Problem]) -> None:

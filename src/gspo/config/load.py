@@ -21,6 +21,10 @@ from gspo.config.settings import Setting, Settings
 from gspo.config.sources import RECIPE, Entry, Layer, Origin, read_overrides, read_python, read_yaml
 
 MODEL = "actor_rollout_ref.model.path"
+REGISTRIES = {
+    "actor_rollout_ref.actor.policy_loss.loss_mode": ("gspo.algo.losses", "POLICY_LOSSES"),
+    "algorithm.adv_estimator": ("gspo.algo.advantages", "ADVANTAGE_ESTIMATORS"),
+}
 
 
 @dataclass(frozen=True)
@@ -95,8 +99,10 @@ def _resolve(written: list[Entry], problems: list[Problem]) -> ResolvedConfig:
         _set(settings, entry, problems)
     derive.derive(settings, deferred, problems)
     config = _build(settings)
-    if not any(p.level == "error" for p in problems):
-        problems += rules.check(config, settings)
+    bad = [p.key for p in problems if p.level == "error"]  # their values are not those in the config
+    problems += [
+        p for p in rules.check(config, settings) if not any(key in f"{p.key} {p.message}" for key in bad)
+    ]
     if any(p.level == "error" for p in problems):
         raise ConfigErrors(problems)
     return ResolvedConfig(config, {k: s.origin for k, s in settings.items()}, tuple(problems))
@@ -153,16 +159,19 @@ def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
         )
         return
     complaint = leaf.info.complaint(value)
-    if complaint and not (leaf.info.open and _may_be_registered(settings)):
+    if complaint and not (leaf.info.open and _is_registered(leaf.key, value, settings)):
         remedy = names.nearest_choice(value, leaf.info.choices) or f"the default is {leaf.default}"
         problems.append(Problem("error", leaf.key, value, entry.origin.text, complaint, remedy))
         return
     settings[leaf.key] = Setting(value, entry.origin)
 
 
-def _may_be_registered(settings: Settings) -> bool:
-    """Whether names beyond the built-in ones can exist: a plugin will be imported, or the registry is loaded."""
-    return bool(settings["trainer.plugins"].value) or "gspo.algo" in sys.modules
+def _is_registered(key: str, value: str, settings: Settings) -> bool:
+    """Whether a name beyond the built-in ones exists, or may: a plugin has still to be imported."""
+    if settings["trainer.plugins"].value:
+        return True
+    module, table = REGISTRIES[key]
+    return module in sys.modules and value in getattr(sys.modules[module], table).names()
 
 
 def _put_nested(mapping: dict[str, Any], path: str, value: Any) -> dict[str, Any]:

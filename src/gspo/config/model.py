@@ -79,10 +79,10 @@ class OptimConfig(Section):
     )
     lr_warmup_steps_ratio: float = key(default=0.0, doc="Warm-up as a share of all steps.", ge=0, le=1)
     lr_scheduler_type: str = key(
-        default="constant", doc="Schedule after the warm-up.", choices=("constant", "cosine", "linear")
+        default="constant", doc="Schedule after the warm-up.", choices=("constant", "cosine")
     )
     min_lr_ratio: float = key(
-        default=0.0, doc="cosine, linear: last learning rate as a share of the peak.", ge=0, le=1
+        default=0.0, doc="cosine: last learning rate as a share of the peak.", ge=0, le=1
     )
     total_training_steps: int = key(
         default=-1, doc="Steps the schedule spans; -1 = the run's own.", ge=-1, unit="steps"

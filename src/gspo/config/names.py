@@ -38,7 +38,7 @@ def canonical(name: str) -> str | None:
     """Our key for a name: itself, a key inside a mapping, or an ending that only one key has (`clip_ratio_low`)."""
     if tree.leaf_of(name):
         return name
-    found = _by_suffix().get(name, ())
+    found = candidates(name)
     if not found:  # a key inside a mapping, by its short form
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
@@ -49,30 +49,31 @@ def canonical(name: str) -> str | None:
 
 
 def candidates(name: str) -> tuple[str, ...]:
-    """The keys that a short name could mean."""
-    return _by_suffix().get(name, ())
+    """The keys that a short name could mean; the policy's before the same key of the critic or the reference."""
+    found = _by_suffix().get(name, ())
+    first = tuple(key for key in found if not key.startswith(("critic.", "actor_rollout_ref.ref.")))
+    return first or found
 
 
 def nearest(name: str) -> str | None:
-    """The known name closest to `name`, or None when nothing is close."""
+    """The known name closest to `name`, or None when nothing is close. A sibling in the same section comes first."""
     known = [*tree.leaves(), *aliases(), *tree.sections()]
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    if found:
-        return found[0]
-    last = name.rpartition(".")[2]
+    parent, _, last = name.rpartition(".")
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+    if close:
+        return close[0]
+    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
+    close = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.6)
+    if close:
+        return siblings[close[0]]
     ends: dict[str, str] = {}
     for key in known:
         ends.setdefault(key.rpartition(".")[2], key)
-    close = difflib.get_close_matches(last, list(ends), n=3, cutoff=0.6)
-    within = [
-        k for e in close for k in _by_suffix().get(e, ()) if k.startswith(name.rpartition(".")[0] + ".")
-    ]
-    if within:
-        return within[0]
+    close = difflib.get_close_matches(last, list(ends), n=1, cutoff=0.6)
     if close:
         return ends[close[0]]
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return found[0] if found else None
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return close[0] if close else None
 
 
 def nearest_choice(value: Any, choices: Iterable[Any]) -> str:

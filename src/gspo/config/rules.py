@@ -1,12 +1,322 @@
-"""Cross-field rules."""
+"""Cross-field rules: sizes that must divide or nest, choices that contradict, settings that surprise."""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gspo.algo.settings import length_weighting_note
+from gspo.config import ineffective
+from gspo.config.names import nearest_choice
+from gspo.config.objective import objective_of
+from gspo.config.plan import BatchPlan, roles
 from gspo.config.problems import Problem
 from gspo.config.schema import TrainerConfig
 from gspo.config.settings import Settings
 
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+FILTER = "algorithm.filter_groups"
+WIDE_SEQUENCE_CLIP = 0.01
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "reinforce_plus_plus_baseline")
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+
+Report = Callable[..., Problem]
+Rule = Callable[[TrainerConfig, Report], Iterator[Problem]]
+
 
 def check(config: TrainerConfig, settings: Settings) -> list[Problem]:
-    """Every rule that the config breaks."""
-    return []
+    """Every rule that the config breaks, errors first."""
+
+    def report(key: str, message: str, remedy: str, level: Any = "error") -> Problem:
+        setting = settings[key]
+        return Problem(level, key, setting.value, setting.origin.text, message, remedy)
+
+    found = [problem for rule in RULES for problem in rule(config, report)]
+    found += ineffective.find(config, settings)
+    return sorted(found, key=lambda p: p.level != "error")
+
+
+def batch_sizes(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Micro-batch within mini-batch within batch within data."""
+    train, actor = c.data.train_batch_size, c.actor_rollout_ref.actor
+    mini, n = actor.ppo_mini_batch_size, c.actor_rollout_ref.rollout.n
+    if train % mini:
+        fits = max((d for d in range(1, min(train, mini) + 1) if train % d == 0), default=1)
+        message = f"must divide data.train_batch_size = {train}, so that every mini-batch is whole"
+        yield report(f"{ACTOR}.ppo_mini_batch_size", message, f"e.g. {ACTOR}.ppo_mini_batch_size={fits}")
+    micro = actor.ppo_micro_batch_size_per_gpu
+    if micro is not None and not actor.use_dynamic_bsz and micro > mini * n:
+        message = f"is larger than the mini-batch of {mini} prompts x {n} responses = {mini * n}"
+        yield report(f"{ACTOR}.ppo_micro_batch_size_per_gpu", message, f"at most {mini * n}")
+    if micro is None and not actor.use_dynamic_bsz:
+        remedy = f"set {ACTOR}.ppo_micro_batch_size_per_gpu, or use_dynamic_bsz=true"
+        yield report(f"{ACTOR}.use_dynamic_bsz", "needs a micro-batch size when it is off", remedy)
+    critic_mini = c.critic.ppo_mini_batch_size
+    if critic_mini is not None and train % critic_mini:
+        message = f"must divide data.train_batch_size = {train}"
+        yield report("critic.ppo_mini_batch_size", message, "leave it null to use the actor's")
+    samples = c.data.num_train_samples
+    if samples is not None and samples < train:
+        message = (
+            f"there are fewer prompts than data.train_batch_size = {train}, so not one batch can be filled"
+        )
+        yield report("data.num_train_samples", message, f"set data.train_batch_size to at most {samples}")
+    world = (c.trainer.n_gpus_per_node or 1) * c.trainer.nnodes
+    if actor.strategy == "fsdp2" and (mini * n) % world:
+        message = f"{mini} prompts x {n} responses do not divide among {world} devices"
+        yield report(f"{ACTOR}.ppo_mini_batch_size", message, f"make mini-batch x n a multiple of {world}")
+
+
+def lengths(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """The engine's limits must hold what the data asks for."""
+    data, rollout, actor = c.data, c.actor_rollout_ref.rollout, c.actor_rollout_ref.actor
+    for own, key in (("prompt_length", "max_prompt_length"), ("response_length", "max_response_length")):
+        value, wanted = getattr(rollout, own), getattr(data, key)
+        if value is not None and value != wanted:
+            yield report(f"{ROLLOUT}.{own}", f"differs from data.{key} = {wanted}", f"set only data.{key}")
+    total = data.max_prompt_length + data.max_response_length
+    if rollout.max_model_len is not None and rollout.max_model_len < total:
+        message = f"is shorter than data.max_prompt_length + data.max_response_length = {total}"
+        yield report(f"{ROLLOUT}.max_model_len", message, f"at least {total}, or null")
+    if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < total:
+        message = f"is less than the longest sequence, {total} tokens, which then makes a forward of its own"
+        remedy = f"at least {total} if memory allows"
+        yield report(f"{ACTOR}.ppo_max_token_len_per_gpu", message, remedy, "warning")
+
+
+def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Filtering needs groups, and a metric whose equality means that nothing can be learnt."""
+    groups, n, kl = c.algorithm.filter_groups, c.actor_rollout_ref.rollout.n, c.algorithm.use_kl_in_reward
+    if not groups.enable:
+        return
+    if n < 2:
+        message = f"dynamic sampling needs groups, and {ROLLOUT}.n = {n} gives one response a prompt"
+        yield report(
+            f"{ROLLOUT}.n", message, f"set {ROLLOUT}.n to at least 2 (8 is usual), or {FILTER}.enable=false"
+        )
+    metric = f"{FILTER}.metric"
+    overlong = (
+        c.reward_model.reward_kwargs.overlong_buffer_cfg.enable and c.reward_model.reward_manager == "dapo"
+    )
+    shaping = [
+        name
+        for name, on in (
+            ("the overlong penalty", overlong),
+            ("reward.format_weight", c.reward.format_weight != 0),
+            ("reward.repetition_penalty", c.reward.repetition_penalty != 0),
+        )
+        if on
+    ]
+    remedy = f"filter on the bare outcome: {FILTER}.metric=acc"
+    if groups.metric in ("seq_reward", "seq_final_reward", "score") and shaping:
+        message = f"is shaped by {' and '.join(shaping)}: groups all right or all wrong still differ in it and are kept"
+        yield report(metric, message, remedy, "warning")
+    elif groups.metric == "seq_final_reward" and kl:
+        message = "is shaped by the KL penalty, which differs for every response: nothing is filtered"
+        yield report(metric, message, remedy, "warning")
+    if groups.metric == "seq_final_reward" and not kl:
+        message = "equals seq_reward, since there is no KL penalty in the reward"
+        yield report(
+            metric, message, f"{FILTER}.metric=seq_reward, or algorithm.use_kl_in_reward=true", "warning"
+        )
+    if groups.strategy == "rounds" and (c.data.gen_batch_size or 0) and groups.max_num_gen_batches > 0:
+        most = groups.max_num_gen_batches * (c.data.gen_batch_size or 0)
+        if most < c.data.train_batch_size:
+            message = f"times data.gen_batch_size = {most} prompts can never fill data.train_batch_size"
+            yield report(
+                f"{FILTER}.max_num_gen_batches", message, "raise it, data.gen_batch_size, or set it to 0"
+            )
+
+
+def clipping(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """GSPO's ratio is a mean over tokens: its range is narrow, and with one update it is 1."""
+    actor = c.actor_rollout_ref.actor
+    objective, plan = objective_of(actor), BatchPlan.of(c)
+    sides = {
+        f"{ACTOR}.{name}" if getattr(actor, name) is not None else f"{ACTOR}.clip_ratio": value
+        for name, value in (("clip_ratio_low", objective.clip[0]), ("clip_ratio_high", objective.clip[1]))
+    }
+    for key, value in sides.items():
+        if objective.is_sequence_level and objective.clips and value > WIDE_SEQUENCE_CLIP:
+            message = f"ε = {value:g} is wide for a sequence ratio, which stays within 1e-4 to 1e-2 of 1: it rarely clips"
+            remedy = (
+                "3e-4/4e-4 for answers of thousands of tokens, 7e-3/9e-3 for 16 tokens; or set clip_target"
+            )
+            yield report(key, message, remedy, "warning")
+    if objective.clips and objective.clip[0] >= 1 and objective.loss_mode != "geo_mean":
+        key = f"{ACTOR}.clip_ratio_low" if actor.clip_ratio_low is not None else f"{ACTOR}.clip_ratio"
+        yield report(
+            key, "a ratio is never below 1 - ε ≤ 0: the lower side cannot clip", "below 1", "warning"
+        )
+    if objective.is_sequence_level and plan.optimiser_steps == 1 and actor.old_log_prob_source != "rollout":
+        message = (
+            f"equals data.train_batch_size = {plan.prompts}: one update a rollout batch, so the sequence ratio is "
+            "always 1, nothing clips, and GSPO equals GRPO with seq-mean-token-mean"
+        )
+        remedy = f"e.g. {ACTOR}.ppo_mini_batch_size={max(1, plan.prompts // 4)} for 4 mini-batches"
+        yield report(f"{ACTOR}.ppo_mini_batch_size", message, remedy, "warning")
+    note = length_weighting_note(objective.loss_mode, actor.loss_agg_mode)
+    if note:
+        yield report(f"{ACTOR}.loss_agg_mode", note, "leave it null", "warning")
+    bounds = actor.clip_target_bounds
+    if len(bounds) != 2 or not 0 < bounds[0] <= 1 <= bounds[1]:
+        yield report(
+            f"{ACTOR}.clip_target_bounds", "expected two factors around 1, low and high", "e.g. [0.1, 10]"
+        )
+
+
+def off_policy(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """The decoupled loss and old log-probs from the engine need μ; asynchrony needs a budget."""
+    actor, rollout, groups = c.actor_rollout_ref.actor, c.actor_rollout_ref.rollout, c.algorithm.filter_groups
+    if not rollout.calculate_log_probs and actor.use_decoupled_loss:
+        message = "the decoupled loss (actor.use_decoupled_loss) needs the engine's log-probs"
+        yield report(f"{ROLLOUT}.calculate_log_probs", message, "set it to true")
+    if not rollout.calculate_log_probs and actor.old_log_prob_source == "rollout":
+        message = "actor.old_log_prob_source = rollout takes them from the engine"
+        yield report(f"{ROLLOUT}.calculate_log_probs", message, "set it to true")
+    if rollout.mode == "async" and rollout.max_head_offpolicyness == 0:
+        message = "async with a budget of 0 versions is the same as sync"
+        yield report(f"{ROLLOUT}.max_head_offpolicyness", message, "e.g. 2", "warning")
+    carried = groups.enable and groups.strategy == "stream" and groups.max_staleness > 0
+    fresh = rollout.mode == "sync" and not carried and rollout.name == "native"
+    if actor.use_decoupled_loss and fresh:
+        message = "every rollout is of the current weights, so π_old/μ is 1 up to rounding"
+        remedy = f"set {ROLLOUT}.mode=async, or remove it"
+        yield report(f"{ACTOR}.use_decoupled_loss", message, remedy, "warning")
+
+
+def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Group baselines need groups; gae needs a critic; KL counted once."""
+    algorithm, n, critic = c.algorithm, c.actor_rollout_ref.rollout.n, c.critic.enable
+    if algorithm.adv_estimator in GROUP_ESTIMATORS and n == 1 and not algorithm.filter_groups.enable:
+        message = f"compares the responses of a group, and {ROLLOUT}.n = 1 gives one a prompt"
+        yield report("algorithm.adv_estimator", message, f"set {ROLLOUT}.n to at least 2", "warning")
+    if algorithm.adv_estimator == "gae" and critic is False:
+        yield report(
+            "critic.enable", "algorithm.adv_estimator = gae needs a critic", "set it to null or true"
+        )
+    if algorithm.adv_estimator != "gae" and critic:
+        message = f"algorithm.adv_estimator = {algorithm.adv_estimator} does not use the critic's values"
+        yield report("critic.enable", message, "remove it, or set algorithm.adv_estimator=gae", "warning")
+    steps = c.trainer.total_training_steps
+    if roles(c)["critic"] and steps is not None and c.trainer.critic_warmup >= steps:
+        message = f"the policy would never be trained in {steps} steps"
+        yield report("trainer.critic_warmup", message, f"below {steps}")
+    if c.actor_rollout_ref.actor.use_kl_loss and algorithm.use_kl_in_reward:
+        message = "KL is penalised in the reward and in the loss"
+        yield report(
+            "algorithm.use_kl_in_reward", message, f"keep one, or mean it: {ACTOR}.use_kl_loss", "warning"
+        )
+    if c.actor_rollout_ref.actor.use_kl_loss and c.actor_rollout_ref.actor.kl_loss_coef == 0:
+        message = "the KL term has weight 0 and only costs a forward of the reference"
+        yield report(f"{ACTOR}.kl_loss_coef", message, f"set {ACTOR}.use_kl_loss=false", "warning")
+    for key, betas in (
+        (f"{ACTOR}.optim.betas", c.actor_rollout_ref.actor.optim.betas),
+        ("critic.optim.betas", c.critic.optim.betas),
+    ):
+        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
+            yield report(key, "expected two numbers in [0, 1)", "e.g. [0.9, 0.999]")
+
+
+def rewards(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Penalties that can act, functions that exist, no reward model."""
+    if c.reward_model.enable:
+        message = "trained reward models are not offered"
+        yield report("reward_model.enable", message, "call your model from custom_reward_function.path")
+    buffer = c.reward_model.reward_kwargs.overlong_buffer_cfg
+    limit = c.reward_model.reward_kwargs.max_resp_len or c.data.max_response_length
+    if buffer.enable and not 0 < buffer.len < limit:
+        message = f"expected 1 to {limit - 1}: the penalty grows within the last tokens before {limit}"
+        yield report(
+            "reward_model.reward_kwargs.overlong_buffer_cfg.len", message, f"e.g. {max(1, limit // 4)}"
+        )
+    if buffer.enable and c.reward_model.reward_manager == "naive":
+        message = "the naive manager applies no overlong penalty"
+        yield report("reward_model.reward_manager", message, "reward_model.reward_manager=dapo", "warning")
+    path = c.custom_reward_function.path
+    if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file():
+        yield report(
+            "custom_reward_function.path",
+            "no such file",
+            "give the path of a Python file, or a module's name",
+        )
+
+
+def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Files that are named must be there; names that are not files are looked up later."""
+    for key, value in (("data.train_files", c.data.train_files), ("data.val_files", c.data.val_files)):
+        for name in value if isinstance(value, list) else [value] if value else []:
+            if name.endswith(DATA_SUFFIXES) and "://" not in name and not Path(name).expanduser().is_file():
+                yield report(
+                    key, f"no such file: {name}", "give a file that exists, a built-in task or a hub name"
+                )
+    if c.data.train_files == []:
+        yield report("data.train_files", "no training data", "e.g. data.train_files=arithmetic")
+    path = c.actor_rollout_ref.model.path
+    if path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
+        yield report(
+            "actor_rollout_ref.model.path", "no such folder", "give a Hugging Face folder or a hub name"
+        )
+
+
+def run_settings(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Keys of the trainer section whose values are words or numbers."""
+    trainer = c.trainer
+    if isinstance(trainer.save_freq, str) and trainer.save_freq != "auto":
+        yield report("trainer.save_freq", "expected a number of steps, or auto", "e.g. 10")
+    mode = trainer.resume_mode
+    if mode not in ("auto", "disable") and not Path(mode).expanduser().exists():
+        near = nearest_choice(mode, ("auto", "disable")) or "auto, disable, or a checkpoint's folder"
+        yield report("trainer.resume_mode", "expected auto, disable or the path of a checkpoint", near)
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", trainer.device):
+        yield report(
+            "trainer.device",
+            "expected auto, cpu, cuda or cuda:N",
+            nearest_choice(trainer.device, ("auto", "cpu", "cuda")),
+        )
+    name = trainer.experiment_name
+    if name is not None and (not name.strip() or "/" in name or name in (".", "..")):
+        yield report(
+            "trainer.experiment_name", "names a folder under trainer.default_local_dir", "a name without /"
+        )
+    if not math.isfinite(c.actor_rollout_ref.actor.optim.lr):
+        yield report(f"{ACTOR}.optim.lr", "expected a finite number", "e.g. 1e-6")
+
+
+def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """What needs more than one device or machine needs a backend that has them."""
+    trainer, rollout, actor = c.trainer, c.actor_rollout_ref.rollout, c.actor_rollout_ref.actor
+    if trainer.backend == "local" and trainer.nnodes > 1:
+        yield report(
+            "trainer.nnodes", "trainer.backend = local runs on one machine", "set trainer.backend=ray"
+        )
+    if trainer.backend == "local" and actor.strategy == "local" and (trainer.n_gpus_per_node or 1) > 1:
+        message = "trainer.backend = local with actor.strategy = local uses one device"
+        remedy = f"set trainer.backend=ray, or {ACTOR}.strategy=fsdp2 under torchrun"
+        yield report("trainer.n_gpus_per_node", message, remedy, "warning")
+    if rollout.name == "native" and rollout.tensor_model_parallel_size > 1:
+        message = "the native engine runs on one device"
+        yield report(f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.name=vllm, or 1")
+    if actor.ulysses_sequence_parallel_size > 1:
+        message = "sequence parallelism is not offered"
+        yield report(
+            f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1; packing and fsdp2 save memory"
+        )
+
+
+RULES: tuple[Rule, ...] = (
+    batch_sizes,
+    lengths,
+    dynamic_sampling,
+    clipping,
+    off_policy,
+    estimators,
+    rewards,
+    files,
+    run_settings,
+    devices,
+)

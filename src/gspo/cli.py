@@ -1,0 +1,75 @@
+"""The command line: a registry of subcommands, each loaded from `gspo.commands` when it is run."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from gspo import __version__
+
+# Name → module under gspo.commands that has a `typer.Typer` called `app`. A name without its module is not shown.
+COMMANDS: dict[str, str] = {
+    "train": "train",
+    "eval": "eval",
+    "sft": "sft",
+    "config": "config",
+    "data": "data",
+    "rewards": "rewards",
+    "validate": "validate",
+    "doctor": "doctor",
+    "replay": "replay",
+    "report": "report",
+    "dashboard": "dashboard",
+    "compare": "compare",
+    "plan": "plan",
+}
+
+
+class LazyGroup(TyperGroup):
+    """A command group that imports a subcommand's module only when that subcommand is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [name for name, module in COMMANDS.items() if find_spec(f"gspo.commands.{module}")]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        app = importlib.import_module(f"gspo.commands.{COMMANDS[cmd_name]}").app
+        command = get_command(app)
+        command.name = cmd_name
+        return command
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    name="gspo",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Post-train language models on verifiable rewards with GSPO and dynamic sampling.",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gspo {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Post-train language models on verifiable rewards with GSPO and dynamic sampling."""
+
+
+def main() -> None:
+    """Entry point of the `gspo` program."""
+    app()

@@ -1,0 +1,47 @@
+"""`gspo train`: check the configuration, then train; with `--dry-run` print the plan instead."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gspo.commands.arguments import PASS_THROUGH, load_arguments
+from gspo.config import ResolvedConfig
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(context_settings=PASS_THROUGH)
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [KEY=VALUE …]", help="YAML file, overrides; any key or alias as --flag."
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+) -> None:
+    """Train a model. Without arguments: the embedded model learns arithmetic."""
+    resolved = load_arguments(arguments or [], config)
+    if dry_run:
+        from gspo.config.dry_run import dry_run_text
+
+        typer.echo(dry_run_text(resolved), nl=False)
+        return
+    raise typer.Exit(run(resolved))
+
+
+def run(config: ResolvedConfig) -> int:
+    """Train by a checked config; the exit code."""
+    if find_spec("gspo.loop.run") is None:
+        typer.echo(
+            "training is not part of this build: gspo.loop.run is missing; --dry-run shows the plan", err=True
+        )
+        return 1
+    from gspo.loop.run import train as run_training
+
+    return run_training(config)

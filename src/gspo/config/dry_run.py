@@ -1,0 +1,38 @@
+"""The plan of a run in words: objective, sizes, models, and what can never act."""
+
+from __future__ import annotations
+
+from gspo.config.load import ResolvedConfig
+from gspo.config.objective import objective_of
+from gspo.config.plan import BatchPlan, never_acts, roles
+
+
+def dry_run_text(resolved: ResolvedConfig) -> str:
+    """What `gspo train --dry-run` prints."""
+    config = resolved.config
+    model, algorithm = config.actor_rollout_ref.model, config.algorithm
+    objective = objective_of(config.actor_rollout_ref.actor)
+    clip = (
+        f"ratio clipped to [1 - {objective.clip[0]:g}, 1 + {objective.clip[1]:g}]"
+        if objective.clips
+        else "no clip"
+    )
+    groups = algorithm.filter_groups
+    sampling = f"{groups.strategy}, kept when {groups.metric} differs" if groups.enable else "off"
+    files = config.data.train_files
+    lines = [
+        ("model", model.path + (f", LoRA rank {model.lora_rank}" if model.lora_rank else "")),
+        ("data", ", ".join(files) if isinstance(files, list) else files),
+        ("objective", f"{objective.loss_mode}: {objective.level} ratio, {clip}, {objective.aggregation}"),
+        ("advantages", algorithm.adv_estimator),
+        ("dynamic sampling", sampling),
+        ("other models", ", ".join(r for r, on in roles(config).items() if on) or "none"),
+        *BatchPlan.of(config).lines(),
+    ]
+    width = max(len(name) for name, _ in lines)
+    text = ["plan"] + [f"  {name:<{width}}  {value}" for name, value in lines]
+    ineffective = [
+        f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
+    ]
+    text += ["never acts"] + [f"  {line}" for line in never_acts(config, ineffective)]
+    return "\n".join(text) + "\n"

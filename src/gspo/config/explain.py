@@ -1,0 +1,67 @@
+"""What a key means, in words."""
+
+from __future__ import annotations
+
+from gspo.config import names, tree
+from gspo.config.aliases import aliases, aliases_of
+from gspo.config.load import load
+from gspo.config.pending import PENDING
+from gspo.config.show import scalar
+from gspo.config.tree import Leaf
+from gspo.config.unneeded import why_unneeded
+
+
+def bounds_text(leaf: Leaf) -> str:
+    """Allowed values of a key in a few words, or nothing."""
+    info = leaf.info
+    if info.choices:
+        more = ", or a name registered by a plugin" if info.open else ""
+        return ", ".join(str(c) for c in info.choices) + more
+    parts = [
+        f"{sign} {bound:g}"
+        for sign, bound in ((">=", info.ge), (">", info.gt), ("<=", info.le), ("<", info.lt))
+        if bound is not None
+    ]
+    return " and ".join(parts)
+
+
+def explain(name: str) -> tuple[str, bool]:
+    """The explanation, and whether the name is known."""
+    alias = aliases().get(name)
+    key = names.canonical(name) or (alias.target if alias else None)
+    if key is not None:
+        text = _leaf_text(tree.leaf_of(key) or tree.leaves()[key])
+        if alias is not None and alias.name != key:
+            text = f"{name} is {alias.system}'s name: {alias.doc}\n{text}"
+        return text, True
+    if name in tree.sections():
+        below = [f"  {k}: {leaf.info.doc}" for k, leaf in tree.leaves().items() if k.startswith(f"{name}.")]
+        return "\n".join([f"{name}: {tree.sections()[name].__doc__}", *below]), True
+    several = names.candidates(name)
+    if several:
+        return "\n\n".join(_leaf_text(tree.leaves()[k]) for k in several), True
+    reason = why_unneeded(name)
+    if reason is not None:
+        return f"{name}: accepted with a warning, has no effect here: {reason}", True
+    near = names.nearest(name)
+    return f"unknown key {name}" + (f"; did you mean {near}?" if near else ""), False
+
+
+def _leaf_text(leaf: Leaf) -> str:
+    embedded = load()
+    lines = [
+        leaf.key,
+        f"  {leaf.info.doc}",
+        f"  type: {leaf.type_name}",
+        f"  default: {scalar(leaf.default)}",
+    ]
+    if embedded.get(leaf.key) != leaf.default:
+        lines.append(f"  first run: {scalar(embedded.get(leaf.key))} ({embedded.origin(leaf.key)})")
+    if leaf.info.unit:
+        lines.append(f"  unit: {leaf.info.unit}")
+    if bounds_text(leaf):
+        lines.append(f"  allowed: {bounds_text(leaf)}")
+    lines += [f"  also: {a.name} ({a.system}): {a.doc}" for a in aliases_of(leaf.key)]
+    if leaf.key in PENDING:
+        lines.append(f"  not read yet: waits for {PENDING[leaf.key]}")
+    return "\n".join(lines)

@@ -1,0 +1,286 @@
+"""Keys that can have no effect together with others. A key that was set, to another value than the default, is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gspo.config import tree
+from gspo.config.objective import objective_of
+from gspo.config.plan import BatchPlan, roles
+from gspo.config.problems import Problem
+from gspo.config.schema import TrainerConfig
+from gspo.config.settings import Settings
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+FILTER = "algorithm.filter_groups"
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """`keys` (a trailing dot means all below) do nothing when `when` holds, because of `reason`."""
+
+    keys: tuple[str, ...]
+    when: Callable[[TrainerConfig], bool]
+    reason: str
+    remedy: str
+
+
+def _actor_loss(config: TrainerConfig) -> str:
+    return config.actor_rollout_ref.actor.policy_loss.loss_mode
+
+
+_FILTER_KEYS = (
+    "max_num_gen_batches",
+    "strategy",
+    "max_staleness",
+    "on_limit",
+    "max_in_flight",
+    "metric",
+    "predict",
+)
+_DEAD = (
+    Dead(
+        (*(f"{FILTER}.{k}" for k in _FILTER_KEYS), "data.gen_batch_size"),
+        lambda c: not c.algorithm.filter_groups.enable,
+        "dynamic sampling is off",
+        f"set {FILTER}.enable=true, or remove it",
+    ),
+    Dead(
+        (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight", f"{FILTER}.order"),
+        lambda c: c.algorithm.filter_groups.enable and c.algorithm.filter_groups.strategy == "rounds",
+        "rounds carries nothing over",
+        f"set {FILTER}.strategy=stream, or remove it",
+    ),
+    Dead(
+        (f"{FILTER}.predict_weight", f"{FILTER}.predict_min_prob", f"{FILTER}.predict_discount"),
+        lambda c: c.algorithm.filter_groups.predict == "off",
+        "prompts are not predicted",
+        f"set {FILTER}.predict=skip, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.behav_imp_weight_cap", f"{ACTOR}.behav_imp_weight_mode"),
+        lambda c: not c.actor_rollout_ref.actor.use_decoupled_loss,
+        "the decoupled loss is off",
+        f"set {ACTOR}.use_decoupled_loss=true, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
+        lambda c: not c.actor_rollout_ref.actor.use_kl_loss and c.actor_rollout_ref.actor.kl_loss_coef > 0,
+        "there is no KL term in the loss",
+        f"set {ACTOR}.use_kl_loss=true, or remove it",
+    ),
+    Dead(
+        ("algorithm.kl_ctrl.", "algorithm.kl_penalty"),
+        lambda c: not c.algorithm.use_kl_in_reward and c.algorithm.kl_ctrl.kl_coef > 0,
+        "there is no KL penalty in the reward",
+        "set algorithm.use_kl_in_reward=true, or remove it",
+    ),
+    Dead(
+        ("algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"),
+        lambda c: c.algorithm.use_kl_in_reward and c.algorithm.kl_ctrl.type == "fixed",
+        "the KL coefficient is fixed",
+        "set algorithm.kl_ctrl.type=adaptive, or remove it",
+    ),
+    Dead(
+        ("actor_rollout_ref.ref.",),
+        lambda c: not roles(c)["reference"],
+        "no KL term is on, so there is no reference",
+        f"set {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or remove it",
+    ),
+    Dead(
+        ("critic.model.", "critic.optim.", "critic.ppo_", "critic.cliprange_value", "critic.fsdp_config."),
+        lambda c: not roles(c)["critic"],
+        "there is no critic",
+        "set algorithm.adv_estimator=gae, or remove it",
+    ),
+    Dead(
+        ("trainer.critic_warmup",),
+        lambda c: not roles(c)["critic"],
+        "there is no critic to warm up",
+        "set algorithm.adv_estimator=gae, or remove it",
+    ),
+    Dead(
+        ("algorithm.lam",),
+        lambda c: c.algorithm.adv_estimator != "gae",
+        "only gae uses it",
+        "set algorithm.adv_estimator=gae, or remove it",
+    ),
+    Dead(
+        ("algorithm.gamma",),
+        lambda c: c.algorithm.adv_estimator not in ("gae", "reinforce_plus_plus"),
+        "this estimator does not discount",
+        "remove it",
+    ),
+    Dead(
+        ("algorithm.norm_adv_by_std_in_grpo",),
+        lambda c: c.algorithm.adv_estimator not in ("grpo", "grpo_passk"),
+        "this estimator does not divide by the group's std",
+        "remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.policy_loss.tau_pos", f"{ACTOR}.policy_loss.tau_neg"),
+        lambda c: (
+            _actor_loss(c) in tree.leaves()[f"{ACTOR}.policy_loss.loss_mode"].info.choices
+            and _actor_loss(c) != "sapo"
+        ),
+        "only the loss sapo uses it",
+        f"set {ACTOR}.policy_loss.loss_mode=sapo, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.clip_ratio_c",),
+        lambda c: (
+            (_actor_loss(c) not in ("vanilla", "dapo") and not objective_of(c.actor_rollout_ref.actor).clips)
+            or _actor_loss(c) in ("gspo", "gspo_token", "cispo", "geo_mean")
+        ),
+        "this loss has no dual clip",
+        "remove it",
+    ),
+    Dead(
+        tuple(f"{ACTOR}.{k}" for k in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_target")),
+        lambda c: not objective_of(c.actor_rollout_ref.actor).clips,
+        "this loss has no clip; the range only says what clip fractions count",
+        "remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.clip_ratio",),
+        lambda c: (
+            None not in (c.actor_rollout_ref.actor.clip_ratio_low, c.actor_rollout_ref.actor.clip_ratio_high)
+        ),
+        "both sides are set by clip_ratio_low and clip_ratio_high",
+        "remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.clip_target",),
+        lambda c: BatchPlan.of(c).optimiser_steps == 1,
+        "with one optimiser step a rollout batch nothing clips",
+        f"make {ACTOR}.ppo_mini_batch_size smaller than data.train_batch_size",
+    ),
+    Dead(
+        (f"{ACTOR}.clip_target_bounds",),
+        lambda c: c.actor_rollout_ref.actor.clip_target is None,
+        "the clip range is not moved",
+        f"set {ACTOR}.clip_target, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.loss_scale_factor",),
+        lambda c: objective_of(c.actor_rollout_ref.actor).aggregation != "seq-mean-token-sum-norm",
+        "only the aggregation seq-mean-token-sum-norm uses it",
+        "remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.entropy_checkpointing",),
+        lambda c: c.actor_rollout_ref.actor.entropy_coeff == 0,
+        "the entropy has no gradient",
+        f"set {ACTOR}.entropy_coeff, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.optim.min_lr_ratio",),
+        lambda c: c.actor_rollout_ref.actor.optim.lr_scheduler_type == "constant",
+        "the learning rate is constant",
+        f"set {ACTOR}.optim.lr_scheduler_type=cosine, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.optim.lr_warmup_steps_ratio",),
+        lambda c: c.actor_rollout_ref.actor.optim.lr_warmup_steps >= 0,
+        "lr_warmup_steps is set",
+        "keep one of the two",
+    ),
+    Dead(
+        (f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
+        lambda c: c.actor_rollout_ref.actor.use_dynamic_bsz,
+        "forwards are filled by tokens (use_dynamic_bsz)",
+        f"set {ACTOR}.use_dynamic_bsz=false, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.ppo_max_token_len_per_gpu",),
+        lambda c: not c.actor_rollout_ref.actor.use_dynamic_bsz,
+        "forwards have a fixed number of responses",
+        f"set {ACTOR}.use_dynamic_bsz=true, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.fsdp_config.",),
+        lambda c: c.actor_rollout_ref.actor.strategy == "local",
+        "the policy is not sharded",
+        f"set {ACTOR}.strategy=fsdp2, or remove it",
+    ),
+    Dead(
+        tuple(f"{MODEL}.{k}" for k in ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules")),
+        lambda c: c.actor_rollout_ref.model.lora_rank == 0,
+        "there are no adapters",
+        f"set {MODEL}.lora_rank, or remove it",
+    ),
+    Dead(
+        tuple(f"{ROLLOUT}.{k}" for k in ("enable_chunked_prefill", "enable_prefix_caching", "engine_kwargs")),
+        lambda c: c.actor_rollout_ref.rollout.name == "native",
+        "only vllm uses it",
+        f"set {ROLLOUT}.name=vllm, or remove it",
+    ),
+    Dead(
+        (f"{ROLLOUT}.max_head_offpolicyness", f"{ROLLOUT}.max_concurrent_rollouts"),
+        lambda c: c.actor_rollout_ref.rollout.mode == "sync",
+        "the mode is sync",
+        f"set {ROLLOUT}.mode=async, or remove it",
+    ),
+    Dead(
+        (f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.top_k", f"{ROLLOUT}.val_kwargs.top_p"),
+        lambda c: not c.actor_rollout_ref.rollout.val_kwargs.do_sample,
+        "held-out responses are greedy",
+        f"set {ROLLOUT}.val_kwargs.do_sample=true, or remove it",
+    ),
+    Dead(
+        (f"{ROLLOUT}.val_kwargs.n",),
+        lambda c: not c.actor_rollout_ref.rollout.val_kwargs.do_sample,
+        "greedy responses to a prompt are all the same",
+        f"set {ROLLOUT}.val_kwargs.do_sample=true, or remove it",
+    ),
+    Dead(
+        ("reward_model.reward_kwargs.",),
+        lambda c: c.reward_model.reward_manager == "naive",
+        "the naive manager has no overlong penalty",
+        "set reward_model.reward_manager=dapo, or remove it",
+    ),
+    Dead(
+        ("custom_reward_function.name", "custom_reward_function.reward_kwargs"),
+        lambda c: c.custom_reward_function.path is None,
+        "no file is named, so the data's built-in reward is used",
+        "set custom_reward_function.path",
+    ),
+    Dead(
+        ("data.seed",),
+        lambda c: not c.data.shuffle,
+        "the data is not shuffled",
+        "set data.shuffle=true, or remove it",
+    ),
+    Dead(
+        ("data.truncation",),
+        lambda c: c.data.filter_overlong_prompts and c.data.truncation != "error",
+        "prompts that are too long are left out",
+        "set data.filter_overlong_prompts=false, or remove it",
+    ),
+    Dead(
+        ("trainer.total_epochs",),
+        lambda c: c.trainer.total_training_steps is not None,
+        "trainer.total_training_steps is set",
+        "keep one of the two",
+    ),
+)
+
+
+def find(config: TrainerConfig, settings: Settings) -> Iterator[Problem]:
+    """A warning for every key that was set, to another value than the default, and can do nothing."""
+    seen: set[str] = set()
+    for dead in _DEAD:
+        if not dead.when(config):
+            continue
+        for key, leaf in tree.leaves().items():
+            setting = settings[key]
+            hit = any(
+                key == name or (name.endswith((".", "_")) and key.startswith(name)) for name in dead.keys
+            )
+            if hit and key not in seen and setting.origin.explicit and setting.value != leaf.default:
+                seen.add(key)
+                message = f"has no effect: {dead.reason}"
+                yield Problem("warning", key, setting.value, setting.origin.text, message, dead.remedy)
