@@ -32,6 +32,7 @@ class Member:
     """One worker as the pool sees it: a socket, and what is needed to end it."""
 
     sock: socket.socket
+    ready: bool = True  # False: it loads the function first, and says so when it has
     pid: int = 0
     stack_file: IO[bytes] | None = None
     thread: threading.Thread | None = None
@@ -130,7 +131,7 @@ class ProcessCrew:
             pids = json.loads(wire.receive(self._control))
             ours_on_error.pop_all()
         for member, pid in zip(members, pids):
-            member.pid = pid
+            member.pid, member.ready = pid, self._setup.preload
         return members
 
     def stop(self, member: Member) -> str:

@@ -2,10 +2,11 @@
 
 A job's deadline counts from the moment a worker takes it. With k workers, n hung jobs would then cost n/k deadlines,
 so a worker that is stuck must not count as capacity: whenever *every* worker has been on its job for an eighth of
-the deadline, and nothing was finished meanwhile, the pool becomes four times as large. From one worker that reaches 64
-after three eighths of a deadline, so 64 hung jobs are over after 1.4 deadlines and the time it takes to fork. The stuck workers get a lower priority, so that
-spinning ones do not starve the new. Healthy jobs take far less than an eighth of their deadline and never cause growth.
-When the queue is empty the pool shrinks back.
+the deadline, and nothing was finished meanwhile, the pool becomes four times as large. From one worker that reaches
+64 after three eighths of a deadline, so 64 hung jobs are over after 1.4 deadlines and the time it takes to fork.
+Stuck and added workers run at a lower priority, so that spinning ones starve neither the trainer nor the fork server.
+Healthy jobs take far less than an eighth of their deadline and never cause growth. When the queue is empty the pool
+shrinks back.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ MAX_WORKERS = 64
 _GROWTH_SHARE, _GROWTH = 1 / 8, 4
 _REAP_AFTER = 2.0
 _STACK_LEAD = (
-    0.1  # a stuck worker is asked for its stack this share of the deadline, at most this many s, before it
+    0.1  # share of the deadline (of 1 s at most) before its end at which a stuck worker's stack is taken
 )
 
 
@@ -151,22 +152,28 @@ class WorkerPool:
             jobs, self._inbox = self._inbox, []
         self._queue.extend(job for job in jobs if job.future.set_running_or_notify_cancel())
 
-    def _assign(self) -> None:
+    def _hand_out(self) -> None:
         idle = [worker for worker in self._workers if worker.ready and worker.job is None]
         while self._queue and idle:
             worker = idle.pop()
             worker.job, worker.since, worker.marked = self._queue.popleft(), time.monotonic(), False
             worker.outgoing = worker.job.data
             self._send(worker)
+
+    def _assign(self) -> None:
+        self._hand_out()
         starting = sum(not worker.ready for worker in self._workers)
         missing = min(len(self._queue) - starting, self._limit - len(self._workers))
         if missing > 0:
             for member in self._crew.start(missing):
                 member.sock.setblocking(False)
                 self.counts.started += 1
-                worker = _Worker(member, time.monotonic())
+                worker = _Worker(member, time.monotonic(), ready=member.ready)
                 self._workers.add(worker)
                 self._selector.register(member.sock, selectors.EVENT_READ, worker)
+                if self._limit > self._size:
+                    self._slow(worker)
+            self._hand_out()
 
     def _wait_time(self) -> float | None:
         """Seconds until a deadline or a growth step is due; None when nothing runs."""
@@ -296,18 +303,20 @@ class WorkerPool:
     def _resize(self) -> None:
         if not self._queue:
             self._limit = self._size
-            idle = [worker for worker in self._workers if worker.job is None and worker.ready]
-            for worker in idle[: max(0, len(self._workers) - self._size)]:
-                self._drop(worker)
+            for worker in [w for w in self._workers if w.ready and w.job is None and w.slowed]:
+                self._drop(worker)  # a priority cannot be raised again
             return
         stuck_since = time.monotonic() - self._timeout * _GROWTH_SHARE
         stuck = all(worker.job and worker.since <= stuck_since for worker in self._workers)
         if stuck and len(self._workers) >= self._limit and self._last_done <= stuck_since:
             self._limit = min(_GROWTH * self._limit, self._max)
             for worker in self._workers:
-                if not worker.slowed:
-                    worker.slowed = True
-                    self._crew.slow(worker.member)
+                self._slow(worker)
+
+    def _slow(self, worker: _Worker) -> None:
+        if not worker.slowed:
+            worker.slowed = True
+            self._crew.slow(worker.member)
 
     def _drop(self, worker: _Worker) -> str:
         self._workers.discard(worker)

@@ -167,7 +167,10 @@ def _fork_worker(
         with open(fds[first + 1], "w", buffering=1) as stack_file:
             faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True, chain=False)
             sock = socket.socket(fileno=fds[first])
-            work(sock, handler or build_handler(setup)[0])
+            if handler is None:
+                handler = build_handler(setup)[0]
+                wire.send(sock, b"{}")  # ready
+            work(sock, handler)
         status = 0
     except EOFError:
         status = 0
@@ -193,8 +196,7 @@ def _confine(server: int, memory: int) -> None:
 
 
 def work(sock: socket.socket, handler: Handler) -> None:
-    """Say ready, then answer payloads one at a time until the other side closes. The answers are JSON, never pickles."""
-    wire.send(sock, b"{}")
+    """Answer payloads one at a time until the other side closes. The answers are JSON, never pickles."""
     while True:
         payload = pickle.loads(wire.receive(sock))
         try:
