@@ -32,6 +32,17 @@ class CallResult:
     timed_out: bool
 
 
+def run_script(server: ServerHandle, source: str, stdin: bytes, wall: float, memory: int) -> RunResult:
+    """Run a script on one server until it ends, floods its output or meets the deadline."""
+    child = server.start({"mode": "script", "source": source}, stdin, memory, _cpu(wall))
+    deadline = child.started + wall
+    while not child.ended and not child.stdout.truncated and time.monotonic() < deadline:
+        server.step(deadline - time.monotonic())
+    timed_out = not child.ended and not child.stdout.truncated
+    server.finish(child)
+    return child.result(timed_out)
+
+
 class Sandbox:
     """Runs untrusted Python at an isolation level that was tested by effect. Safe to use from many threads.
 
@@ -54,18 +65,8 @@ class Sandbox:
     def run(
         self, source: str, stdin: bytes = b"", *, wall: float = DEFAULT_WALL, memory: int = DEFAULT_MEMORY
     ) -> RunResult:
-        """Run the source as a script for at most `wall` seconds and `memory` bytes; raises SandboxError, never more."""
-
-        def attempt(server: ServerHandle) -> RunResult:
-            child = server.start({"mode": "script", "source": source}, stdin, memory, _cpu(wall))
-            deadline = child.started + wall
-            while not child.ended and not child.stdout.truncated and time.monotonic() < deadline:
-                server.step(deadline - time.monotonic())
-            timed_out = not child.ended and not child.stdout.truncated
-            server.finish(child)
-            return child.result(timed_out)
-
-        return self._with_server(attempt)
+        """Run the source as a script for at most `wall` seconds and `memory` bytes; raises SandboxError."""
+        return self._with_server(lambda server: run_script(server, source, stdin, wall, memory))
 
     def call(
         self,
@@ -80,7 +81,9 @@ class Sandbox:
         request = {"op": "call", "plain": True, "target": name, "args": [plain.encode(a) for a in args]}
 
         def attempt(server: ServerHandle) -> CallResult:
-            child = server.start({"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True)
+            child = server.start(
+                {"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True
+            )
             assert child.requests is not None and child.replies is not None
             child.requests.write(plain.dump_line(request))
             deadline, line = child.started + wall, None
@@ -103,7 +106,9 @@ class Sandbox:
         """Run an assert-style test in a second confined process that calls the program's; `ok` when it held."""
 
         def attempt(server: ServerHandle) -> CallResult:
-            program = server.start({"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True)
+            program = server.start(
+                {"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True
+            )
             tester = server.start({"mode": "test", "source": test}, b"", memory, _cpu(wall), linked=True)
             deadline, verdict = program.started + wall, None
             while verdict is None and _alive(program) and _alive(tester) and time.monotonic() < deadline:
@@ -115,7 +120,9 @@ class Sandbox:
             if tester.error is not None or program.error is not None:
                 raise SandboxError(f"the sandbox could not run a test: {tester.error or program.error}")
             if verdict is None:
-                return CallResult(False, None, "deadline" if timed_out else "the program ended early", timed_out)
+                return CallResult(
+                    False, None, "deadline" if timed_out else "the program ended early", timed_out
+                )
             return CallResult(verdict.get("verdict") is True, None, str(verdict.get("why", "")), False)
 
         return self._with_server(attempt)
@@ -180,12 +187,16 @@ def _cpu(wall: float) -> int:
 
 
 def _alive(child: Child) -> bool:
-    return not child.ended and not any(capture.truncated for capture in (child.stdout, child.replies) if capture)
+    return not child.ended and not any(
+        capture.truncated for capture in (child.stdout, child.replies) if capture
+    )
 
 
 def _read_reply(line: bytes | None, timed_out: bool) -> CallResult:
     if line is None:
-        return CallResult(False, None, "deadline" if timed_out else "the program ended without an answer", timed_out)
+        return CallResult(
+            False, None, "deadline" if timed_out else "the program ended without an answer", timed_out
+        )
     try:
         reply = plain.load_line(line)
         if isinstance(reply, dict) and "ok" in reply:

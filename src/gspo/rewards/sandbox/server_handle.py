@@ -165,7 +165,9 @@ class ServerHandle:
             child.error = message["error"]
         elif not message["confined"]:
             child.stderr.drain()
-            child.error = f"a child was not confined: {bytes(child.stderr.data).decode(errors='replace').strip()}"
+            child.error = (
+                f"a child was not confined: {bytes(child.stderr.data).decode(errors='replace').strip()}"
+            )
         else:
             child.status = message["status"]
 
@@ -263,7 +265,9 @@ def _bubblewrap(python: str, here: str, info: int) -> list[str]:
     """The command that gives the server a file system of the interpreter and libraries alone, and no network."""
     found = shutil.which("bwrap")
     if found is None:
-        raise SandboxError("sandbox level 3 needs bubblewrap: install the package `bubblewrap` (program `bwrap`)")
+        raise SandboxError(
+            "sandbox level 3 needs bubblewrap: install the package `bubblewrap` (program `bwrap`)"
+        )
     folders = [sys.base_prefix, os.path.dirname(python), here, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     folders += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo"]
     if numpy_parent():

@@ -15,7 +15,7 @@ from .syscalls import CAPSET, CLONE
 
 FIRST_UID = 1_879_000_000  # far from every range that distributions hand out
 CAP_DAC_READ_SEARCH = 2
-_CAPABILITY_VERSION = 0x20080522
+_CAPABILITY_HEADER = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +52,34 @@ def enter_namespaces() -> bool:
     return True
 
 
-def clone(pid_namespace: bool) -> int:
-    """fork(2) through the raw call, so that each child can get its own PID namespace. Returns as fork does.
+class Cloner:
+    """fork(2) through the raw call, so that each child can get its own PID namespace.
 
     `unshare` would serve one child only. CPython's fork hooks run as in `os.fork`; the kernel writes the new thread
     id where the C library keeps it.
     """
-    flags = int(signal.SIGCHLD) | (libc.CLONE_NEWPID if pid_namespace else 0)
-    tid_address = _tid_address()
-    if tid_address:
-        flags |= libc.CLONE_CHILD_SETTID | libc.CLONE_CHILD_CLEARTID
-    number = CLONE[libc.machine()]
-    api = ctypes.pythonapi
-    api.PyOS_BeforeFork()
-    try:
-        pid = libc.syscall(number, flags, 0, 0, tid_address, tid_address)
-    except OSError:
-        api.PyOS_AfterFork_Parent()
-        raise
-    if pid == 0:
-        api.PyOS_AfterFork_Child()
-    else:
-        api.PyOS_AfterFork_Parent()
-    return pid
+
+    def __init__(self, pid_namespace: bool) -> None:
+        self._number = CLONE[libc.machine()]
+        self._flags = int(signal.SIGCHLD) | (libc.CLONE_NEWPID if pid_namespace else 0)
+        self._tid_address = _tid_address()
+        if self._tid_address:
+            self._flags |= libc.CLONE_CHILD_SETTID | libc.CLONE_CHILD_CLEARTID
+
+    def fork(self) -> int:
+        """Returns as os.fork does; raises OSError."""
+        api = ctypes.pythonapi
+        api.PyOS_BeforeFork()
+        try:
+            pid = libc.syscall(self._number, self._flags, 0, 0, self._tid_address, self._tid_address)
+        except OSError:
+            api.PyOS_AfterFork_Parent()
+            raise
+        if pid == 0:
+            api.PyOS_AfterFork_Child()
+        else:
+            api.PyOS_AfterFork_Parent()
+        return pid
 
 
 def _tid_address() -> int:
@@ -105,9 +110,8 @@ def become(uid: int | None, capabilities: int, landmark: str | None = None) -> N
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION, 0), 8)
     words = struct.pack("=6I", capabilities, capabilities, 0, 0, 0, 0)
-    libc.syscall(CAPSET[libc.machine()], header, ctypes.create_string_buffer(words, len(words)))
+    libc.syscall(CAPSET[libc.machine()], _CAPABILITY_HEADER, ctypes.create_string_buffer(words, len(words)))
     if landmark is not None:
         os.close(os.open(landmark, os.O_RDONLY))
 
@@ -115,7 +119,7 @@ def become(uid: int | None, capabilities: int, landmark: str | None = None) -> N
 def _works(action: Callable[[], None], pid_namespace: bool = False) -> bool:
     """Whether a child could do `action`."""
     try:
-        pid = clone(pid_namespace)
+        pid = Cloner(pid_namespace).fork()
     except OSError:
         return False
     if pid == 0:

@@ -40,7 +40,9 @@ def make_ruleset(readable: Iterable[str], devices: Iterable[str]) -> int:
         raise OSError("the kernel has no Landlock (Linux 5.13 or newer, with landlock in its list of LSMs)")
     handled = _FS_RIGHTS[min(known, 5)]
     words = struct.pack("=QQQ", handled, _NET_RIGHTS, _SCOPES)[: 8 if known < 4 else 16 if known < 6 else 24]
-    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, ctypes.create_string_buffer(words, len(words)), len(words), 0)
+    ruleset = libc.syscall(
+        LANDLOCK_CREATE_RULESET, ctypes.create_string_buffer(words, len(words)), len(words), 0
+    )
     for path in readable:
         _grant(ruleset, path, READ_FILE | READ_DIR, handled)
     for path in devices:

@@ -42,7 +42,11 @@ def preload(numpy_parent: str, whole: bool) -> None:
     _import(COMMON)
     if whole:
         _import(WHOLE)
-        _import(m.name for m in pkgutil.iter_modules(_package_path("encodings"), "encodings.") if "mbcs" not in m.name)
+        _import(
+            m.name
+            for m in pkgutil.iter_modules(_package_path("encodings"), "encodings.")
+            if "mbcs" not in m.name
+        )
     if numpy_parent:
         sys.path.append(numpy_parent)
         _import(NUMPY)
@@ -54,7 +58,11 @@ def readable_paths(numpy_parent: str) -> list[str]:
     """Folders a program may read: the standard library, shared libraries, numpy, time zones."""
     import sysconfig
 
-    paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.join(sys.base_prefix, "lib")]
+    paths = [
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        os.path.join(sys.base_prefix, "lib"),
+    ]
     paths += [sysconfig.get_config_var("DESTSHARED") or "", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     paths += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom", "/dev/zero"]
     if numpy_parent:

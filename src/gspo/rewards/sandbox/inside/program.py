@@ -33,6 +33,8 @@ def open_streams() -> None:
 
 def seed_randomness(source: str) -> None:
     """Seed `random` and numpy's global generator from the source: the same program gives the same verdict again."""
+    if "random" not in source:
+        return
     digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
     random.seed(digest)
     numpy_random = sys.modules.get("numpy.random")

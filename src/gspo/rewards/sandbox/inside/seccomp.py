@@ -16,7 +16,7 @@ KILL = 0x80000000
 EPERM = 0x00050000 | 1
 ENOSYS = 0x00050000 | 38
 
-LOAD, AND, JEQ, JGE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+LOAD, AND, JEQ, JGE, JUMP, RETURN = 0x20, 0x54, 0x15, 0x35, 0x05, 0x06
 
 OFFSET_NR, OFFSET_ARCH, OFFSET_ARGS = 0, 4, 16
 
@@ -98,22 +98,54 @@ def _checked_bodies(pid: int, file_calls: bool) -> dict[str, list[Instruction]]:
 
 def build(machine: str, pid: int, file_calls: bool) -> bytes:
     """The filter program for process `pid`: allowed calls pass, others fail with EPERM, newer ones with ENOSYS."""
-    program = [_op(LOAD, OFFSET_ARCH), _op(JEQ, AUDIT_ARCH[machine], 1, 0), _op(RETURN, KILL), _op(LOAD, OFFSET_NR)]
+    program = [
+        _op(LOAD, OFFSET_ARCH),
+        _op(JEQ, AUDIT_ARCH[machine], 1, 0),
+        _op(RETURN, KILL),
+        _op(LOAD, OFFSET_NR),
+    ]
     if machine == "x86_64":
         program += [_op(JGE, X32_BIT, 0, 1), _op(RETURN, ENOSYS)]
+    program += _search(_ranges(machine, pid, file_calls))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _ranges(machine: str, pid: int, file_calls: bool) -> list[tuple[int, list[Instruction]]]:
+    """What to do from each number on, in order of number; neighbours that are treated alike are one range."""
     bodies = _checked_bodies(pid, file_calls)
+    actions: dict[int, list[Instruction]] = {HIGHEST_KNOWN + 1: [_op(RETURN, ENOSYS)]}
     for name in NUMBERS:
         number = number_of(name, machine)
         if number is None or (name in FILE_CALLS and not file_calls and name not in bodies):
             continue
-        body = bodies[name] if name in CHECKED else [_op(RETURN, ALLOW)]
-        program += [_op(JEQ, number, 0, len(body)), *body]
-    program += [_op(JGE, HIGHEST_KNOWN + 1, 0, 1), _op(RETURN, ENOSYS), _op(RETURN, EPERM)]
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+        actions[number] = bodies[name] if name in CHECKED else [_op(RETURN, ALLOW)]
+    ranges: list[tuple[int, list[Instruction]]] = []
+    for number in range(HIGHEST_KNOWN + 2):
+        action = actions.get(number, [_op(RETURN, EPERM)])
+        if not ranges or ranges[-1][1] != action:
+            ranges.append((number, action))
+    return ranges
 
 
-def install(program: bytes) -> None:
-    """Put the filter on this process for good; needs no_new_privs. Raises OSError where seccomp is missing."""
-    code = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
-    libc.prctl(libc.PR_SET_SECCOMP, 2, ctypes.create_string_buffer(header, len(header)))
+def _search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """A binary search over the ranges: the kernel walks the filter for every number when it is installed."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    below, above = _search(ranges[:middle]), _search(ranges[middle:])
+    if len(below) <= 255:
+        return [_op(JGE, ranges[middle][0], len(below), 0), *below, *above]
+    return [_op(JGE, ranges[middle][0], 0, 1), _op(JUMP, len(below)), *below, *above]
+
+
+class Filter:
+    """A filter laid out in memory, ready to be installed by the children of this process."""
+
+    def __init__(self, program: bytes) -> None:
+        self._code = ctypes.create_string_buffer(program, len(program))
+        header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(self._code))
+        self._header = ctypes.create_string_buffer(header, len(header))
+
+    def install(self) -> None:
+        """Put it on this process for good; needs no_new_privs. Raises OSError where seccomp is missing."""
+        libc.prctl(libc.PR_SET_SECCOMP, 2, self._header)

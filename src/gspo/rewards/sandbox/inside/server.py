@@ -6,7 +6,7 @@ traces of an earlier one in the memory it inherits.
 
 from __future__ import annotations
 
-import builtins
+import atexit
 import fcntl
 import gc
 import json
@@ -48,9 +48,12 @@ class ForkServer:
         readable = preload.readable_paths(numpy_parent)
         preload.preload(numpy_parent, whole=level == 1)
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-        self.identity = identity.plan(networked, landmark=os.path.realpath(os.__file__) if level >= 2 else "/")
+        self.identity = identity.plan(
+            networked, landmark=os.path.realpath(os.__file__) if level >= 2 else "/"
+        )
         self.ruleset = landlock.make_ruleset(readable, ["/dev/null"]) if level >= 2 else -1
-        self.filter = seccomp.build(libc.machine(), 1, file_calls=level >= 2) if level >= 1 else b""
+        self.filter = seccomp.Filter(seccomp.build(libc.machine(), 1, file_calls=level >= 2))
+        self.cloner = identity.Cloner(self.identity.pid_namespace)
         self.baseline = limits.address_space()
 
     def serve(self) -> None:
@@ -64,7 +67,8 @@ class ForkServer:
                 if any(fd == self.channel.fileno() for fd, _ in events) and not self._request(poll):
                     return
                 self._reap(poll, {fd for fd, _ in events})
-                self._count_threads()
+                if not events:
+                    self._count_threads()
         finally:
             for child in self.children.values():
                 os.kill(child.pid, signal.SIGKILL)
@@ -99,7 +103,7 @@ class ForkServer:
         slot = min(set(range(len(self.children) + 1)) - {child.slot for child in self.children.values()})
         ready, ready_child = os.pipe()
         try:
-            pid = identity.clone(self.identity.pid_namespace)
+            pid = self.cloner.fork()
             if pid == 0:
                 self._be_child(request, fds, ready_child, slot)
         except OSError:
@@ -155,10 +159,14 @@ class ForkServer:
         if self.level >= 2:
             landlock.enter(RULESET_FD)
             os.close(RULESET_FD)
-        program.open_streams()
         if self.level >= 1:
             pid = os.getpid()
-            seccomp.install(self.filter if pid == 1 else seccomp.build(libc.machine(), pid, self.level >= 2))
+            own = (
+                self.filter
+                if pid == 1
+                else seccomp.Filter(seccomp.build(libc.machine(), pid, self.level >= 2))
+            )
+            own.install()
 
 
 def _arrange(fds: list[int], ready: int, ruleset: int) -> dict[str, Any]:
@@ -179,27 +187,37 @@ def _arrange(fds: list[int], ready: int, ruleset: int) -> dict[str, Any]:
 
 
 def _run(job: dict[str, Any]) -> NoReturn:
-    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
-        del sys.modules[name]
     program.seed_randomness(job["source"])
-    sys.argv = [program.NAME]
     actions = {"script": program.run_script, "functions": program.serve_functions, "test": tester.run_test}
     actions[job["mode"]](job["source"])
 
 
-def main(descriptor: int, level: int, numpy_parent: str) -> None:
-    """Start on an open socket; `-S` left out the builtins of `site`, which programs expect."""
+def _prepare() -> None:
+    """Make this interpreter look to its children like a fresh one."""
     import site
 
-    channel = socket.socket(fileno=descriptor)
-    os.environ.clear()
     limits.raise_main_stack()
     threading.stack_size(8 << 20)
-    site.setquit()
+    site.setquit()  # `-S` left these out
     site.setcopyright()
-    time.tzset()
+    sys.argv = [program.NAME]
+    # Streams are made here, once, on pipes; children put their own descriptors under them.
+    for place, fd in enumerate(os.pipe()):
+        os.dup2(fd, place)
+        os.close(fd)
+    program.open_streams()
+
+
+def main(descriptor: int, level: int, numpy_parent: str) -> None:
+    """Serve the judge on the open socket `descriptor` until it is closed."""
+    channel = socket.socket(fileno=descriptor)
+    _prepare()
     server = ForkServer(channel, level, numpy_parent)
-    builtins.__dict__.pop("_", None)
+    os.environ.clear()  # not before: numpy's BLAS reads its number of threads there, and threads do not survive a fork
+    time.tzset()
+    for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
+        del sys.modules[name]
+    atexit._clear()
     gc.collect()
     gc.freeze()
     server.serve()

@@ -178,6 +178,8 @@ def _called(tree: ast.AST) -> set[str]:
 
 
 def _module_names(tree: ast.AST) -> set[str]:
-    bases = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
+    bases = {
+        n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
+    }
     known = {name for name in bases if name in sys.stdlib_module_names or name in _ALIASES}
     return known - _called(tree) - _defined(tree)
