@@ -1,0 +1,84 @@
+r"""Finding the final answer in a response: `####`, `\boxed{…}`, "answer is", the last number. Linear in the length.
+
+The last marked answer counts: `\boxed` and `####` are marks of equal rank, "the answer is" comes after them, and a bare
+number is only looked for when nothing is marked. So a response cannot hedge with several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+MAX_TAIL = 100_000
+"""Only this many characters at the end of a response are read."""
+
+MAX_ANSWER = 2_000
+"""An answer longer than this is not an answer."""
+
+NUMBER = re.compile(r"[-+]?[$€£]?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?", re.ASCII)
+_TOKEN = re.compile(r"\\(?:boxed|fbox)[ \t\n]*\{|\\.|[{}]", re.DOTALL)
+_UNBRACED = re.compile(r"\\boxed[ \t]+([^\s${}]+)")
+_PHRASE = re.compile(r"answer(?:[ \t]+is|[ \t]*[:=])[ \t]*:?", re.IGNORECASE)
+
+
+def extract_answer(response: str) -> str | None:
+    """The text of the final answer, or None when there is none."""
+    tail = response[-MAX_TAIL:]
+    marked = max(_boxed(tail), _after_hashes(tail), key=lambda found: found[0])
+    for position, answer in (marked, _after_phrase(tail), _last_number(tail)):
+        if position >= 0 and answer.strip():
+            return answer.strip() if len(answer) <= MAX_ANSWER else None
+    return None
+
+
+def extract_marked(text: str) -> str | None:
+    r"""The text in the last `\boxed{}` or after the last `####`, or None."""
+    tail = text[-MAX_TAIL:]
+    position, answer = max(_boxed(tail), _after_hashes(tail), key=lambda found: found[0])
+    return answer.strip() if position >= 0 and answer.strip() else None
+
+
+def _boxed(text: str) -> tuple[int, str]:
+    r"""The outermost `\boxed{…}` that closes last, by one pass over the braces; (-1, "") when none closes."""
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return -1, ""
+    opened: list[int] = []  # where each open brace's content begins; boxes as they are, others negative
+    found = (-1, "")
+    for token in _TOKEN.finditer(text):
+        if token.group() == "}":
+            start = opened.pop() if opened else -1
+            if start >= 0:
+                found = (token.start(), text[start : token.start()])
+        elif token.group() == "{":
+            opened.append(-1)
+        elif token.group().endswith("{") and len(token.group()) > 2:
+            opened.append(token.end())
+    last = _last_match(_UNBRACED, text, max(found[0], 0))
+    return (last.start(), last.group(1)) if last else found
+
+
+def _after_hashes(text: str) -> tuple[int, str]:
+    """The line after the last `####`."""
+    position = text.rfind("####")
+    return (
+        (position, text[position + 4 :].lstrip("#").strip().split("\n", 1)[0]) if position >= 0 else (-1, "")
+    )
+
+
+def _after_phrase(text: str) -> tuple[int, str]:
+    """What follows the last "answer is" or "answer:" on its line: up to the sentence's end, without its frame."""
+    last = _last_match(_PHRASE, text)
+    if last is None:
+        return -1, ""
+    line = text[last.end() :].lstrip().split("\n", 1)[0]
+    line = re.split(r"\.(?:\s|$)", line, maxsplit=1)[0]
+    return last.start(), line.strip().strip("*").strip()
+
+
+def _last_number(text: str) -> tuple[int, str]:
+    last = _last_match(NUMBER, text)
+    return (last.start(), last.group().rstrip(",")) if last else (-1, "")
+
+
+def _last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text, start), maxlen=1)), None)

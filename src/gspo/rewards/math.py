@@ -1,0 +1,155 @@
+"""Grading a math answer: our own reader for plain values, math-verify in a killable process for what is symbolic.
+
+The response is data throughout: nothing in it is evaluated in this process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gspo.rewards import verify
+from gspo.rewards.answers import extract_answer, extract_marked
+from gspo.rewards.protocol import RewardError
+from gspo.rewards.values import Items, Number, Value, clean, read_value
+from gspo.types import Reward
+
+_ROUNDED_PLACES = 6
+
+_MAX_SYMBOLIC = 300
+_MAX_DEPTH = 10
+_MAX_DIGITS = 30
+_MAX_POWERS = 6
+_COMMAND_NAMES = """
+    frac dfrac tfrac cfrac sqrt pi cdot times div pm mp le leq ge geq lt gt ne neq in cup cap infty emptyset varnothing
+    sin cos tan cot sec csc arcsin arccos arctan log ln exp binom mathbb text mathrm left right begin end pmatrix bmatrix
+    matrix alpha beta gamma theta phi lambda mu sigma omega epsilon delta to quad overline ldots dots circ
+"""
+_COMMANDS = frozenset(_COMMAND_NAMES.split())
+_WORDS = frozenset(
+    {"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "or", "and", "pmatrix", "bmatrix", "matrix"}
+)
+
+
+def grade_math(response: str, truth: Any, *, symbolic: bool = True) -> Reward:
+    """Score 1 when the response's final answer equals `truth` (or one of a list of truths), else 0; `acc` is the same.
+
+    RewardError when the truth itself cannot be read. `symbolic=False` never asks math-verify.
+    """
+    truths = list(truth) if isinstance(truth, (list, tuple)) else [truth]
+    answer = extract_answer(response)
+    right = answer is not None and any(same_answer(answer, str(t), symbolic=symbolic) for t in truths)
+    return Reward(float(right), acc=float(right), extra={"answered": float(answer is not None)})
+
+
+def same_answer(answer: str, truth: str, *, symbolic: bool = True) -> bool:
+    """Whether two answers are the same, by text, by value, or (when neither tells) by math-verify."""
+    truth_text = clean(extract_marked(truth) or truth)
+    if not truth_text:
+        raise RewardError(f"the ground truth {truth!r} is empty, expected an answer")
+    answer_text = clean(answer)
+    if _squeeze(answer_text) == _squeeze(truth_text):
+        return True
+    verdict = compare_values(read_value(answer_text), read_value(truth_text))
+    if verdict is not None:
+        return verdict
+    if not symbolic or not is_symbolic(answer_text) or not is_symbolic(truth_text):
+        return False
+    return verify.symbolic_equal(answer_text, truth_text)
+
+
+def compare_values(answer: Value | None, truth: Value | None) -> bool | None:
+    """Whether two values are the same; None when one of them was not read or they cannot be compared here."""
+    if answer is None or truth is None:
+        return None
+    if isinstance(answer, Number) and isinstance(truth, Number):
+        return _same_number(answer, truth)
+    if isinstance(answer, Items) and isinstance(truth, Items):
+        return _same_items(answer, truth)
+    if isinstance(answer, Items) or isinstance(truth, Items):
+        return None
+    return answer == truth
+
+
+def _same_number(a: Number, b: Number) -> bool:
+    """Exact, but for two habits: `n%` may be meant as n or as n/100, and long decimals stand for what they round."""
+    if a.percent != b.percent:
+        percent, plain = (a, b) if a.percent else (b, a)
+        return _close(percent.value, percent.places, plain) or _close(
+            percent.value / 100, percent.places, plain
+        )
+    return _close(a.value, a.places, b)
+
+
+def _close(value: Any, places: int | None, other: Number) -> bool:
+    """Equal, or not whole and equal to six places where one of them is a decimal with at least that many."""
+    if value == other.value:
+        return True
+    long = any(p is not None and p >= _ROUNDED_PLACES for p in (places, other.places))
+    whole = value.denominator == 1 or other.value.denominator == 1
+    return long and not whole and round(value, _ROUNDED_PLACES) == round(other.value, _ROUNDED_PLACES)
+
+
+def _same_items(a: Items, b: Items) -> bool | None:
+    """Sets and bare lists in any order, brackets of one kind item by item; unlike brackets are not decided here."""
+    if len(a.items) != len(b.items):
+        return False
+    if {a.brackets, b.brackets} <= {"{}", ""}:
+        return _same_sequence(_ordered(a.items), _ordered(b.items))
+    return _same_sequence(a.items, b.items) if a.brackets == b.brackets else None
+
+
+def _same_sequence(a: Sequence[Number], b: Sequence[Number]) -> bool:
+    return all(map(_same_number, a, b))
+
+
+def _ordered(items: Sequence[Number]) -> list[Number]:
+    return sorted(items, key=lambda number: number.value)
+
+
+def is_symbolic(text: str) -> bool:
+    """Whether an answer is short, shallow, built of known commands and tame enough to be given to math-verify at all.
+
+    What is refused is wrong unless it was equal as text: a tower of powers or a thousand-digit number is no answer.
+    """
+    if len(text) > _MAX_SYMBOLIC or not text.isascii() or "__" in text:
+        return False
+    if not _COMMANDS.issuperset(re.findall(r"\\([a-zA-Z]+)", text)):
+        return False
+    words = re.findall(r"[a-zA-Z]{2,}", re.sub(r"\\[a-zA-Z]+", " ", text))
+    if not all(word.lower() in _WORDS or len(word) == 2 for word in words):
+        return False
+    return (
+        _depth(text) <= _MAX_DEPTH
+        and not re.search(rf"[0-9]{{{_MAX_DIGITS + 1}}}", text)
+        and _powers_are_tame(text)
+    )
+
+
+def _powers_are_tame(text: str) -> bool:
+    """Few powers, none in another's exponent, numeric exponents of two digits, factorials of small numbers."""
+    text = text.replace("**", "^")
+    if (
+        text.count("^") > _MAX_POWERS
+        or text.count("!") > 2
+        or re.search(r"![ )}]*!|[0-9]{3}[ )}]*!|[)}]\s*!", text)
+    ):
+        return False
+    exponents = re.findall(r"\^\s*(\{[^{}]*\}?|\([^()]*\)?|\S[0-9]*)(\s*\^)?", text)
+    return all(
+        not tower and "^" not in exponent and "!" not in exponent and not re.search(r"[0-9]{3}", exponent)
+        for exponent, tower in exponents
+    ) and not re.search(r"\^\s*\{[^}]*\{", text)
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _squeeze(text: str) -> str:
+    return "".join(text.split())
