@@ -1,0 +1,21 @@
+"""One line of the scorecard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was injected (`title`), whether the promise held, and what was seen."""
+
+    id: str
+    title: str
+    passed: bool
+    detail: str
+    seconds: float = 0.0
+
+
+Check = Callable[[int], Row]
+"""A row's check: takes the seed that orders its faults."""
