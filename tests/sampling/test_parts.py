@@ -26,29 +26,48 @@ def numbers(groups: list[Group]) -> list[int]:
     return [g.submission for g in groups]
 
 
-def test_queue_settles_behind_the_frontier_and_takes_the_lowest():
+def test_queue_takes_the_lowest_and_counts_by_version():
     queue = KeptQueue()
     for s in (5, 1, 9, 3):
-        queue.push(numbered(s))
-    queue.settle(4)
-    assert (queue.num_settled, len(queue), numbers(queue.groups())) == (2, 4, [1, 3, 5, 9])
+        queue.push(numbered(s, version=s // 4))
+    assert (len(queue), numbers(queue.groups()), queue.versions) == (4, [1, 3, 5, 9], {0: 2, 1: 1, 2: 1})
     assert numbers(queue.take(3)) == [1, 3, 5]
+    assert queue.versions == {2: 1}
     assert numbers(queue.take(3)) == [9]
+    assert not queue.versions
 
 
 def test_queue_removes_in_order():
     queue = KeptQueue()
     for s in (4, 2, 8, 6):
         queue.push(numbered(s, version=s % 4))
-    queue.settle(3)
     assert numbers(queue.remove(lambda g: g.version == 0)) == [4, 8]
-    assert numbers(queue.groups()) == [2, 6]
+    assert (numbers(queue.groups()), queue.versions) == ([2, 6], {2: 2})
 
 
 def test_budget():
     budget = StalenessBudget(batch_size=8, max_staleness=2)
     assert (budget.capacity, budget.room(20), budget.room(30)) == (24, 4, 0)
     assert [budget.is_stale(3, v) for v in (3, 5, 6)] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("pending", "queued", "waits"),
+    [
+        ({}, {5: 8}, False),
+        ({5: 16}, {5: 8}, False),  # all fit into the steps 6 and 7
+        ({5: 17}, {5: 8}, True),
+        ({3: 1}, {4: 8}, True),  # its last step
+        ({3: 1}, {3: 7, 4: 1}, True),
+        ({2: 1}, {4: 8}, False),  # too old already: nothing to wait for
+        ({4: 8}, {5: 8}, False),  # they fit into the next step
+        ({4: 9}, {5: 8}, True),
+        ({4: 1}, {4: 16, 5: 8}, True),  # one more than the next step holds
+        ({5: 1}, {3: 16}, False),  # nothing pending is in danger
+    ],
+)
+def test_a_step_waits_only_for_a_group_that_would_miss_its_deadline(pending, queued, waits):
+    assert StalenessBudget(batch_size=8, max_staleness=2).must_wait(pending, queued, version=5) is waits
 
 
 def test_reserve_holds_the_earliest():
@@ -87,7 +106,6 @@ def test_concurrency_is_a_generation_batch_within_the_budget(values, concurrency
         ("on_limit", "stop"),
         ("max_staleness", -1),
         ("max_in_flight", 0),
-        ("order", "random"),
         ("predict", "on"),
         ("predict_min_prob", 0.0),
         ("predict_discount", 1.5),

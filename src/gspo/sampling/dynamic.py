@@ -3,7 +3,9 @@
 Two strategies share one loop and differ in when they submit, when a batch is ready and what is left over:
 
 - `stream` keeps a number of groups in flight and submits another the moment one ends. Kept groups wait in order of
-  submission; what a step does not take is carried to the next, under the staleness budget.
+  submission and a step takes the lowest N as soon as there are N; the others, and what is unfinished, are carried to
+  the next. To take whatever ends first would train on short answers, so no group is left behind: the step waits for
+  one that would otherwise pass `max_staleness` (see staleness.py).
 - `rounds` submits whole generation batches, waits for each, and drops the surplus, as DAPO and verl do.
 
 Time is counted in calls of `engine.step()`, never in seconds: groups that finish in one call are scored during the
@@ -59,6 +61,7 @@ class DynamicSampler:
     ) -> None:
         self.version = 0
         self._engine, self._scorer, self._settings = engine, scorer, settings
+        self._budget, self._concurrency = settings.budget, settings.concurrency
         self._prompts = PromptDraw(source, settings, seed=seed)
         self._rollout_seed = derive_seed(seed, "rollout")
         self._record = record or (lambda group, fate, version: None)
@@ -66,12 +69,12 @@ class DynamicSampler:
         self._queue = KeptQueue()
         self._in_flight: set[int] = set()  # submissions in the engine
         self._scoring: set[int] = set()  # submissions finished and not yet judged
+        self._pending_versions: Counter[int] = Counter()  # of both
         self._scored: list[Group] = []  # collected for a checkpoint, to be judged in the next step
         self._taken: list[Group] = []  # handed out, not released
         self._reserve = Reserve(settings.train_batch_size if settings.on_limit == "keep_unfiltered" else 0)
         self._dropped_since_kept: Counter[str] = Counter()
         self._next_submission = 0
-        self._frontier = 0  # every submission below it has been judged
         self._report = self._new_report()
 
     def next_batch(self) -> tuple[list[Group], SamplingReport]:
@@ -140,14 +143,12 @@ class DynamicSampler:
         find = self._prompts.find
         self._scored = [unpack_group(g, find) for g in state["scored"]]
         self._scoring = {g.submission for g in self._scored}
+        self._pending_versions.update(g.version for g in self._scored)
         for packed in state["kept"]:
             self._queue.push(unpack_group(packed, find))
         for packed in state["unfinished"]:
             request = unpack_request(packed, find, self._settings.params, self._rollout_seed)
-            self._in_flight.add(request.submission)
-            self._engine.submit(request)
-        self._frontier = min(self._in_flight | self._scoring, default=self._next_submission)
-        self._queue.settle(self._frontier)
+            self._start(request)
 
     @property
     def _num_pending(self) -> int:
@@ -158,14 +159,14 @@ class DynamicSampler:
         return SamplingReport(self.version, settings.generation_batch, settings.train_batch_size)
 
     def _is_stale(self, group: Group) -> bool:
-        return self._settings.budget.is_stale(group.version, self.version)
+        return self._budget.is_stale(group.version, self.version)
 
     def _is_ready(self) -> bool:
-        needed = self._settings.train_batch_size
+        if len(self._queue) < self._settings.train_batch_size:
+            return False
         if self._settings.strategy == "rounds":
-            return self._num_pending == 0 and len(self._queue) >= needed
-        in_order = self._settings.order == "submission"
-        return (self._queue.num_settled if in_order else len(self._queue)) >= needed
+            return self._num_pending == 0
+        return not self._budget.must_wait(self._pending_versions, self._queue.versions, self.version)
 
     def _room(self) -> int:
         """How many groups to submit now."""
@@ -174,7 +175,7 @@ class DynamicSampler:
             room = 0 if self._num_pending else settings.generation_batch
         else:
             outstanding = self._num_pending + len(self._queue)
-            room = min(settings.concurrency - len(self._in_flight), settings.budget.room(outstanding))
+            room = min(self._concurrency - len(self._in_flight), self._budget.room(outstanding))
         limit = settings.submission_limit
         return room if limit is None else min(room, limit - self._report.num_submitted)
 
@@ -191,10 +192,14 @@ class DynamicSampler:
                 params=self._settings.params,
                 seed=self._rollout_seed,
             )
-            self._in_flight.add(request.submission)
             self._next_submission += 1
             self._report.num_submitted += 1
-            self._engine.submit(request)
+            self._start(request)
+
+    def _start(self, request: GroupRequest) -> None:
+        self._in_flight.add(request.submission)
+        self._pending_versions[request.version] += 1
+        self._engine.submit(request)
 
     def _advance(self) -> None:
         """One tick: generate, judge what was scored meanwhile, send what finished to be scored."""
@@ -217,13 +222,10 @@ class DynamicSampler:
     def _judge_all(self, groups: list[Group]) -> None:
         for group in groups:
             self._judge(group)
-        pending = self._in_flight, self._scoring
-        while self._frontier < self._next_submission and not any(self._frontier in p for p in pending):
-            self._frontier += 1
-        self._queue.settle(self._frontier)
 
     def _judge(self, group: Group) -> None:
         self._scoring.remove(group.submission)
+        self._pending_versions[group.version] -= 1
         self._report.add_generated(group)
         if self._is_stale(group):
             self._report.fates["stale_dropped"] += 1

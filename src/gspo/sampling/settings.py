@@ -14,12 +14,7 @@ OnLimit = Literal["raise", "train_partial", "keep_unfiltered"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How groups are drawn and filtered. Names are those of `data`, `rollout` and `algorithm.filter_groups`.
-
-    `order` says which kept groups a stream step takes. `submission` waits until the lowest N are known, so a slow
-    group delays a batch but is never passed over: no bias towards short answers and nothing grows stale.
-    `completion` takes as soon as any N are there, and drops what is overtaken for more than `max_staleness` steps.
-    """
+    """How groups are drawn and filtered. Names are those of `data`, `rollout` and `algorithm.filter_groups`."""
 
     train_batch_size: int
     n: int
@@ -32,7 +27,6 @@ class SamplingSettings:
     on_limit: OnLimit = "raise"
     max_staleness: int = 2
     max_in_flight: int | None = None  # None: gen_batch_size
-    order: Literal["submission", "completion"] = "submission"
     predict: Literal["off", "skip"] = "off"
     predict_weight: bool = False
     predict_min_prob: float = 0.1
@@ -52,7 +46,6 @@ class SamplingSettings:
             ),
             ("max_staleness", self.max_staleness >= 0, "at least 0"),
             ("max_in_flight", self.max_in_flight is None or self.max_in_flight >= 1, "at least 1"),
-            ("order", self.order in ("submission", "completion"), "submission or completion"),
             ("predict", self.predict in ("off", "skip"), "off or skip"),
             ("predict_min_prob", 0 < self.predict_min_prob <= 1, "in (0, 1]"),
             ("predict_discount", 0 < self.predict_discount <= 1, "in (0, 1]"),

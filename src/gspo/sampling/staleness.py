@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 class StalenessBudget:
     """Bounds the age, in weight versions, of what is trained on.
 
-    At most `(max_staleness + 1) * batch_size` groups are in flight or queued. Taken in order of submission, a group
-    then has fewer than that many before it, and so is trained on within `max_staleness` versions of its own.
+    At most `(max_staleness + 1) * batch_size` groups are in flight or queued, so all of them fit into the steps up to
+    the last group's deadline, version + max_staleness. `must_wait` keeps it so for every older group as well: the
+    oldest are taken first, and a step is put off only while younger groups would take an older one's last place.
+    Full batches then never leave a group to grow stale.
     """
 
     batch_size: int
@@ -24,6 +27,23 @@ class StalenessBudget:
     def room(self, num_outstanding: int) -> int:
         """How many more groups may be submitted."""
         return max(0, self.capacity - num_outstanding)
+
+    def must_wait(self, pending: Mapping[int, int], queued: Mapping[int, int], version: int) -> bool:
+        """Whether taking the oldest batch now could make a group that is still generated or scored too old.
+
+        `pending` and `queued` count groups by the version of their submission.
+        """
+        num_pending = num_queued = 0
+        for group_version in sorted(pending.keys() | queued.keys()):
+            steps_left = group_version + self.max_staleness - version
+            if steps_left < 0:
+                continue  # too old already
+            num_pending += pending.get(group_version, 0)
+            num_queued += queued.get(group_version, 0)
+            num_left = num_pending + max(0, num_queued - self.batch_size)
+            if num_pending and num_left > steps_left * self.batch_size:
+                return True
+        return False
 
     def is_stale(self, group_version: int, version: int) -> bool:
         """Whether a group submitted under `group_version` is too old to train on at `version`."""
