@@ -11,6 +11,7 @@ import torch
 
 from gspo.algo import compute_advantage
 from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
+from gspo.algo.groups import group_stats
 
 NINE = (
     "grpo",
@@ -172,6 +173,16 @@ def test_mean_subtraction_alone_would_not_be_exact():
     """Shows that the case above can fail: the mean of seven equal numbers is not that number."""
     rewards = torch.full((7,), 0.1, dtype=torch.float64)
     assert sum(rewards.tolist()) / 7 != 0.1
+
+
+def test_statistics_of_flat_groups_are_exact():
+    stats = group_stats(
+        torch.tensor([0.1] * 7 + [0.7] * 12 + [1.0, 2.0]), torch.tensor([4] * 7 + [2] * 12 + [9, 9])
+    )
+    assert torch.equal(stats.std[:19], torch.zeros(19, dtype=torch.float64))
+    assert torch.equal(stats.mean[:19], stats.scores[:19])
+    assert stats.mean[19:].tolist() == [1.5, 1.5]
+    assert stats.std[19:].tolist() == pytest.approx([math.sqrt(0.5)] * 2)
 
 
 @pytest.mark.parametrize("name", [*GROUPED])

@@ -96,6 +96,31 @@ def test_split_at_every_ratio_level(loss, level):
         assert_same(accumulate(loss, case, options, totals, sizes), whole)
 
 
+@pytest.mark.parametrize("fill", [float("nan"), float("inf"), 3.0])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_per_token_advantages_split_and_ignore_padding(loss, fill):
+    """Advantages that differ by token, as from a critic, with anything at all standing in the padding."""
+    case = random_case(24, spread_of(loss), num_rows=NUM_ROWS)
+    tensors = case.tensors(fill=fill)
+    mask = tensors["response_mask"]
+    generator = torch.Generator().manual_seed(0)
+    advantages = torch.randn(mask.shape, dtype=torch.float64, generator=generator)
+    advantages[mask == 0] = fill
+    totals = count_totals(mask)
+
+    def part(rows: slice):
+        log_probs = tensors["log_probs"][rows].clone().requires_grad_()
+        out = get_policy_loss(loss)(
+            LossInputs(log_probs, tensors["old_log_probs"][rows], advantages[rows], mask[rows], totals)
+        )
+        return out.loss.item(), torch.autograd.grad(out.loss, log_probs)[0].tolist(), out.metrics
+
+    whole, first, second = part(slice(None)), part(slice(0, 3)), part(slice(3, None))
+    assert math.isfinite(whole[0])
+    metrics = merge_metrics(merge_metrics(Metrics(), first[2]), second[2])
+    assert_same((first[0] + second[0], first[1] + second[1], metrics), whole)
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_untrained_tokens_in_the_middle_change_nothing(loss):
     """Masks are carried, not derived: a hole in the mask is as if the token were not there."""

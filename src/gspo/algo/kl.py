@@ -1,4 +1,4 @@
-"""KL between the policy and the frozen reference: estimators, the KL loss, the KL in the reward, and β's controllers."""
+"""KL between the policy and the frozen reference: estimators, loss term, reward term and the controllers of β."""
 
 from __future__ import annotations
 

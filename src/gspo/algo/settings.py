@@ -67,10 +67,10 @@ class LossSettings:
         if self.level is not None:
             _require_choice("importance_sampling_level", self.level, RATIO_LEVELS)
         if self.norm_length is not None and not self.norm_length > 0:
-            raise ValueError(f"loss_norm_length={self.norm_length}: expected a length above 0")
+            raise ValueError(f"loss_scale_factor={self.norm_length}: expected a length above 0")
         if self.aggregation == "seq-mean-token-sum-norm" and self.norm_length is None:
             raise ValueError(
-                "loss_agg_mode=seq-mean-token-sum-norm needs a fixed length: set the norm length, "
+                "loss_agg_mode=seq-mean-token-sum-norm needs a fixed length: set loss_scale_factor, "
                 "for example to the response length limit"
             )
 
