@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from gspo.commands.arguments import PASS_THROUGH, load_arguments
+from gspo.commands.arguments import EXIT_BAD_CONFIG, PASS_THROUGH, load_arguments
 from gspo.config import ResolvedConfig
+from gspo.config.pending import essential
 
 app = typer.Typer(add_completion=False)
 
@@ -42,6 +43,13 @@ def run(config: ResolvedConfig) -> int:
             "training is not part of this build: gspo.loop.run is missing; --dry-run shows the plan", err=True
         )
         return 1
+    refused = essential(config.warnings)
+    for problem in refused:
+        typer.echo(
+            f"error: {problem.key} = {problem.value}: {problem.message}; nothing was started", err=True
+        )
+    if refused:
+        return EXIT_BAD_CONFIG
     from gspo.loop.run import train as run_training
 
     return run_training(config)

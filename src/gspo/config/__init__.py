@@ -1,6 +1,6 @@
 """The configuration: typed schema, loading with origins, aliases of other systems' names, cross-field rules."""
 
-from gspo.config.load import ResolvedConfig, load, resolve
+from gspo.config.loading import ResolvedConfig, load, resolve
 from gspo.config.objective import Objective, objective_of
 from gspo.config.plan import BatchPlan
 from gspo.config.problems import ConfigErrors, Problem

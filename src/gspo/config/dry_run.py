@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo.config.load import ResolvedConfig
+from gspo.config.loading import ResolvedConfig
 from gspo.config.objective import objective_of
 from gspo.config.plan import BatchPlan, never_acts, roles
 

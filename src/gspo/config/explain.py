@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gspo.config import names, tree
 from gspo.config.aliases import aliases, aliases_of
-from gspo.config.load import load
+from gspo.config.loading import load
 from gspo.config.pending import PENDING
 from gspo.config.show import scalar
 from gspo.config.tree import Leaf

@@ -62,8 +62,11 @@ def nearest(name: str) -> str | None:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
     if close:
         return close[0]
+    same_end = _by_suffix().get(last, ())
+    if parent and same_end:
+        return same_end[0]
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    close = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.5)
     if close:
         return siblings[close[0]]
     ends: dict[str, str] = {}

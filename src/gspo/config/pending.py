@@ -1,5 +1,176 @@
-"""Keys that nothing reads yet, each with the capability that will. A test keeps the table true and shrinking."""
+"""Keys and values that nothing acts on yet, each with the capability that will. Tests keep the tables true.
+
+Setting one gives a warning; where ignoring it would train something else than was asked for, training is refused.
+"""
 
 from __future__ import annotations
 
-PENDING: dict[str, str] = {}
+from collections.abc import Iterator
+from typing import Any
+
+from gspo.config import tree
+from gspo.config.problems import Problem
+from gspo.config.settings import Settings
+
+WAITS = "nothing acts on it yet"
+_WAITING: dict[str, tuple[str, ...]] = {
+    "algorithms: LoRA": (
+        "actor_rollout_ref.model.lora_rank",
+        "actor_rollout_ref.model.lora_alpha",
+        "actor_rollout_ref.model.lora_dropout",
+        "actor_rollout_ref.model.target_modules",
+        "actor_rollout_ref.model.exclude_modules",
+    ),
+    "algorithms: PPO with a critic": (
+        "critic.enable",
+        "critic.model.path",
+        "critic.optim.lr",
+        "critic.optim.lr_warmup_steps",
+        "critic.optim.lr_warmup_steps_ratio",
+        "critic.optim.lr_scheduler_type",
+        "critic.optim.min_lr_ratio",
+        "critic.optim.total_training_steps",
+        "critic.optim.weight_decay",
+        "critic.optim.betas",
+        "critic.optim.eps",
+        "critic.optim.fused",
+        "critic.ppo_mini_batch_size",
+        "critic.ppo_micro_batch_size_per_gpu",
+        "critic.ppo_max_token_len_per_gpu",
+        "critic.ppo_epochs",
+        "critic.cliprange_value",
+        "critic.grad_clip",
+        "trainer.critic_warmup",
+    ),
+    "algorithms: doctor": ("trainer.on_alarm",),
+    "algorithms: entropy bonus": ("actor_rollout_ref.actor.entropy_checkpointing",),
+    "algorithms: reference and KL": (
+        "algorithm.use_kl_in_reward",
+        "algorithm.kl_penalty",
+        "algorithm.kl_ctrl.type",
+        "algorithm.kl_ctrl.kl_coef",
+        "algorithm.kl_ctrl.target_kl",
+        "algorithm.kl_ctrl.horizon",
+        "actor_rollout_ref.ref.path",
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
+    ),
+    "algorithms: user-registered losses": ("trainer.plugins",),
+    "loop: sampler": (
+        "algorithm.filter_groups.order",
+        "algorithm.filter_groups.predict_discount",
+    ),
+    "rewards: datasets": (
+        "data.train_split",
+        "data.val_split",
+        "data.prompt_key",
+        "data.ground_truth_key",
+        "data.data_source_key",
+        "data.system_prompt",
+    ),
+    "rewards: sandbox and pool": (
+        "reward_model.reward_kwargs.overlong_buffer_cfg.log",
+        "reward.sandbox_level",
+        "reward.allow_unsandboxed_code",
+    ),
+    "scale-out: FSDP2": (
+        "actor_rollout_ref.actor.strategy",
+        "actor_rollout_ref.actor.fsdp_config.param_offload",
+        "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+        "actor_rollout_ref.actor.fsdp_config.offload_policy",
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward",
+        "actor_rollout_ref.actor.fsdp_config.fsdp_size",
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
+        "actor_rollout_ref.ref.fsdp_config.param_offload",
+        "actor_rollout_ref.ref.fsdp_config.optimizer_offload",
+        "actor_rollout_ref.ref.fsdp_config.offload_policy",
+        "actor_rollout_ref.ref.fsdp_config.reshard_after_forward",
+        "actor_rollout_ref.ref.fsdp_config.fsdp_size",
+        "critic.fsdp_config.param_offload",
+        "critic.fsdp_config.optimizer_offload",
+        "critic.fsdp_config.offload_policy",
+        "critic.fsdp_config.reshard_after_forward",
+        "critic.fsdp_config.fsdp_size",
+    ),
+    "scale-out: Ray": (
+        "trainer.backend",
+        "trainer.nnodes",
+        "trainer.n_gpus_per_node",
+    ),
+    "scale-out: asynchronous rollouts": (
+        "actor_rollout_ref.rollout.mode",
+        "actor_rollout_ref.rollout.max_head_offpolicyness",
+        "actor_rollout_ref.rollout.max_concurrent_rollouts",
+        "actor_rollout_ref.rollout.num_workers",
+    ),
+    "scale-out: vLLM": (
+        "actor_rollout_ref.rollout.name",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size",
+        "actor_rollout_ref.rollout.enable_chunked_prefill",
+        "actor_rollout_ref.rollout.enable_prefix_caching",
+        "actor_rollout_ref.rollout.engine_kwargs",
+        "actor_rollout_ref.rollout.calculate_log_probs",
+    ),
+    "speed: native engine on a GPU": (
+        "actor_rollout_ref.rollout.dtype",
+        "actor_rollout_ref.rollout.max_num_batched_tokens",
+        "actor_rollout_ref.rollout.gpu_memory_utilization",
+        "actor_rollout_ref.rollout.enforce_eager",
+        "actor_rollout_ref.rollout.free_cache_engine",
+    ),
+    "speed: training": (
+        "actor_rollout_ref.model.attn_implementation",
+        "actor_rollout_ref.model.use_remove_padding",
+        "actor_rollout_ref.model.use_shared_prefix",
+        "actor_rollout_ref.actor.optim.fused",
+        "actor_rollout_ref.actor.use_torch_compile",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
+    ),
+}
+PENDING: dict[str, str] = {key: capability for capability, keys in _WAITING.items() for key in keys}
+
+PENDING_VALUES: dict[tuple[str, Any], str] = {
+    ("algorithm.adv_estimator", "gae"): "algorithms: PPO with a critic",
+    ("algorithm.adv_estimator", "remax"): "algorithms: the greedy baseline",
+    ("actor_rollout_ref.actor.use_kl_loss", True): "algorithms: reference and KL",
+    ("actor_rollout_ref.actor.strategy", "fsdp2"): "scale-out: FSDP2",
+    ("actor_rollout_ref.rollout.name", "vllm"): "scale-out: vLLM",
+    ("trainer.backend", "ray"): "scale-out: Ray",
+}
+
+# Ignoring these would train something else than was asked for.
+_ESSENTIAL = (
+    "algorithm.use_kl_in_reward",
+    "actor_rollout_ref.model.lora_rank",
+    "actor_rollout_ref.rollout.mode",
+    "reward.sandbox_level",
+    "trainer.critic_warmup",
+)
+
+
+def unmet(settings: Settings) -> Iterator[Problem]:
+    """A warning for everything that was set and that nothing acts on yet."""
+    for key, setting in settings.items():
+        capability = PENDING_VALUES.get((key, setting.value)) if _hashable(setting.value) else None
+        if capability is None and setting.value != tree.leaves()[key].default and setting.origin.explicit:
+            capability = PENDING.get(key)
+        if capability is not None:
+            message = f"{WAITS}: it waits for {capability}"
+            yield Problem("warning", key, setting.value, setting.origin.text, message, "remove it")
+
+
+def essential(problems: tuple[Problem, ...]) -> list[Problem]:
+    """Those of a config's warnings that must stop a training: something else would be trained."""
+    return [
+        p
+        for p in problems
+        if "nothing acts on it yet" in p.message
+        and (p.key in _ESSENTIAL or (p.key, p.value) in PENDING_VALUES)
+    ]
+
+
+def _hashable(value: Any) -> bool:
+    return not isinstance(value, list | dict)

@@ -10,7 +10,7 @@ from gspo.config import tree
 from gspo.config.fields import Section
 
 if TYPE_CHECKING:
-    from gspo.config.load import ResolvedConfig
+    from gspo.config.loading import ResolvedConfig
 
 
 def nested(part: Any) -> Any:

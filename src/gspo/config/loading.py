@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gspo.config import derive, names, rules, tree
+from gspo.config import derive, names, pending, rules, tree
 from gspo.config.coerce import WrongType, coerce
 from gspo.config.fields import as_default
 from gspo.config.flags import read_flags
@@ -99,13 +99,21 @@ def _resolve(written: list[Entry], problems: list[Problem]) -> ResolvedConfig:
         _set(settings, entry, problems)
     derive.derive(settings, deferred, problems)
     config = _build(settings)
-    bad = [p.key for p in problems if p.level == "error"]  # their values are not those in the config
-    problems += [
-        p for p in rules.check(config, settings) if not any(key in f"{p.key} {p.message}" for key in bad)
-    ]
+    problems += _cross_field(config, settings, problems)
     if any(p.level == "error" for p in problems):
         raise ConfigErrors(problems)
     return ResolvedConfig(config, {k: s.origin for k, s in settings.items()}, tuple(problems))
+
+
+def _cross_field(config: TrainerConfig, settings: Settings, problems: list[Problem]) -> list[Problem]:
+    """What is wrong between keys, leaving out what only follows from an error or a warning already given."""
+    waiting = list(pending.unmet(settings))
+    bad = [p.key for p in problems if p.level == "error"]  # the config does not hold their values
+    found = [
+        p for p in rules.check(config, settings) if not any(key in f"{p.key} {p.message}" for key in bad)
+    ]
+    said = {p.key for p in waiting}
+    return [p for p in found if p.level == "error" or p.key not in said] + waiting
 
 
 def _interpolate(written: list[Entry], problems: list[Problem]) -> list[Entry]:
