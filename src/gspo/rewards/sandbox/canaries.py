@@ -8,7 +8,6 @@ import secrets
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -212,7 +212,10 @@ def _relay(program: Child, tester: Child) -> dict | None:
     while (line := program.replies.take_line()) is not None:
         tester.requests.write(line)
     while (line := tester.replies.take_line()) is not None:
-        message = plain.load_line(line)
+        try:
+            message = plain.load_line(line)
+        except plain.NotPlain as error:
+            return {"verdict": False, "why": str(error)}
         if "verdict" in message:
             return message
         program.requests.write(line)

@@ -7,8 +7,14 @@ import importlib
 import os
 import pkgutil
 import sys
+from collections.abc import Iterable
 
-COMMON = """
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+COMMON = _names("""
 abc argparse array ast asyncio atexit base64 bisect bz2 calendar cmath codecs collections collections.abc
 concurrent.futures concurrent.futures.thread contextlib contextvars copy csv ctypes dataclasses datetime decimal difflib
 enum fractions functools gc getpass glob graphlib hashlib heapq hmac html io inspect itertools json keyword linecache
@@ -16,10 +22,10 @@ locale logging math multiprocessing numbers operator os os.path pathlib pickle p
 resource secrets select selectors shlex signal socket ssl stat statistics string struct subprocess sys tempfile textwrap
 threading time timeit tokenize traceback types typing unicodedata unittest uuid warnings weakref zlib zoneinfo
 encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16 encodings.utf_32 encodings.utf_8_sig
-""".split()
+""")
 
 # Without file calls nothing can be imported later: everything a program could reasonably want is there at once.
-WHOLE = """
+WHOLE = _names("""
 binascii binhex bdb cmd code codeop colorsys compileall configparser copyreg curses dbm dis email email.message
 email.parser email.policy email.mime.text encodings.aliases encodings.cp1252 encodings.hex_codec encodings.rot_13 errno
 fileinput filecmp fnmatch ftplib getopt gettext gzip html.entities html.parser http http.client http.cookies imaplib
@@ -29,9 +35,9 @@ runpy sched shelve shutil smtplib sqlite3 sre_compile stringprep symtable syscon
 trace tracemalloc turtle types unittest.mock urllib urllib.error urllib.parse urllib.request wave webbrowser wsgiref
 xml.dom.minidom xml.etree.ElementTree xml.sax xmlrpc.client zipapp zipfile zipimport _strptime _pydecimal _pyio _bisect
 _heapq _random _statistics _struct _zoneinfo concurrent.futures.process multiprocessing.pool
-""".split()
+""")
 
-NUMPY = "numpy numpy.fft numpy.linalg numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks".split()
+NUMPY = _names("numpy numpy.fft numpy.linalg numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks")
 
 
 def preload(numpy_parent: str, whole: bool) -> None:
@@ -74,7 +80,7 @@ def _package_path(name: str) -> list[str]:
     return list(importlib.import_module(name).__path__)
 
 
-def _import(names) -> None:
+def _import(names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(Exception):
             importlib.import_module(name)

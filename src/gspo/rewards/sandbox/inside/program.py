@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import hashlib
-import io
 import itertools
 import linecache
 import os
@@ -24,9 +23,9 @@ REQUESTS_FD, REPLIES_FD = 3, 4
 
 def open_streams() -> None:
     """Give sys.stdin, stdout and stderr to the descriptors 0, 1 and 2 of this process."""
-    sys.stdin = sys.__stdin__ = io.open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = io.open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = io.open(  # noqa: SIM115
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(  # noqa: SIM115
         2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
     )
 
@@ -107,8 +106,8 @@ class Server:
     """Answers requests for the program's functions and objects. Whatever it says is data to the judge."""
 
     def __init__(self, source: str) -> None:
-        self.requests = io.open(REQUESTS_FD, "rb", closefd=False)  # noqa: SIM115
-        self.replies = io.open(REPLIES_FD, "wb", buffering=0, closefd=False)  # noqa: SIM115
+        self.requests = open(REQUESTS_FD, "rb", closefd=False)  # noqa: SIM115
+        self.replies = open(REPLIES_FD, "wb", buffering=0, closefd=False)  # noqa: SIM115
         self.objects: list[Any] = []
         self.module = _module("solution")
         exec(compile(source, NAME, "exec"), self.module.__dict__)

@@ -129,12 +129,41 @@ HIGHEST_KNOWN = 449
 
 # Calls that name a file. `open` and `openat` also have their flags checked.
 FILE_CALLS = frozenset(
-    "open openat stat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getcwd getdents64".split()
+    {
+        "open",
+        "openat",
+        "stat",
+        "lstat",
+        "newfstatat",
+        "statx",
+        "access",
+        "faccessat",
+        "faccessat2",
+        "readlink",
+        "readlinkat",
+        "getcwd",
+        "getdents64",
+    }
 )
 
 # Calls whose arguments are checked; everything else in NUMBERS is allowed as it stands.
 CHECKED = frozenset(
-    "ioctl fcntl prctl clone clone3 kill tkill tgkill prlimit64 socketpair sendto open openat newfstatat".split()
+    {
+        "ioctl",
+        "fcntl",
+        "prctl",
+        "clone",
+        "clone3",
+        "kill",
+        "tkill",
+        "tgkill",
+        "prlimit64",
+        "socketpair",
+        "sendto",
+        "open",
+        "openat",
+        "newfstatat",
+    }
 )
 
 # Calls the sandbox itself makes, which a program may not.

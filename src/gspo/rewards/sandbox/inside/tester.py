@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
-import io
 import os
 import sys
 from typing import Any, NoReturn
@@ -18,8 +17,8 @@ class Link:
     """Asks the program's process, through the judge, and answers the callbacks it makes meanwhile."""
 
     def __init__(self) -> None:
-        self._in = io.open(REQUESTS_FD, "rb", closefd=False)  # noqa: SIM115
-        self._out = io.open(REPLIES_FD, "wb", closefd=False)  # noqa: SIM115
+        self._in = open(REQUESTS_FD, "rb", closefd=False)  # noqa: SIM115
+        self._out = open(REPLIES_FD, "wb", closefd=False)  # noqa: SIM115
         self._functions: list[Any] = []
 
     def send(self, message: Any) -> None:

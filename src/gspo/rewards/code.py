@@ -1,0 +1,267 @@
+"""Grading code: tests run in the sandbox, verdicts are reached here, from data, by the judge alone."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gspo.rewards.sandbox import DEFAULT_MEMORY, DEFAULT_WALL, Sandbox
+from gspo.types import Reward
+
+RELATIVE_TOLERANCE = 1e-6
+ABSOLUTE_TOLERANCE = 1e-9
+
+_FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([\w+-]*)")
+_PYTHON = ("python", "python3", "py", "")
+
+_shared: Sandbox | None = None
+_shared_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One test's outcome."""
+
+    passed: bool
+    timed_out: bool = False
+
+
+def grade_code(
+    program: str,
+    tests: Mapping[str, Any] | str,
+    *,
+    timeout: float = DEFAULT_WALL,
+    memory: int = DEFAULT_MEMORY,
+    sandbox: Sandbox | None = None,
+) -> Reward:
+    """Score 1.0 if the program passes every test, else 0.0; `extra["tests_passed"]` is the fraction passed.
+
+    `tests` is `{"inputs": […], "outputs": […]}` (standard input), the same with `"fn_name"` (calls), or
+    `{"assert_case": […]}`, also as JSON text. `timeout` seconds and `memory` bytes are each test's. After a test that
+    met its deadline the rest count as failed without being run. Raises SandboxError when the sandbox itself failed
+    (the reward is then missing, not 0) and ValueError when the tests are malformed.
+    """
+    cases = read_tests(tests)
+    source = extract_code(program)
+    box = sandbox or shared_sandbox()
+    passed = 0
+    for case in cases:
+        verdict = case.judge(box, source, timeout, memory)
+        passed += verdict.passed
+        if verdict.timed_out:
+            break
+    score = 1.0 if passed == len(cases) else 0.0
+    return Reward(score=score, acc=score, extra={"tests_passed": passed / len(cases)})
+
+
+def shared_sandbox() -> Sandbox:
+    """The sandbox of this process at its default level, started on first use."""
+    global _shared
+    with _shared_lock:
+        if _shared is None:
+            _shared = Sandbox()
+        return _shared
+
+
+def extract_code(response: str) -> str:
+    """The last fenced Python block of a response that has one (cut off at the end counts), else the response itself."""
+    blocks: list[list[str]] = []
+    fence, keep = "", False
+    for line in response.splitlines(keepends=True):
+        mark = _FENCE.match(line)
+        if not fence and mark:
+            fence, keep = mark[1], mark[2].lower() in _PYTHON
+            if keep:
+                blocks.append([])
+        elif fence and line.strip() == fence:
+            fence = ""
+        elif fence and keep:
+            blocks[-1].append(line)
+    return "".join(blocks[-1]) if blocks else response
+
+
+@dataclass(frozen=True, slots=True)
+class StdinCase:
+    """Standard input, and all of the standard output that is expected."""
+
+    stdin: str
+    expected: str
+
+    def judge(self, sandbox: Sandbox, source: str, timeout: float, memory: int) -> Verdict:
+        result = sandbox.run(source, self.stdin.encode(), wall=timeout, memory=memory)
+        return Verdict(result.ok and same_output(result.stdout, self.expected), result.timed_out)
+
+
+@dataclass(frozen=True, slots=True)
+class CallCase:
+    """Arguments of a function, and the values it may return (`accepted`, as JSON has them)."""
+
+    name: str
+    args: tuple[Any, ...]
+    accepted: tuple[Any, ...]
+
+    def judge(self, sandbox: Sandbox, source: str, timeout: float, memory: int) -> Verdict:
+        result = sandbox.call(source, self.name, self.args, wall=timeout, memory=memory)
+        passed = result.ok and any(same_value(result.value, expected) for expected in self.accepted)
+        return Verdict(passed, result.timed_out)
+
+
+@dataclass(frozen=True, slots=True)
+class AssertCase:
+    """The text of a test that asserts something of the program's functions."""
+
+    text: str
+
+    def judge(self, sandbox: Sandbox, source: str, timeout: float, memory: int) -> Verdict:
+        result = sandbox.check(source, self.text, wall=timeout, memory=memory)
+        return Verdict(result.ok, result.timed_out)
+
+
+Case = StdinCase | CallCase | AssertCase
+
+
+def read_tests(tests: Mapping[str, Any] | str) -> Sequence[Case]:
+    """The cases of a tests mapping; raises ValueError that names what is wrong."""
+    if isinstance(tests, str):
+        tests = json.loads(tests)
+    if not isinstance(tests, Mapping):
+        raise ValueError(f"tests: expected a mapping, got {type(tests).__name__}")
+    if "assert_case" in tests:
+        return _assert_cases(tests["assert_case"])
+    if "inputs" not in tests or "outputs" not in tests:
+        raise ValueError(f'tests: expected "inputs" and "outputs", or "assert_case"; got {sorted(tests)}')
+    inputs, outputs = tests["inputs"], tests["outputs"]
+    if len(inputs) != len(outputs) or not len(inputs):
+        raise ValueError(
+            f"tests: {len(inputs)} inputs and {len(outputs)} outputs; expected as many, and at least one"
+        )
+    if not tests.get("fn_name"):
+        return [StdinCase(_text(i), _text(o)) for i, o in zip(inputs, outputs)]
+    values = [_value(o) for o in outputs]
+    # Some published sets wrap every expected value in a list of one.
+    wrapped = all(isinstance(v, list) and len(v) == 1 for v in values)
+    return [
+        CallCase(tests["fn_name"], _arguments(i), (v, v[0]) if wrapped else (v,))
+        for i, v in zip(inputs, values)
+    ]
+
+
+def _assert_cases(texts: Any) -> list[AssertCase]:
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    if not texts:
+        raise ValueError('tests: "assert_case" is empty; expected at least one test')
+    for text in texts:
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError, TypeError) as error:
+            raise ValueError(f'tests: "assert_case" {str(text)[:80]!r} is not Python: {error}') from None
+    return [AssertCase(text) for text in texts]
+
+
+def _text(value: Any) -> str:
+    """Standard input or output as text; a list is its lines."""
+    return "\n".join(str(line) for line in value) if isinstance(value, list) else str(value)
+
+
+def _arguments(value: Any) -> tuple[Any, ...]:
+    """A call's arguments: a list of them, or text with one JSON value a line."""
+    if isinstance(value, str):
+        return tuple(json.loads(line) for line in value.splitlines() if line.strip())
+    if not isinstance(value, list | tuple):
+        raise ValueError(
+            f"tests: the inputs of a call are {value!r}; expected a list of arguments or JSON lines"
+        )
+    return tuple(value)
+
+
+def _value(value: Any) -> Any:
+    """An expected value; text that is JSON is read as such."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
+def same_output(got: bytes, expected: str) -> bool:
+    """All of the output is as expected, up to white space at the ends of lines and of the text.
+
+    A number that is expected with a decimal point may differ by 1e-6 of it.
+    """
+    try:
+        lines = _lines(got.decode())
+    except UnicodeDecodeError:
+        return False
+    wanted = _lines(expected)
+    return len(lines) == len(wanted) and all(a == b or _same_tokens(a, b) for a, b in zip(lines, wanted))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().split("\n")]
+
+
+def _same_tokens(got: str, expected: str) -> bool:
+    ours, theirs = got.split(), expected.split()
+    return len(ours) == len(theirs) and all(a == b or _close_text(a, b) for a, b in zip(ours, theirs))
+
+
+_DECIMAL = re.compile(r"[+-]?\d+\.\d*(?:[eE][+-]?\d+)?|[+-]?\d+[eE][+-]?\d+")
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+
+
+def _close_text(got: str, expected: str) -> bool:
+    if len(got) > 400 or not _DECIMAL.fullmatch(expected) or not _NUMBER.fullmatch(got):
+        return False
+    return _close(float(got), float(expected))
+
+
+def _close(got: float, expected: float) -> bool:
+    return math.isclose(got, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+
+
+def same_value(got: Any, expected: Any) -> bool:
+    """Plain data equal by exact type; a tuple is as good as a list, an integer as a float, and floats are close.
+
+    `expected` comes from JSON: keys that JSON made text match the numbers they were.
+    """
+    kind = type(expected)
+    if kind is float:
+        return type(got) in (int, float) and _close_numbers(got, expected)
+    if kind in (list, tuple):
+        return (
+            type(got) in (list, tuple)
+            and len(got) == len(expected)
+            and all(same_value(a, b) for a, b in zip(got, expected))
+        )
+    if kind is dict:
+        return type(got) is dict and _same_mapping(got, expected)
+    return type(got) is kind and got == expected
+
+
+def _close_numbers(got: int | float, expected: float) -> bool:
+    try:
+        return _close(float(got), expected)
+    except OverflowError:
+        return False
+
+
+def _same_mapping(got: dict, expected: dict) -> bool:
+    keys = {json.dumps(k) if type(k) in (int, float, bool, type(None)) else k: v for k, v in got.items()}
+    wanted = {
+        json.dumps(k) if type(k) in (int, float, bool, type(None)) else k: v for k, v in expected.items()
+    }
+    return (
+        len(keys) == len(got)
+        and keys.keys() == wanted.keys()
+        and all(same_value(keys[key], value) for key, value in wanted.items())
+    )
+
+
+__all__ = ["Verdict", "extract_code", "grade_code", "read_tests", "same_output", "same_value"]
