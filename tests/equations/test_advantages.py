@@ -176,9 +176,8 @@ def test_mean_subtraction_alone_would_not_be_exact():
 
 
 def test_statistics_of_flat_groups_are_exact():
-    stats = group_stats(
-        torch.tensor([0.1] * 7 + [0.7] * 12 + [1.0, 2.0]), torch.tensor([4] * 7 + [2] * 12 + [9, 9])
-    )
+    scores = torch.tensor([0.1] * 7 + [0.7] * 12 + [1.0, 2.0], dtype=torch.float64)
+    stats = group_stats(scores, torch.tensor([4] * 7 + [2] * 12 + [9, 9]))
     assert torch.equal(stats.std[:19], torch.zeros(19, dtype=torch.float64))
     assert torch.equal(stats.mean[:19], stats.scores[:19])
     assert stats.mean[19:].tolist() == [1.5, 1.5]
