@@ -1,0 +1,91 @@
+"""`gspo compare`: results, paired differences and config differences of two or more runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="A B [C…]", help="Run folders; the first is compared against.")
+    ],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print everything as JSON, curves included.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a page with curves over steps, tokens and time.")
+    ] = None,
+) -> None:
+    """Compare runs: final accuracy with a paired interval over the same questions, cost, and differing settings."""
+    import json
+
+    from gspo.report.comparison import compare_runs
+    from gspo.report.overview import overview
+    from gspo.report.page import compare_page
+    from gspo.report.run import is_run, read_run
+
+    bad = [str(path) for path in runs if not is_run(path)]
+    if bad or len(runs) < 2:
+        problem = f"{', '.join(bad)}: not a run folder" if bad else "one run is not enough; give two or more"
+        typer.echo(f"error: {problem}", err=True)
+        raise typer.Exit(2)
+    loaded = [read_run(path.resolve()) for path in runs]
+    comparison = compare_runs(loaded)
+    if html is not None:
+        html.write_bytes(
+            compare_page(comparison, [overview(run) for run in loaded]).encode("utf-8", "replace")
+        )
+    if as_json:
+        typer.echo(json.dumps(comparison, indent=1, ensure_ascii=False, default=str))
+        return
+    _print(comparison)
+    if html is not None:
+        typer.echo(f"page: {html}")
+
+
+def _print(comparison: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from gspo.report import words
+
+    console = Console(highlight=False)
+    table = Table(title="Runs", title_justify="left")
+    for title in ("run", "steps", "start", "end", "95 % interval", "tokens", "wasted", "time"):
+        table.add_column(title, justify="left" if title == "run" else "right")
+    for run in comparison["runs"]:
+        cells = [
+            run["name"],
+            str(run["steps"]),
+            _or_dash(run["start_acc"], words.percent),
+            _or_dash(run["final_acc"], words.percent),
+            words.interval(*run["final_ci"]) if run["final_ci"] else "–",
+            _or_dash(run["generated_tokens"], words.count),
+            _or_dash(run["wasted_share"], lambda v: words.percent(v, 0)),
+            _or_dash(run["seconds"], words.duration),
+        ]
+        table.add_row(*(Text(cell) for cell in cells))
+    console.print(table)
+    for sentence in comparison["sentences"]:
+        console.print(Text(sentence))
+    if not comparison["config"]:
+        console.print("The configs are the same.")
+        return
+    table = Table(title="Config differences", title_justify="left")
+    for title in ("key", *(run["name"] for run in comparison["runs"])):
+        table.add_column(Text(title), overflow="fold")
+    for row in comparison["config"]:
+        values = ["–" if v["missing"] else words.name_of(v["value"]) for v in row["values"]]
+        table.add_row(Text(row["key"]), *(Text(v) for v in values))
+    console.print(table)
+
+
+def _or_dash(value: Any, form: Any) -> str:
+    return "–" if value is None else form(value)

@@ -1,0 +1,52 @@
+"""`gspo report`: the page, the pictures and the run card of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/embedded.")],
+    pictures: Annotated[bool, typer.Option(help="Also draw plots/*.png.")] = True,
+    max_mb: Annotated[int, typer.Option(min=1, help="How many MB of group files the page may carry.")] = 16,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the verdict and what was written as JSON.")
+    ] = False,
+) -> None:
+    """Write RUN/report.html (one file, no network needed), RUN/plots/*.png and RUN/RUN.md."""
+    import json
+
+    from gspo.report.run import read_run
+    from gspo.report.verdict import judge
+    from gspo.report.write import build_report
+
+    try:
+        done = build_report(run, pictures=pictures, budget=max_mb << 20)
+    except FileNotFoundError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    verdict = judge(read_run(run))
+    if as_json:
+        files = {"page": str(done.page), "card": str(done.card), "pictures": [str(p) for p in done.pictures]}
+        typer.echo(
+            json.dumps(
+                {"verdict": verdict.to_dict(), "files": files, "notes": done.notes},
+                indent=1,
+                ensure_ascii=False,
+            )
+        )
+        return
+    typer.echo(verdict.headline)
+    for sentence in verdict.sentences:
+        typer.echo(sentence)
+    typer.echo(f"page      {done.page}\nrun card  {done.card}")
+    if done.pictures:
+        typer.echo(f"pictures  {done.pictures[0].parent} ({len(done.pictures)})")
+    for note in done.notes:
+        typer.echo(f"note: {note}")

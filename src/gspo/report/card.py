@@ -1,0 +1,194 @@
+"""The run card `RUN.md`: a model card with data, reward, config, seeds, result, cost, environment and how to repeat it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from gspo.report import words
+from gspo.report.run import Run
+from gspo.report.verdict import LOSS_NAMES, judge, start_and_end
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+def run_card(run: Run) -> str:
+    """Markdown with the front matter that model hubs read."""
+    parts = [
+        _front_matter(run),
+        f"# {run.name}",
+        _verdict(run),
+        _section("Result", _result(run)),
+        _section("Training", _table(_training(run))),
+        _section("Settings that differ from the defaults", _settings(run)),
+        _section("Cost", _table(_cost(run))),
+        _section("Environment", _table(_environment(run))),
+        _section("Reproduce", _reproduce(run)),
+        _section("Limits", _limits(run)),
+    ]
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _front_matter(run: Run) -> str:
+    model, data = run.setting("actor_rollout_ref.model.path"), run.setting("data.train_files")
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- gspo",
+        "- reinforcement-learning",
+    ]
+    if isinstance(model, str) and _is_hub_name(model):
+        lines.append(f"base_model: {model}")
+    sets = [d for d in (data if isinstance(data, list) else [data]) if isinstance(d, str) and _is_hub_name(d)]
+    if sets:
+        lines += ["datasets:", *(f"- {d}" for d in sets)]
+    return "\n".join([*lines, "---"])
+
+
+def _is_hub_name(name: str) -> bool:
+    """`owner/name`, as opposed to a path or a built-in task."""
+    return (
+        name.count("/") == 1
+        and not name.startswith((".", "/", "~"))
+        and not name.endswith((".jsonl", ".parquet", ".json"))
+    )
+
+
+def _verdict(run: Run) -> str:
+    verdict = judge(run)
+    return "\n\n".join([f"**{_escape(verdict.headline)}.**", *(_escape(s) for s in verdict.sentences)])
+
+
+def _result(run: Run) -> str:
+    ends = start_and_end(run)
+    if ends is None:
+        return "No held-out evaluation at both ends."
+    rows = []
+    for title, value, at in (("start", ends[0], "start"), ("end", ends[1], "final")):
+        ci = run.interval(at)
+        rows.append([title, words.percent(value), words.interval(*ci) if ci else "unknown"])
+    if run.change:
+        c = run.change
+        rows.append(
+            [
+                "change, same questions",
+                words.points(c.difference),
+                f"{100 * c.low:+.1f} to {100 * c.high:+.1f}",
+            ]
+        )
+    return _grid(["held-out accuracy", "value", "95 % interval"], rows)
+
+
+def _training(run: Run) -> list[tuple[str, Any]]:
+    s = run.setting
+    loss = s(f"{ACTOR}.policy_loss.loss_mode")
+    reward = s("custom_reward_function.path")
+    return [
+        ("base model", s("actor_rollout_ref.model.path")),
+        ("training data", words.name_of(s("data.train_files"))),
+        (
+            "held-out data",
+            words.name_of(s("data.val_files")) if s("data.val_files") else "the task's own held-out split",
+        ),
+        ("reward", f"{reward}:{s('custom_reward_function.name')}" if reward else "built in, by data source"),
+        ("loss", LOSS_NAMES.get(str(loss), loss)),
+        ("advantage", s("algorithm.adv_estimator")),
+        ("dynamic sampling", {True: "on", False: "off"}.get(s("algorithm.filter_groups.enable"))),
+        ("steps", run.last_step),
+        (
+            "groups a step, responses a group",
+            _pair(s("data.train_batch_size"), s("actor_rollout_ref.rollout.n")),
+        ),
+        ("groups a mini-batch", s(f"{ACTOR}.ppo_mini_batch_size")),
+        ("learning rate", s(f"{ACTOR}.optim.lr")),
+        ("seed", s("trainer.seed")),
+        ("seed of the data order", s("data.seed")),
+    ]
+
+
+def _pair(a: Any, b: Any) -> str | None:
+    return f"{a}, {b}" if a is not None and b is not None else None
+
+
+def _settings(run: Run) -> str:
+    changed = [c for c in run.config if c["origin"] and c["origin"] != "default"]
+    if not changed:
+        return ""
+    rows = [
+        [f"`{c['key']}`", f"`{json.dumps(c['value'], ensure_ascii=False, default=str)}`", c["origin"]]
+        for c in changed
+    ]
+    return _grid(["key", "value", "origin"], rows)
+
+
+def _cost(run: Run) -> list[tuple[str, Any]]:
+    generated, wasted = run.generated_tokens, run.total("train/wasted_tokens")
+    device = (run.environment or {}).get("device")
+    return [
+        ("wall-clock time", words.duration(run.seconds) if run.seconds is not None else None),
+        ("device", device),
+        ("generated tokens", f"{generated:,.0f}" if generated else None),
+        (
+            "of those in groups never trained on",
+            f"{wasted:,.0f} ({words.percent(wasted / generated)})"
+            if wasted is not None and generated
+            else None,
+        ),
+    ]
+
+
+def _environment(run: Run) -> list[tuple[str, Any]]:
+    facts = run.environment or {}
+    packages = facts.get("packages")
+    packages = packages if isinstance(packages, dict) else {}
+    plain = [
+        (k.replace("_", " "), facts.get(k))
+        for k in ("gspo", "git", "python", "platform", "cpu_count", "threads", "num_gpus", "cuda")
+    ]
+    return plain + sorted(packages.items())
+
+
+def _reproduce(run: Run) -> str:
+    argv = (run.environment or {}).get("argv")
+    lines = [
+        "The run folder's `config.yaml` holds every value that was used:",
+        "```",
+        "gspo train config.yaml",
+        "```",
+    ]
+    if isinstance(argv, list) and argv:
+        command = shlex.join(["gspo", *(str(a) for a in argv[1:])])
+        lines += ["It was started with:", "```", command.replace("```", ""), "```"]
+    return "\n".join(lines)
+
+
+def _limits(run: Run) -> str:
+    sources = sorted({k.split("/")[1] for row in run.rows for k in row if k.startswith("val-core/")})
+    if not sources:
+        return "No held-out evaluation was run; nothing is known about what the model can do."
+    return (
+        f"Measured on held-out questions of {', '.join(sources)} only. "
+        "A reward that a program can check says nothing about other abilities or about safety."
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"## {title}\n\n{body}" if body else ""
+
+
+def _table(rows: list[tuple[str, Any]]) -> str:
+    shown = [[k, str(v)] for k, v in rows if v is not None and v != ""]
+    return _grid(["", ""], shown) if shown else ""
+
+
+def _grid(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(_escape(cell) for cell in row) + " |" for row in rows])
+
+
+def _escape(text: str) -> str:
+    """Keep a value inside its cell and out of the page's markup."""
+    return text.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")

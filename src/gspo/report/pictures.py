@@ -1,0 +1,231 @@
+"""The main plots as PNG files, for documents and for places without a browser. Needs matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from gspo.report.overview import clip_band
+from gspo.report.run import Run, is_accuracy
+
+BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, RED = (
+    "#2f6bd8",
+    "#d9630a",
+    "#178a5c",
+    "#b8389a",
+    "#6a50c7",
+    "#0c8599",
+    "#c2362b",
+)
+FATES = (
+    ("kept", "kept", BLUE),
+    ("carried", "carried", "#7fb0f2"),
+    ("same_score", "same score", "#c9a227"),
+    ("all_right", "all right", "#2e9e6b"),
+    ("all_wrong", "all wrong", "#dd6b4d"),
+    ("stale_dropped", "stale", "#8b5fbf"),
+    ("skipped", "skipped", "#a4acb8"),
+)
+STAGES = (BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, "#a3600d", "#6b7280")
+
+
+def draw_pictures(run: Run, index: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
+    """Write `learning, groups, difficulty, ratios, clipping, stability, timing`.png; those without data are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plots: dict[str, Callable[[], Figure | None]] = {
+        "learning": lambda: _learning(run),
+        "groups": lambda: _groups(run),
+        "difficulty": lambda: _difficulty(index),
+        "ratios": lambda: _ratios(run, index),
+        "clipping": lambda: _clipping(run),
+        "stability": lambda: _stability(run),
+        "timing": lambda: _timing(run),
+    }
+    written = []
+    for name, draw in plots.items():
+        figure = draw()
+        if figure is not None:
+            path = folder / f"{name}.png"
+            FigureCanvasAgg(figure).print_png(str(path))
+            written.append(path)
+    return written
+
+
+def _figure(num: int = 1) -> tuple[Figure, list[Any]]:
+    width = 4.6 * num + (1.4 if num == 1 else 0)
+    figure = Figure(figsize=(width, 3.2), dpi=120)
+    axes = list(np.atleast_1d(figure.subplots(1, num)))
+    # margins in inches, fixed: matplotlib's layout engines take longer than the drawing itself
+    figure.subplots_adjust(left=0.6 / width, right=1 - 0.2 / width, bottom=0.15, top=0.9, wspace=0.22)
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(color="#eceff3", linewidth=0.8)
+        ax.set_axisbelow(True)
+        ax.set_xlabel("step", fontsize=9)
+        ax.tick_params(labelsize=8)
+    return figure, axes
+
+
+def _series(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
+    pairs = [(row["step"], v) for row, v in zip(run.rows, run.column(name)) if v is not None]
+    return np.array([p[0] for p in pairs], dtype=float), np.array([p[1] for p in pairs], dtype=float)
+
+
+def _line(ax: Any, run: Run, name: str, label: str, color: str, style: str = "-") -> bool:
+    x, y = _series(run, name)
+    if len(x):
+        ax.plot(x, y, style, color=color, label=label, linewidth=1.6)
+    return bool(len(x))
+
+
+def _learning(run: Run) -> Figure | None:
+    figure, (left, right) = _figure(2)
+    drawn = [
+        _line(left, run, "critic/score_all/mean", "all groups", BLUE),
+        _line(left, run, "critic/score/mean", "trained groups", GREEN, "--"),
+    ]
+    left.set_title("Reward", fontsize=10)
+    for name, color in zip((n for n in run.names() if is_accuracy(n)), STAGES):
+        source = "/".join(name.split("/")[1:-2])
+        x, y = _series(run, name)
+        low, high = (_series(run, f"val-aux/{source}/acc/{end}")[1] for end in ("ci_low", "ci_high"))
+        if len(low) == len(high) == len(x):
+            right.fill_between(x, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
+        right.plot(x, 100 * y, "o-", color=color, label=source, linewidth=1.6, markersize=4)
+        drawn.append(True)
+    right.set_title("Held-out accuracy, % with 95 % interval", fontsize=10)
+    return _finish(figure, [left, right], any(drawn))
+
+
+def _finish(figure: Figure, axes: Sequence[Any], drawn: bool) -> Figure | None:
+    for ax in axes:
+        if ax.get_legend_handles_labels()[0]:
+            ax.legend(fontsize=8, frameon=False)
+    return figure if drawn else None
+
+
+def _stack(ax: Any, run: Run, parts: Sequence[tuple[str, str, str]]) -> bool:
+    """Stacked areas of metrics over the rows that have any of them."""
+    columns = [(label, color, run.column(name)) for name, label, color in parts]
+    columns = [c for c in columns if any(c[2])]
+    keep = [i for i in range(len(run.rows)) if any(c[2][i] is not None for c in columns)]
+    if not keep:
+        return False
+    x = np.array([run.rows[i]["step"] for i in keep], dtype=float)
+    base = np.zeros(len(x))
+    for label, color, values in columns:
+        y = np.array([values[i] or 0.0 for i in keep])
+        ax.fill_between(x, base, base + y, step="mid", color=color, label=label, linewidth=0)
+        base = base + y
+    return True
+
+
+def _groups(run: Run) -> Figure | None:
+    figure, (ax,) = _figure()
+    drawn = _stack(ax, run, [(f"train/groups_{f}", label, color) for f, label, color in FATES])
+    ax.set_title("Groups by fate", fontsize=10)
+    return _finish(figure, [ax], drawn)
+
+
+def _timing(run: Run) -> Figure | None:
+    figure, (ax,) = _figure()
+    names = [n for n in run.names() if n.startswith("timing_s/") and n != "timing_s/step"]
+    names.sort(key=lambda n: -(run.total(n) or 0.0))
+    parts = [(n, n[len("timing_s/") :].replace("_", " "), c) for n, c in zip(names, STAGES)]
+    drawn = _stack(ax, run, parts)
+    ax.set_title("Time by stage, seconds", fontsize=10)
+    return _finish(figure, [ax], drawn)
+
+
+def _difficulty(index: Sequence[dict[str, Any]]) -> Figure | None:
+    steps = [e for e in index if e["kind"] == "train" and any(g[4] is not None for g in e["groups"])]
+    if not steps:
+        return None
+    sizes = {g[3] for e in steps for g in e["groups"]}
+    levels = sizes.pop() if len(sizes) == 1 and max(sizes) <= 16 else 10
+    grid = np.zeros((levels + 1, len(steps)))
+    for column, entry in enumerate(steps):
+        rates = [min(1.0, max(0.0, g[4])) for g in entry["groups"] if g[4] is not None]
+        for rate in rates:
+            grid[round(rate * levels), column] += 1 / len(rates)
+    figure, (ax,) = _figure()
+    ax.grid(False)
+    extent = (steps[0]["step"] - 0.5, steps[-1]["step"] + 0.5, -50 / levels, 100 + 50 / levels)
+    image = ax.imshow(
+        np.sqrt(grid), aspect="auto", origin="lower", extent=extent, cmap="Blues", vmin=0, vmax=1
+    )
+    bar = figure.colorbar(image, ax=ax, ticks=[0, 0.5, 1])
+    bar.ax.set_yticklabels(["0 %", "25 %", "100 %"], fontsize=8)
+    bar.set_label("share of the step's prompts", fontsize=8)
+    ax.set_title("Prompt difficulty: % of a group's responses right", fontsize=10)
+    return figure
+
+
+def _ratios(run: Run, index: Sequence[dict[str, Any]]) -> Figure | None:
+    steps = [e for e in index if e["ratios"]]
+    if not steps:
+        return None
+    x = np.array([e["step"] for e in steps], dtype=float)
+    q = np.array([np.quantile(e["ratios"], [0.01, 0.25, 0.5, 0.75, 0.99]) for e in steps]).T
+    figure, (left, right) = _figure(2)
+    left.fill_between(x, q[0], q[4], color=BLUE, alpha=0.15, linewidth=0, label="1 to 99 %")
+    left.fill_between(x, q[1], q[3], color=BLUE, alpha=0.35, linewidth=0, label="25 to 75 %")
+    left.plot(x, q[2], color=BLUE, linewidth=1.6, label="median")
+    low, high = _band(run, steps, "low"), _band(run, steps, "high")
+    if high is not None and low is not None:
+        left.plot(x, high, "--", color=RED, linewidth=1.2, label="clip band")
+        left.plot(x, -low, "--", color=RED, linewidth=1.2)
+        right.axvspan(-low[-1], high[-1], color=RED, alpha=0.08, linewidth=0, label="clip band, last step")
+    values = np.concatenate([np.asarray(e["ratios"], dtype=float) for e in steps])
+    right.hist(values, bins=60, range=tuple(np.quantile(values, [0.002, 0.998])), color=BLUE)
+    left.set_title("Sequence ratio − 1", fontsize=10)
+    right.set_title("Its distribution, all steps", fontsize=10)
+    right.set_xlabel("ratio − 1")
+    for axis in (left.yaxis, right.xaxis):
+        axis.get_major_formatter().set_powerlimits((-2, 3))
+    return _finish(figure, [left, right], True)
+
+
+def _band(run: Run, steps: Sequence[dict[str, Any]], side: str) -> np.ndarray | None:
+    """One side of the clip band at each of the steps, None when it is unknown."""
+    fallback = clip_band(run)[side]
+    logged = {row["step"]: row.get(f"actor/clip_ratio_{side}") for row in run.rows}
+    values = [logged.get(e["step"]) if logged.get(e["step"]) is not None else fallback for e in steps]
+    return None if any(v is None for v in values) else np.array(values, dtype=float)
+
+
+def _clipping(run: Run) -> Figure | None:
+    figure, (left, right) = _figure(2)
+    drawn = [
+        _line(left, run, "actor/pg_clipfrac", "both", BLUE),
+        _line(left, run, "actor/pg_clipfrac_lower", "lower", PINK, "--"),
+        _line(left, run, "actor/pg_clipfrac_upper", "upper", GREEN, ":"),
+    ]
+    batches = sorted(
+        (n for n in run.names() if n.startswith("actor/pg_clipfrac/mb")),
+        key=lambda n: int(n.rpartition("mb")[2]),
+    )
+    for name, color in zip(batches, STAGES):
+        drawn.append(_line(right, run, name, f"mini-batch {int(name.rpartition('mb')[2]) + 1}", color))
+    left.set_title("Clip fraction by side", fontsize=10)
+    right.set_title("Clip fraction by mini-batch", fontsize=10)
+    return _finish(figure, [left, right], any(drawn))
+
+
+def _stability(run: Run) -> Figure | None:
+    figure, axes = _figure(3)
+    plots = (
+        ("actor/entropy", "Entropy", TEAL),
+        ("response_length/mean", "Response length", VIOLET),
+        ("actor/grad_norm", "Gradient norm", ORANGE),
+    )
+    drawn = []
+    for ax, (name, title, color) in zip(axes, plots):
+        drawn.append(_line(ax, run, name, "", color))
+        ax.set_title(title, fontsize=10)
+    return figure if any(drawn) else None

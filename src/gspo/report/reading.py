@@ -1,0 +1,166 @@
+"""Tolerant readers of a run folder's files: what is missing, half written or malformed is left out, never an error."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_STEP_FILE = re.compile(r"step-(\d+)\.jsonl\.gz$")
+_CONFIG_LINE = re.compile(r"^(\s*)([\w.@-]+):(.*)$")
+
+
+def _no_number(name: str) -> None:
+    """NaN and infinities are not JSON: a browser could not read them, so they become null."""
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """The objects of JSON lines; a line that does not parse is skipped."""
+    out = []
+    for line in text.split("\n"):  # not splitlines: model text may hold other line separators
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line, parse_constant=_no_number)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            out.append(value)
+    return out
+
+
+def read_text(path: Path) -> str:
+    """The file's text, or "" when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The file's object, or None when there is no whole one."""
+    try:
+        value = json.loads(read_text(path), parse_constant=_no_number)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Metric rows by step; rows of one step are merged, the later value wins."""
+    by_step: dict[int, dict[str, Any]] = {}
+    for row in json_lines(read_text(path)):
+        step = row.get("step")
+        if isinstance(step, int) and not isinstance(step, bool):
+            by_step.setdefault(step, {}).update(row)
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def read_gzip(path: Path) -> str:
+    """The text of a gzip file as far as it can be decompressed: a file cut short gives its whole part."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return ""
+    try:
+        return gzip.decompress(data).decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error):
+        pass
+    try:
+        return zlib.decompressobj(wbits=31).decompress(data).decode("utf-8", "replace")
+    except zlib.error:
+        return ""
+
+
+def read_groups(path: Path) -> list[dict[str, Any]]:
+    """The records of one `step-NNNNNN.jsonl.gz`."""
+    return [g for g in json_lines(read_gzip(path)) if isinstance(g.get("responses"), list)]
+
+
+def step_files(folder: Path) -> dict[int, Path]:
+    """Step number → file, for the `step-NNNNNN.jsonl.gz` of a folder, ascending."""
+    try:
+        names = sorted(p.name for p in folder.iterdir())
+    except OSError:
+        return {}
+    found = {int(m.group(1)): folder / name for name in names if (m := _STEP_FILE.match(name))}
+    return dict(sorted(found.items()))
+
+
+def read_config(path: Path) -> list[dict[str, Any]]:
+    """The leaves of config.yaml in order: `{"key", "value", "origin"}`; the origin is the comment on the key's line."""
+    return [dict(leaf) for leaf in _parse_config(read_text(path))]
+
+
+@lru_cache(maxsize=64)
+def _parse_config(text: str) -> list[dict[str, Any]]:
+    try:
+        tree = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError:
+        return []
+    if not isinstance(tree, dict):
+        return []
+    origins = _origins(text)
+    return [{"key": k, "value": v, "origin": _origin_of(k, origins)} for k, v in _leaves(tree, "")]
+
+
+def _leaves(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value if not isinstance(value, float) or math.isfinite(value) else str(value)
+
+
+def _origins(text: str) -> dict[str, str]:
+    """Dotted key → trailing comment, following the indentation of block mappings."""
+    stack: list[tuple[int, str]] = []
+    out: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _CONFIG_LINE.match(line)
+        if not match:
+            continue
+        indent, name, rest = len(match.group(1)), match.group(2), match.group(3)
+        while stack and stack[-1][0] >= indent:
+            stack.pop()
+        stack.append((indent, name))
+        comment = _comment(rest)
+        if comment:
+            out[".".join(part for _, part in stack)] = comment
+    return out
+
+
+def _comment(rest: str) -> str:
+    """The comment after a YAML value; a # inside quotes is not one."""
+    quote, i = "", 0
+    while i < len(rest):
+        char = rest[i]
+        if quote:
+            if char == "\\" and quote == '"':
+                i += 1
+            elif char == quote:
+                quote = ""
+        elif char in "'\"" and (i == 0 or rest[i - 1] in " \t[{,:"):
+            quote = char
+        elif char == "#" and (i == 0 or rest[i - 1] in " \t"):
+            return rest[i + 1 :].strip()
+        i += 1
+    return ""
+
+
+def _origin_of(key: str, origins: dict[str, str]) -> str:
+    """The origin of a key, or of the mapping it lies in."""
+    while key:
+        if key in origins:
+            return origins[key]
+        key = key.rpartition(".")[0]
+    return ""

@@ -1,0 +1,210 @@
+"""The dashboard's web server: loopback unless told, reads run folders, answers nothing from outside them."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from gspo.report import page, reading
+from gspo.report.comparison import compare_runs
+from gspo.report.live import LiveRuns
+from gspo.report.overview import overview
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+TYPES = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".png": "image/png",
+    ".jsonl": "text/plain",
+    ".json": "text/plain",
+}
+TYPES |= {".md": "text/plain", ".yaml": "text/plain"}
+MAX_COMPARED = 12
+
+
+class Dashboard(ThreadingHTTPServer):
+    """Serves the runs under one folder. `port` 0 takes a free one."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path | str, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.runs = LiveRuns(Path(folder))
+        self.guarded = host in LOOPBACK
+        if ":" in host:
+            import socket
+
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), Handler)
+
+    @property
+    def url(self) -> str:
+        host, port = str(self.server_address[0]), self.server_address[1]
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A reader that went away is not an error."""
+
+
+class Missing(Exception):
+    """There is nothing at this address."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD. Every path that leaves the runs folder is a 404."""
+
+    server: Dashboard
+    protocol_version = "HTTP/1.1"
+    server_version = "gspo"
+    sys_version = ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        if self.server.guarded and not self._host_is_local():
+            self._send(b"unknown host\n", "text/plain", status=HTTPStatus.FORBIDDEN)
+            return
+        try:
+            self._route()
+        except Missing:
+            self._send(b"not found\n", "text/plain", status=HTTPStatus.NOT_FOUND)
+        except (BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    do_HEAD = do_GET
+
+    def _host_is_local(self) -> bool:
+        """Keeps a foreign web page from reading the server under a name of its own (DNS rebinding)."""
+        host = self.headers.get("Host", "")
+        name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
+        return name in LOOPBACK
+
+    def _route(self) -> None:
+        address = urlsplit(self.path)
+        parts = [unquote(p) for p in address.path.split("/")[1:]]
+        if any(p in (".", "..") or "/" in p or "\\" in p or "\0" in p for p in parts):
+            raise Missing
+        query = parse_qs(address.query)
+        match parts:
+            case [""]:
+                self._send(page.dashboard_page().encode(), "text/html")
+            case ["static", name] if name in page.SCRIPTS or name in page.STYLES:
+                self._send(page.asset(name).encode(), TYPES[Path(name).suffix])
+            case ["api", "runs"]:
+                self._send_json(
+                    {"folder": str(self.server.runs.folder), "runs": self.server.runs.summaries()}
+                )
+            case ["api", "compare"]:
+                self._compare(query.get("run", []))
+            case ["api", "run", name, "overview"]:
+                self._overview(self._run(name), query)
+            case ["api", "run", name, "index"]:
+                after, generation = _integer(query, "after"), _integer(query, "generation")
+                self._send_json(self.server.runs.index(self._run(name), after, generation))
+            case ["api", "run", name, "train" | "eval" as kind, step] if step.isdecimal() and len(step) < 12:
+                self._groups(self._run(name), kind, int(step))
+            case ["files", name, *rest] if rest:
+                self._file(self._run(name), rest)
+            case _:
+                raise Missing
+
+    def _run(self, name: str) -> Path:
+        path = self.server.runs.path(name)
+        if path is None:
+            raise Missing
+        return path
+
+    def _inside(self, path: Path) -> Path:
+        """The real file, when it is a plain one inside the runs folder."""
+        try:
+            real = path.resolve(strict=True)
+        except (OSError, RuntimeError):
+            raise Missing from None
+        if not real.is_file() or not real.is_relative_to(self.server.runs.folder):
+            raise Missing
+        return real
+
+    def _overview(self, path: Path, query: dict[str, list[str]]) -> None:
+        tag = f'"{self.server.runs.tag(path)}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._send(b"", "application/json", status=HTTPStatus.NOT_MODIFIED, tag=tag)
+            return
+        body = self.server.runs.overview(path, _integer(query, "after"), _integer(query, "epoch"))
+        self._send(_dump(body), "application/json", tag=tag)
+
+    def _compare(self, names: list[str]) -> None:
+        if not 1 < len(names) <= MAX_COMPARED:
+            raise Missing
+        runs = [self.server.runs.run(self._run(name)) for name in names]
+        self._send_json({"comparison": compare_runs(runs), "overviews": [overview(run) for run in runs]})
+
+    def _groups(self, path: Path, kind: str, step: int) -> None:
+        folder = path / ("groups" if kind == "train" else "evals")
+        file = reading.step_files(folder).get(step)
+        if file is None:
+            raise Missing
+        real = self._inside(file)
+        data = real.read_bytes()
+        try:  # the stored bytes go out as they are, unless they were cut short
+            gzip.decompress(data)
+        except (OSError, EOFError, zlib.error):
+            self._send(reading.read_gzip(real).encode("utf-8", "replace"), "application/jsonl")
+        else:
+            self._send(data, "application/jsonl", encoding="gzip")
+
+    def _file(self, run: Path, rest: list[str]) -> None:
+        path = run.joinpath(*rest)
+        if path.suffix not in TYPES or any(p.startswith(".") for p in rest):
+            raise Missing
+        self._send(self._inside(path).read_bytes(), TYPES[path.suffix])
+
+    def _send_json(self, value: Any) -> None:
+        body = _dump(value)
+        tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._send(b"", "application/json", status=HTTPStatus.NOT_MODIFIED, tag=tag)
+        else:
+            self._send(body, "application/json", tag=tag)
+
+    def _send(
+        self, body: bytes, kind: str, *, status: HTTPStatus = HTTPStatus.OK, tag: str = "", encoding: str = ""
+    ) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind if kind.startswith("image/") else f"{kind}; charset=utf-8")
+        if status != HTTPStatus.NOT_MODIFIED:
+            self.send_header("Content-Length", str(len(body)))
+        if tag:
+            self.send_header("ETag", tag)
+        if encoding:
+            self.send_header("Content-Encoding", encoding)
+        self.send_header("Cache-Control", "no-cache")
+        self.send_header("Content-Security-Policy", POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are not worth a line each."""
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode(
+        "utf-8", "replace"
+    )
+
+
+def _integer(query: dict[str, list[str]], name: str) -> int:
+    value = query.get(name, ["0"])[0]
+    return int(value) if value.isdecimal() and len(value) < 20 else 0

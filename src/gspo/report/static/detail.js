@@ -1,0 +1,136 @@
+"use strict";
+// One group: the question, then every response with its numbers and its tokens coloured.
+
+G.detail = (function () {
+  const MANY = 6000; // tokens of a group above which responses are shown as plain text until asked
+  let colouring = "ratio";
+
+  // A report stores integers, the run folder plain log-probs: bring both to `log_probs` and `log_ratios`.
+  function unpack(response) {
+    if (response.mlp) response.log_probs = response.mlp.map((v) => v / 1e3);
+    if (response.mlr) response.log_ratios = response.mlr.map((v) => v / 1e6);
+  }
+
+  function ratiosOf(response) {
+    if (response.log_ratios) return response.log_ratios;
+    const { log_probs: behaviour, old_log_probs: old } = response;
+    return behaviour && old ? old.map((v, i) => v - behaviour[i]) : null;
+  }
+
+  function scaleOf(record) {
+    let top = 0;
+    for (const response of record.responses) for (const v of ratiosOf(response) || []) top = Math.max(top, Math.abs(v));
+    return top;
+  }
+
+  function paint(span, response, i, scale) {
+    const value = colouring === "ratio" ? (ratiosOf(response) || [])[i] : (response.log_probs || [])[i];
+    if (value === undefined || value === null) return;
+    const strength = colouring === "ratio" ? (scale > 0 ? Math.abs(value) / scale : 0) : 1 - Math.exp(Math.min(0, value));
+    const color = colouring === "ratio" ? (value >= 0 ? "--token-up" : "--token-down") : "--token-rare";
+    if (strength > 0.01) span.style.backgroundColor = G.alpha(G.css(color), 0.06 + 0.7 * Math.sqrt(strength));
+  }
+
+  function tokens(response, scale) {
+    const readout = G.h("p", { class: "readout", "aria-live": "polite" }, "Point at a token, or move with the arrow keys, to read its numbers.");
+    const ratios = ratiosOf(response);
+    const spans = response.tokens.map((text, i) => {
+      const span = G.h("span", { class: "token" }, /^\n+$/.test(text) ? "↵" + text : text);
+      paint(span, response, i, scale);
+      return span;
+    });
+    let at = -1;
+    const read = (i) => {
+      if (i < 0 || i >= spans.length) return;
+      if (spans[at]) spans[at].classList.remove("current");
+      at = i;
+      spans[i].classList.add("current");
+      const parts = [`token ${i + 1} ${JSON.stringify(response.tokens[i])}`];
+      if (response.log_probs) parts.push(`log-prob ${G.number(response.log_probs[i])} (${G.percent(Math.exp(response.log_probs[i]))})`);
+      if (ratios) parts.push(`log-ratio ${G.number(ratios[i])}`);
+      readout.textContent = parts.join(" · ");
+    };
+    const box = G.h("div", { class: "text tokens", tabindex: "0", role: "group", "aria-label": "Response tokens" }, spans);
+    box.addEventListener("pointerover", (e) => read(spans.indexOf(e.target)));
+    box.addEventListener("keydown", (e) => {
+      const move = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[e.key];
+      if (move === undefined) return;
+      e.preventDefault();
+      read(Math.max(0, Math.min(spans.length - 1, at + move)));
+    });
+    return [box, readout];
+  }
+
+  function numbers(response, overview) {
+    const facts = [];
+    const push = (label, value, more) => facts.push(G.h("span", { class: "fact" }, G.h("span", { class: "k" }, label), " ", G.h("span", { class: "v " + (more || "") }, value)));
+    if (response.score !== null && response.score !== undefined) push("reward", G.number(response.score));
+    if (response.advantage !== null && response.advantage !== undefined) push("advantage", (response.advantage > 0 ? "+" : "") + G.number(response.advantage), response.advantage > 0 ? "up" : response.advantage < 0 ? "down" : "");
+    if (response.ratio !== null && response.ratio !== undefined) push("ratio", response.ratio.toFixed(5));
+    push("tokens", G.number(response.num_tokens));
+    if (response.finish_reason) push("end", response.finish_reason === "length" ? "cut at the length limit" : response.finish_reason);
+    for (const [key, value] of Object.entries(response.extra || {})) push(key, typeof value === "number" ? G.number(value) : String(value));
+    return facts;
+  }
+
+  function verdict(response) {
+    if (response.failure) return G.h("span", { class: "mark bad" }, "reward failed");
+    const value = response.acc ?? response.score;
+    if (value === null || value === undefined) return G.h("span", { class: "mark" }, "not scored");
+    if (value >= 1) return G.h("span", { class: "mark good" }, "right");
+    return G.h("span", { class: "mark bad" }, value > 0 ? `part ${G.number(value, 3)}` : "wrong");
+  }
+
+  function card(response, i, scale, plain) {
+    const body = G.h("div", {});
+    const fill = (asTokens) => G.replace(body, asTokens ? tokens(response, scale) : G.h("div", { class: "text" }, response.text || "(empty)"));
+    const able = Array.isArray(response.tokens) && response.tokens.length > 0;
+    fill(able && !plain);
+    return G.h("article", { class: "response", "aria-label": `Response ${i + 1}` },
+      G.h("div", { class: "facts" }, G.h("strong", {}, `#${i + 1}`), verdict(response), numbers(response),
+        able && plain && G.h("button", { type: "button", class: "quiet small", onclick: () => fill(true) }, "tokens")),
+      body, response.failure && G.h("p", { class: "failure" }, response.failure));
+  }
+
+  function legend(record, scale, redraw) {
+    const select = G.h("select", { "aria-label": "Colour tokens by", onchange: (e) => { colouring = e.target.value; redraw(); } },
+      G.h("option", { value: "ratio" }, "log-ratio π_old / μ"), G.h("option", { value: "surprise" }, "surprise (1 − p)"));
+    select.value = colouring;
+    const text = colouring === "surprise" ? "darker: less likely when sampled"
+      : scale < 5e-6 ? "every log-ratio is 0: engine and trainer agree on these tokens"
+      : `blue: more likely under the old policy than when sampled, orange: less; full colour at ±${G.number(scale, 2)}`;
+    return G.h("div", { class: "legend" }, G.h("label", {}, "Colour tokens by ", select), G.h("span", { class: "note" }, text));
+  }
+
+  const content = (value) => (typeof value === "string" ? value : Array.isArray(value) ? value.map((p) => p.text ?? JSON.stringify(p)).join("\n") : JSON.stringify(value));
+
+  return function detail(record, group, browser) {
+    const fate = G.fate(group.fate);
+    record.responses.forEach(unpack);
+    const scale = scaleOf(record);
+    const plain = record.responses.reduce((sum, r) => sum + (r.num_tokens || 0), 0) > MANY;
+    const trained = record.responses.some((r) => Array.isArray(r.tokens));
+    const cards = G.h("div", { class: "responses" });
+    const holder = G.h("div", {});
+    const draw = () => {
+      G.replace(holder, trained && legend(record, scale, draw));
+      G.replace(cards, record.responses.map((r, i) => card(r, i, scale, plain)));
+    };
+    draw();
+    const pill = G.h("span", { class: "pill" }, fate.label);
+    pill.style.setProperty("--pill", G.css(fate.color));
+    return [
+      G.h("div", { class: "detail-head" },
+        G.h("div", { class: "line" }, pill, G.h("span", { class: "note" }, fate.text)),
+        G.h("div", { class: "tools" },
+          G.h("button", { type: "button", class: "quiet small", onclick: () => browser.step(-1) }, "Previous"),
+          G.h("button", { type: "button", class: "quiet small", onclick: () => browser.step(1) }, "Next"))),
+      G.h("h3", { class: "sr" }, `Group ${group.uid} of step ${group.step}`),
+      G.h("dl", { class: "about" },
+        [["step", group.step], ["uid", group.uid], ["source", group.source], ["weights version", record.version], ["right answer", record.ground_truth === null || record.ground_truth === undefined ? null : content(record.ground_truth)]]
+          .filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => G.h("div", {}, G.h("dt", {}, k), G.h("dd", {}, v)))),
+      (record.messages || []).map((m) => G.h("div", { class: "message" }, G.h("span", { class: "role" }, m.role), G.h("div", { class: "text" }, content(m.content)))),
+      holder, cards,
+    ];
+  };
+})();

@@ -1,0 +1,111 @@
+"""The rollouts a report carries: chosen within a budget, slimmed and compressed, one chunk a step."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gspo.report import reading
+from gspo.report.index import index_step
+from gspo.report.run import Run
+
+DEFAULT_BUDGET = 16 << 20  # bytes of group files; their chunks come out smaller
+
+
+@dataclass
+class RolloutStore:
+    """`index` names every group of the run; `chunks` holds the texts of the chosen steps, gzip JSON lines."""
+
+    index: list[dict[str, Any]] = field(default_factory=list)
+    chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    note: str = ""
+
+
+def collect(run: Run, budget: int = DEFAULT_BUDGET) -> RolloutStore:
+    """Index every group and carry as many steps as the budget allows: all, or evenly spaced with both ends."""
+    store = RolloutStore()
+    evals, groups = run.eval_files(), run.group_files()
+    chosen_evals = choose(evals, budget // 4)
+    left = budget - sum(_size(evals[s]) for s in chosen_evals)
+    chosen = {"eval": chosen_evals, "train": choose(groups, left)}
+    for kind, files in (("train", groups), ("eval", evals)):
+        for step, path in files.items():
+            records = reading.read_groups(path)
+            store.index.append({"step": step, "kind": kind, **index_step(records, kind == "eval")})
+            if step in chosen[kind]:
+                store.chunks[kind, step] = pack(records)
+    store.index.sort(key=lambda entry: (entry["step"], entry["kind"] == "train"))
+    if len(chosen["train"]) < len(groups):
+        store.note = (
+            f"This file carries the texts of {len(chosen['train']):,} of {len(groups):,} steps, evenly spaced, to stay "
+            f"small; all groups are listed. `gspo dashboard {run.path.parent}` shows every text."
+        )
+    return store
+
+
+def choose(files: Mapping[int, Path], budget: int) -> set[int]:
+    """The steps to carry: all when they fit, else every k-th with the smallest k that fits, the last one always."""
+    steps = sorted(files)
+    if not steps:
+        return set()
+    sizes = [_size(files[step]) for step in steps]
+    stride = 1
+    while stride < len(steps):
+        picked = range(len(steps) - 1, -1, -stride)
+        if sum(sizes[i] for i in picked) <= budget:
+            return {steps[i] for i in picked}
+        stride += 1
+    return {steps[-1]}
+
+
+def pack(records: Sequence[Mapping[str, Any]]) -> bytes:
+    """Records as gzip JSON lines with what a page can show: log-probs in milli-nats, log-ratios in micro-nats."""
+    slim = [{**r, "responses": [_slim(x) for x in r["responses"] if isinstance(x, dict)]} for r in records]
+    _add_log_probs(
+        [x for r in records for x in r["responses"] if isinstance(x, dict)],
+        [x for r in slim for x in r["responses"]],
+    )
+    text = "".join(json.dumps(r, ensure_ascii=False, separators=(",", ":")) + "\n" for r in slim)
+    return gzip.compress(text.encode("utf-8", "replace"), 4, mtime=0)
+
+
+def _slim(response: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        k: v
+        for k, v in response.items()
+        if k not in ("log_probs", "old_log_probs") and v not in (None, {}, [])
+    }
+
+
+def _add_log_probs(responses: Sequence[Mapping[str, Any]], slim: Sequence[dict[str, Any]]) -> None:
+    """Add `mlp` and, where π_old is known, `mlr` to each slim response; all at once, since token lists are most of a run."""
+    chosen = [(r, s) for r, s in zip(responses, slim) if r.get("log_probs")]
+    behaviour, old = [], []
+    for response, _ in chosen:
+        values, anchor = response["log_probs"], response.get("old_log_probs")
+        behaviour += values
+        old += anchor if anchor and len(anchor) == len(values) else [None] * len(values)
+    mu, pi = np.array(behaviour, dtype=float), np.array(old, dtype=float)  # None becomes NaN
+    holes = np.isnan(mu), np.isnan(pi - mu)
+    milli = np.rint(np.nan_to_num(mu, neginf=-1e6) * 1e3).astype(int).tolist()
+    micro = np.rint(np.nan_to_num(pi - mu) * 1e6).astype(int).tolist()
+    start = 0
+    for response, out in chosen:
+        part = slice(start, start := start + len(response["log_probs"]))
+        if not holes[0][part].any():
+            out["mlp"] = milli[part]
+            if not holes[1][part].any():
+                out["mlr"] = micro[part]
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,146 @@
+"""The verdict: what was trained, what it came to, how long it took and what it cost, in sentences."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gspo.report import words
+from gspo.report.run import Run
+
+LOSS_NAMES = {
+    "gspo": "GSPO",
+    "gspo_token": "GSPO-token",
+    "vanilla": "GRPO (token-level clipping)",
+    "dapo": "DAPO",
+    "cispo": "CISPO",
+    "geo_mean": "GMPO",
+    "sapo": "SAPO",
+}
+DROPPED = {
+    "train/groups_all_right": "all right",
+    "train/groups_all_wrong": "all wrong",
+    "train/groups_same_score": "same score",
+    "train/groups_stale_dropped": "stale",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`tone` is good, bad, flat or none; `sentences` follow the headline."""
+
+    headline: str
+    tone: str
+    sentences: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def judge(run: Run) -> Verdict:
+    """The verdict of a run as far as it has come."""
+    headline, tone = _headline(run)
+    sentences = [_what(run), _change(run), _cost(run), _alarms(run)]
+    return Verdict(headline, tone, [s for s in sentences if s])
+
+
+def start_and_end(run: Run) -> tuple[float, float] | None:
+    """Held-out accuracy at the start and at the end so far."""
+    result = run.result or {}
+    start, final = result.get("start_acc"), result.get("final_acc")
+    if isinstance(start, int | float) and isinstance(final, int | float):
+        return float(start), float(final)
+    if len(run.accuracy) >= 2:
+        return run.accuracy[0][1], run.accuracy[-1][1]
+    return None
+
+
+def _headline(run: Run) -> tuple[str, str]:
+    ends = start_and_end(run)
+    if ends is None:
+        return _reward_headline(run)
+    start, final = ends
+    span = f"from {words.percent(start)} to {words.percent(final)}"
+    clear = run.change.clear if run.change else _apart(run)
+    if not clear:
+        return f"No clear change in held-out accuracy: {span}", "flat"
+    if final > start:
+        return f"Held-out accuracy rose {span}", "good"
+    return f"Held-out accuracy fell {span}", "bad"
+
+
+def _apart(run: Run) -> bool:
+    """Without the questions at hand: whether the two intervals do not overlap."""
+    a, b = run.interval("start"), run.interval("final")
+    return bool(a and b and (a[1] < b[0] or b[1] < a[0]))
+
+
+def _reward_headline(run: Run) -> tuple[str, str]:
+    for name in ("critic/score_all/mean", "critic/score/mean"):
+        values = [v for v in run.column(name) if v is not None]
+        if len(values) >= 2:
+            verb = "rose" if values[-1] > values[0] else "fell" if values[-1] < values[0] else "stayed"
+            return (
+                f"Training reward {verb} from {values[0]:.3f} to {values[-1]:.3f}; no held-out evaluation yet",
+                "none",
+            )
+    if run.rows:
+        return f"Step {run.last_step}: nothing to judge yet", "none"
+    return "No metrics yet", "none"
+
+
+def _what(run: Run) -> str:
+    model = run.setting("actor_rollout_ref.model.path")
+    data = run.setting("data.train_files")
+    loss = run.setting("actor_rollout_ref.actor.policy_loss.loss_mode")
+    if model is None and data is None:
+        return ""
+    state = {"running": "is being trained", "stopped": "was trained (stopped before its end)"}.get(
+        run.status, "was trained"
+    )
+    text = f"The model {words.name_of(model)} {state} on {words.name_of(data)}"
+    if loss:
+        text += f" with {LOSS_NAMES.get(str(loss), str(loss))}"
+    total = run.setting("trainer.total_training_steps")
+    steps = f"{run.last_step} step" + ("" if run.last_step == 1 else "s")
+    if run.status != "finished" and isinstance(total, int) and total > run.last_step:
+        steps = f"{run.last_step} of {total} steps"
+    if run.seconds is not None:
+        return f"{text}: {steps} in {words.duration(run.seconds)}."
+    return f"{text}: {steps}."
+
+
+def _change(run: Run) -> str:
+    final, change = run.interval("final"), run.change
+    parts = []
+    if change is not None:
+        parts.append(
+            f"Over the same {change.num_questions:,} questions the change is {words.points(change.difference)} "
+            f"(95 % interval {100 * change.low:+.1f} to {100 * change.high:+.1f}): "
+            f"{change.num_better:,} answered better, {change.num_worse:,} worse."
+        )
+    if final is not None:
+        parts.append(f"The 95 % interval of the accuracy at the end is {words.interval(*final)}.")
+    return " ".join(parts)
+
+
+def _cost(run: Run) -> str:
+    generated, wasted = run.generated_tokens, run.total("train/wasted_tokens")
+    if not generated:
+        return ""
+    text = f"It generated {words.count(generated)} tokens in training"
+    if wasted is None:
+        return text + "."
+    text += f", of which {words.count(wasted)} ({words.percent(wasted / generated, 0)}) were in groups never trained on"
+    reasons = [(label, n) for name, label in DROPPED.items() if (n := run.total(name))]
+    if reasons:
+        text += " (groups: " + ", ".join(f"{n:,.0f} {label}" for label, n in reasons) + ")"
+    return text + "."
+
+
+def _alarms(run: Run) -> str:
+    if not run.alarms:
+        return ""
+    number = "One alarm was" if len(run.alarms) == 1 else f"{len(run.alarms)} alarms were"
+    last = run.alarms[-1]
+    return f"{number} raised; the last, at step {last.get('step', '?')}: {last['text']}"
