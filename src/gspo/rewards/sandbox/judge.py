@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from . import levels
 from .inside import plain
 from .result import RunResult, SandboxError
-from .server_handle import Child, ServerHandle
+from .server_handle import Child, ServerHandle, children_of
 
 DEFAULT_WALL = 10.0
 DEFAULT_MEMORY = 1 << 30
@@ -126,6 +126,15 @@ class Sandbox:
             return CallResult(verdict.get("verdict") is True, None, str(verdict.get("why", "")), False)
 
         return self._with_server(attempt)
+
+    def server_pids(self) -> list[int]:
+        """Processes of the servers that are idle now."""
+        with self._lock:
+            return [server.pid for server in self._idle]
+
+    def processes(self) -> list[int]:
+        """Children that idle servers still have: none, unless something escaped its end."""
+        return [child for pid in self.server_pids() for child in children_of(pid)]
 
     def close(self) -> None:
         """End every fork-server. Runs in progress in other threads end with SandboxError."""

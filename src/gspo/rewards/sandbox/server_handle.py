@@ -95,6 +95,12 @@ class ServerHandle:
             raise SandboxError(f"the sandbox's fork-server did not start at level {level}: {reason}")
         self.network_namespace, self.pid_namespace = hello["namespaces"]
 
+    @property
+    def pid(self) -> int:
+        """The server's process, inside bubblewrap where that is around it."""
+        inner = children_of(self._inner_pid) if self._inner_pid != self.process.pid else []
+        return inner[0] if inner else self._inner_pid
+
     def start(self, job: dict[str, Any], stdin: bytes, memory: int, cpu: int, linked: bool = False) -> Child:
         """Have the server fork a child that runs `job`; raises SandboxError when the server is gone."""
         child = Child(next(self._numbers), linked)
@@ -214,6 +220,15 @@ class ServerHandle:
         if self.process.stderr is not None:
             self.process.stderr.close()
         self.process.returncode = 0
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children of a process, now."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(word) for word in thread.read_text().split()]
+    return found
 
 
 def numpy_parent() -> str:

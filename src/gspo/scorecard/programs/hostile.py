@@ -1,0 +1,19 @@
+"""The forty hostile programs, by name."""
+
+from __future__ import annotations
+
+from .attack import Attack, World
+from .host import HOST
+from .resources import RESOURCES
+from .verdict import VERDICT
+
+ATTACKS: dict[str, Attack] = {attack.name: attack for attack in [*VERDICT, *HOST, *RESOURCES]}
+
+
+def tests_of(attack: Attack, world: World) -> dict:
+    """The tests an attack faces: an answer that cannot be guessed, in the style the attack is written for."""
+    if attack.name == "prefix_output":
+        return {"inputs": [""], "outputs": [str(int(world.token, 16) % 100)]}
+    if attack.name == "tamper_shared_result":
+        return {"assert_case": [f"assert answer(1) == {world.expected!r}"]}
+    return world.tests
