@@ -28,7 +28,7 @@ class AdvantageSettings:
     norm_by_std: bool = True
 
 
-@dataclass(slots=True)
+@dataclass
 class Objective:
     """One step's objective. `settings` has every default filled in; ε moves only under `clip_control`."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from gspo.config import ResolvedConfig
 from gspo.data.rows import DataError
@@ -30,17 +31,29 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
 )
 
 
-def train(resolved: ResolvedConfig) -> int:
-    """Train as the config says, print the result line, return the exit code."""
+def train(resolved: ResolvedConfig, **given: Any) -> int:
+    """Train as the config says, print the result line, return the exit code. `given` goes to the Trainer."""
     try:
-        result = Trainer(resolved).fit()
+        result = Trainer(resolved, **given).fit()
     except Exception as error:
-        for kinds, code in EXIT_CODES:
-            if isinstance(error, kinds):
-                print(f"error: {error}", file=sys.stderr)
-                return code
-        raise
+        code = exit_code(error)
+        if code is None:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return code
     if stopped := result.pop("stopped", 0):
         return stopped
     print("result: " + json.dumps(result))
     return 0
+
+
+def exit_code(error: Exception) -> int | None:
+    """The documented code of an error that has a message for the user; None for a defect, which keeps its traceback."""
+    for kinds, code in EXIT_CODES:
+        if isinstance(error, kinds):
+            return code
+    if isinstance(
+        error, OSError
+    ):  # a full disk or a closed folder has a number; a model that is not there has none
+        return 6 if error.errno is not None else 2
+    return None

@@ -33,17 +33,23 @@ class Bench:
         self._references: dict[tuple[str, ...], dict[str, str]] = {}
         self.seconds = 1.0
 
-    def start(self, name: str, *overrides: str, prepare: Callable[[Any], None] | None = None) -> Child:
-        """Train (or go on with) run `name` in a child process."""
+    def start(
+        self,
+        name: str,
+        *overrides: str,
+        prepare: Callable[[Any], None] | None = None,
+        reward: Callable[..., Any] = even_first_byte,
+    ) -> Child:
+        """Train (or go on with) run `name` in a child process; its exit code is that of `gspo train`."""
 
         def work() -> int:
             import gspo.loop.trainer as module
+            from gspo.loop.run import train
 
             if prepare is not None:
                 prepare(module)
             resolved = config(self.folder, self.model, STEPS, *overrides, f"trainer.experiment_name={name}")
-            module.Trainer(resolved, reward_fn=even_first_byte).fit()
-            return 0
+            return train(resolved, reward_fn=reward)
 
         return Child(work, self.folder / f"{name}.log")
 

@@ -93,7 +93,7 @@ def full_disk(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         child = bench.start(name, prepare=limit)
         code, after = child.wait(), checkpoint.latest(bench.folder / name / "checkpoints")[0]
         clear = "File too large" in child.said()
-        if code == 0 or after is None or before is None or after.name < before.name or not clear:
+        if code != 6 or after is None or before is None or after.name < before.name or not clear:
             bad.append(f"limit {size}")
         elif not bench.finish(name):
             bad.append(f"after limit {size}")
@@ -111,7 +111,7 @@ def _read_only(bench: Bench) -> list[str]:
     code = child.wait()
     for folder in folders:
         folder.chmod(0o755)
-    if code == 0 or "Permission denied" not in child.said():
+    if code != 6 or "Permission denied" not in child.said():
         return ["read-only folder"]
     return [] if bench.finish(name) else ["after a read-only folder"]
 
@@ -132,7 +132,7 @@ def another_computation(bench: Bench, rng: random.Random) -> tuple[bool, str]:
     for number, (key, override) in enumerate(cases.items()):
         child = bench.start("other", override)
         code, said = child.wait(), child.said()
-        if code == 0 or "ResumeRefused" not in said or key not in said:
+        if code != 2 or "cannot be resumed" not in said or key not in said:
             bad.append(key)
         child.log.rename(child.log.with_suffix(f".{number}"))
     same_folder = _same_path_other_weights(bench)
@@ -152,7 +152,7 @@ def _same_path_other_weights(bench: Bench) -> bool:
     bench.start("rows", *settings, prepare=lambda m: faults.kill_at(m, "update", 5)).wait()
     data.write_text("".join(row.format(i + 1) for i in range(64)))
     child = bench.start("rows", *settings)
-    return child.wait() != 0 and "training data" in child.said()
+    return child.wait() == 2 and "training data" in child.said()
 
 
 def second_process(bench: Bench, rng: random.Random) -> tuple[bool, str]:
@@ -163,7 +163,7 @@ def second_process(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         if os.waitpid(first.pid, os.WNOHANG)[0]:
             return False, "the first process ended early"
     second = bench.start("shared")
-    refused = second.wait() != 0 and "in use by process" in second.said()
+    refused = second.wait() == 2 and "in use by process" in second.said()
     same = first.wait() == 0 and final_state(bench.folder / "shared") == bench.reference()
     return refused and same, f"second refused: {refused}; first undisturbed: {same}"
 
