@@ -65,16 +65,14 @@ def nearest(name: str) -> str | None:
     same_end = _by_suffix().get(last, ())
     if parent and same_end:
         return same_end[0]
-    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent}
-    close = difflib.get_close_matches(last, list(siblings), n=1, cutoff=0.5)
-    if close:
-        return siblings[close[0]]
     ends: dict[str, str] = {}
     for key in known:
         ends.setdefault(key.rpartition(".")[2], key)
-    close = difflib.get_close_matches(last, list(ends), n=1, cutoff=0.6)
-    if close:
-        return ends[close[0]]
+    siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent} if parent else ends
+    for table, cutoff in ((siblings, 0.5), (ends, 0.6)):
+        close = difflib.get_close_matches(last, list(table), n=1, cutoff=cutoff)
+        if close:
+            return table[close[0]]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return close[0] if close else None
 

@@ -1,0 +1,49 @@
+"""docs/configuration.md is what the schema says."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from gspo.config import tree
+from gspo.config.aliases import aliases
+from gspo.config.unneeded import UNNEEDED, why_unneeded
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_config_docs.py"
+
+
+@pytest.fixture(scope="module")
+def docs():
+    spec = importlib.util.spec_from_file_location("make_config_docs", SCRIPT)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_current(docs):
+    assert docs.PAGE.read_text(encoding="utf-8") == docs.make_page(), (
+        "run: python scripts/make_config_docs.py"
+    )
+
+
+def test_every_key_and_alias_is_on_the_page(docs):
+    page = docs.make_page()
+    assert all(f"### {section}\n" in page for section in {k.rpartition(".")[0] for k in tree.leaves()})
+    assert all(f"| `{name}` |" in page for name in aliases())
+
+
+@pytest.mark.parametrize("key", tree.leaves())
+def test_every_key_documents_itself_and_its_default_is_allowed(key):
+    leaf = tree.leaves()[key]
+    assert leaf.info.doc.endswith(".") and leaf.info.doc[0] != " "
+    assert leaf.info.complaint(leaf.default) is None
+
+
+def test_no_name_has_two_meanings():
+    assert not set(aliases()) & set(tree.leaves())
+    assert not set(UNNEEDED) & (set(tree.leaves()) | set(aliases()))
+    assert all(alias.target in tree.leaves() for alias in aliases().values())
+    assert why_unneeded("hydra.run.dir") and why_unneeded("data.shuffle") is None

@@ -1,0 +1,290 @@
+"""Cross-field rules: what each says, about which key, and that it is silent otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo.config import ConfigErrors, load
+from gspo.config.problems import Problem
+
+A = "actor_rollout_ref.actor"
+R = "actor_rollout_ref.rollout"
+F = "algorithm.filter_groups"
+O = "reward_model.reward_kwargs.overlong_buffer_cfg"
+PLAIN = ["actor_rollout_ref.model.path=org/model"]  # no recipe
+
+
+def problems(*overrides: str) -> list[Problem]:
+    """Everything said about a config without a recipe."""
+    try:
+        return list(load(overrides=[*PLAIN, *overrides]).warnings)
+    except ConfigErrors as errors:
+        return list(errors.problems)
+
+
+def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
+    """The one problem about a key; it must be of this level and contain the text."""
+    about = [p for p in found if p.key == key and text in p.message]
+    assert len(about) == 1, [str(p) for p in found]
+    assert about[0].level == level and about[0].remedy and about[0].origin
+    return about[0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "level", "text"),
+    [
+        (
+            [f"{A}.ppo_mini_batch_size=300", "data.train_batch_size=1000"],
+            f"{A}.ppo_mini_batch_size",
+            "error",
+            "divide",
+        ),
+        (
+            [f"{A}.ppo_mini_batch_size=64", "data.train_batch_size=32"],
+            f"{A}.ppo_mini_batch_size",
+            "error",
+            "divide",
+        ),
+        (
+            [f"{A}.ppo_micro_batch_size_per_gpu=9999"],
+            f"{A}.ppo_micro_batch_size_per_gpu",
+            "error",
+            "larger than",
+        ),
+        ([f"{A}.use_dynamic_bsz=false"], f"{A}.use_dynamic_bsz", "error", "micro-batch size"),
+        (
+            ["critic.ppo_mini_batch_size=300", "adv_estimator=gae"],
+            "critic.ppo_mini_batch_size",
+            "error",
+            "divide",
+        ),
+        (
+            ["data.num_train_samples=10", "data.train_batch_size=16"],
+            "data.num_train_samples",
+            "error",
+            "fewer prompts",
+        ),
+        (
+            [f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=3"],
+            f"{A}.ppo_mini_batch_size",
+            "error",
+            "3 devices",
+        ),
+        ([f"{R}.response_length=7"], f"{R}.response_length", "error", "differs"),
+        ([f"{R}.max_model_len=100"], f"{R}.max_model_len", "error", "shorter than"),
+        (
+            [f"{A}.ppo_max_token_len_per_gpu=100"],
+            f"{A}.ppo_max_token_len_per_gpu",
+            "warning",
+            "longest sequence",
+        ),
+        ([f"{F}.enable=true", f"{R}.n=1"], f"{R}.n", "error", "needs groups"),
+        (
+            [f"{F}.enable=true", "reward_model.reward_manager=dapo", f"{O}.enable=true", f"{O}.len=9"],
+            f"{F}.metric",
+            "warning",
+            "shaped by the overlong penalty",
+        ),
+        (
+            [f"{F}.enable=true", "reward.format_weight=0.1"],
+            f"{F}.metric",
+            "warning",
+            "shaped by reward.format_weight",
+        ),
+        (
+            [f"{F}.enable=true", f"{F}.metric=seq_final_reward", "algorithm.use_kl_in_reward=true"],
+            f"{F}.metric",
+            "warning",
+            "shaped by the KL",
+        ),
+        ([f"{F}.enable=true", f"{F}.metric=seq_final_reward"], f"{F}.metric", "warning", "equals seq_reward"),
+        (
+            [
+                f"{F}.enable=true",
+                f"{F}.strategy=rounds",
+                f"{F}.max_num_gen_batches=2",
+                "data.gen_batch_size=8",
+            ],
+            f"{F}.max_num_gen_batches",
+            "error",
+            "never fill",
+        ),
+        ([f"{A}.clip_ratio_high=0.02"], f"{A}.clip_ratio_high", "warning", "wide for a sequence ratio"),
+        ([f"{A}.clip_ratio=0.2"], f"{A}.clip_ratio", "warning", "wide for a sequence ratio"),
+        (
+            [f"{A}.policy_loss.loss_mode=vanilla", f"{A}.clip_ratio_low=1.5"],
+            f"{A}.clip_ratio_low",
+            "warning",
+            "cannot clip",
+        ),
+        ([f"{A}.ppo_mini_batch_size=1024"], f"{A}.ppo_mini_batch_size", "warning", "always 1"),
+        ([f"{A}.loss_agg_mode=token-mean"], f"{A}.loss_agg_mode", "warning", "length"),
+        ([f"{A}.clip_target_bounds=[2, 3]"], f"{A}.clip_target_bounds", "error", "two factors"),
+        (
+            [f"{R}.calculate_log_probs=false", f"{A}.use_decoupled_loss=true"],
+            f"{R}.calculate_log_probs",
+            "error",
+            "decoupled",
+        ),
+        (
+            [f"{R}.calculate_log_probs=false", f"{A}.old_log_prob_source=rollout"],
+            f"{R}.calculate_log_probs",
+            "error",
+            "old_log_prob_source",
+        ),
+        ([f"{R}.mode=async"], f"{R}.max_head_offpolicyness", "warning", "same as sync"),
+        ([f"{A}.use_decoupled_loss=true"], f"{A}.use_decoupled_loss", "warning", "current weights"),
+        ([f"{R}.n=1"], "algorithm.adv_estimator", "warning", "one a prompt"),
+        (["algorithm.adv_estimator=gae", "critic.enable=false"], "critic.enable", "error", "needs a critic"),
+        (
+            ["algorithm.adv_estimator=gae", "trainer.critic_warmup=5", "trainer.total_training_steps=5"],
+            "trainer.critic_warmup",
+            "error",
+            "never be trained",
+        ),
+        ([f"{A}.use_kl_loss=true", f"{A}.kl_loss_coef=0"], f"{A}.kl_loss_coef", "warning", "weight 0"),
+        ([f"{A}.optim.betas=[0.9]"], f"{A}.optim.betas", "error", "two numbers"),
+        (["reward_model.enable=true"], "reward_model.enable", "error", "not offered"),
+        (["reward_model.reward_manager=dapo", f"{O}.enable=true"], f"{O}.len", "error", "penalty grows"),
+        ([f"{O}.enable=true", f"{O}.len=9"], "reward_model.reward_manager", "warning", "no overlong penalty"),
+        (["custom_reward_function.path=nowhere.py"], "custom_reward_function.path", "error", "no such file"),
+        (["data.train_files=[gsm8k, nowhere.jsonl]"], "data.train_files", "error", "nowhere.jsonl"),
+        (["data.val_files=nowhere.parquet"], "data.val_files", "error", "no such file"),
+        (
+            ["actor_rollout_ref.model.path=./nowhere"],
+            "actor_rollout_ref.model.path",
+            "error",
+            "no such folder",
+        ),
+        (["trainer.save_freq=often"], "trainer.save_freq", "error", "or auto"),
+        (["trainer.resume_mode=nowhere"], "trainer.resume_mode", "error", "path of a checkpoint"),
+        (["trainer.device=gpu"], "trainer.device", "error", "cuda"),
+        (["trainer.experiment_name=a/b"], "trainer.experiment_name", "error", "folder"),
+        ([f"{A}.optim.lr=.inf"], f"{A}.optim.lr", "error", "finite"),
+        (["trainer.nnodes=2"], "trainer.nnodes", "error", "one machine"),
+        (["trainer.n_gpus_per_node=8"], "trainer.n_gpus_per_node", "warning", ""),
+        ([f"{R}.tensor_model_parallel_size=2"], f"{R}.tensor_model_parallel_size", "error", "one device"),
+        (
+            [f"{A}.ulysses_sequence_parallel_size=2"],
+            f"{A}.ulysses_sequence_parallel_size",
+            "error",
+            "not offered",
+        ),
+        (
+            [f"{A}.importance_sampling_level=token", f"{A}.policy_loss.loss_mode=gspo"],
+            f"{A}.importance_sampling_level",
+            "error",
+            "contradicts",
+        ),
+    ],
+)
+def test_a_rule_names_its_key(overrides, key, level, text):
+    only(problems(*overrides), key, level, text)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{F}.max_num_gen_batches=5",
+        f"{F}.metric=acc",
+        "data.gen_batch_size=64",
+        f"{F}.predict_weight=true",
+        f"{A}.behav_imp_weight_cap=5.0",
+        f"{A}.kl_loss_coef=0.1",
+        "algorithm.norm_adv_by_std_in_grpo=false algorithm.adv_estimator=rloo",
+        f"{A}.policy_loss.tau_pos=2",
+        f"{A}.clip_ratio_c=4",
+        f"{A}.clip_ratio=0.2 {A}.policy_loss.loss_mode=sapo",
+        f"{A}.clip_ratio=0.002 {A}.clip_ratio_low=0.001 {A}.clip_ratio_high=0.001",
+        f"{A}.clip_target=0.2 {A}.ppo_mini_batch_size=1024",
+        f"{A}.clip_target_bounds=[0.5,2]",
+        f"{A}.loss_scale_factor=100",
+        f"{A}.optim.min_lr_ratio=0.1",
+        f"{A}.optim.lr_warmup_steps_ratio=0.1 {A}.optim.lr_warmup_steps=3",
+        f"{A}.ppo_micro_batch_size_per_gpu=4 {A}.use_dynamic_bsz=true",
+        f"{A}.ppo_max_token_len_per_gpu=9000 {A}.ppo_micro_batch_size_per_gpu=4",
+        f"{R}.val_kwargs.temperature=0.6",
+        f"{R}.val_kwargs.n=4",
+        f"{O}.len=9",
+        "custom_reward_function.name=f",
+        "data.seed=3 data.shuffle=false",
+        "data.truncation=left",
+        "trainer.total_epochs=2 trainer.total_training_steps=5",
+        "algorithm.gamma=0.9",
+        f"{F}.max_staleness=1 {F}.enable=true {F}.strategy=rounds",
+    ],
+)
+def test_a_key_without_effect_is_named(override):
+    words = override.split()
+    key, _, _ = words[0].partition("=")
+    found = problems(*words)
+    assert any(p.key == key and "has no effect" in p.message for p in found), [str(p) for p in found]
+
+
+def test_defaults_say_nothing():
+    assert problems() == []
+
+
+@pytest.mark.parametrize("mode", ["gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo"])
+def test_every_loss_is_quiet_by_itself_with_and_without_the_recipe(mode):
+    override = f"{A}.policy_loss.loss_mode={mode}"
+    assert problems(override) == []
+    assert load(overrides=[override]).warnings == ()
+
+
+def test_the_recipes_clip_range_is_not_used_for_a_token_ratio():
+    from gspo.config import objective_of
+
+    for mode, clip in (("vanilla", (0.2, 0.2)), ("dapo", (0.2, 0.28))):
+        config = load(overrides=[f"{A}.policy_loss.loss_mode={mode}"]).config
+        assert objective_of(config.actor_rollout_ref.actor).clip == clip
+        assert config.actor_rollout_ref.actor.clip_target is None
+
+
+def test_all_errors_come_at_once_and_consequences_are_left_out():
+    found = problems(
+        "data.trian_batch_size=3",
+        "data.train_batch_size=abc",
+        f"{A}.ppo_mini_batch_size=300",
+        "trainer.device=gpu",
+        f"{F}.metric=acc",
+        "algorithm.gamma=2",
+    )
+    keys = [p.key for p in found if p.level == "error"]
+    assert keys == ["data.trian_batch_size", "data.train_batch_size", "algorithm.gamma", "trainer.device"]
+
+
+def test_our_table_of_losses_equals_the_registry():
+    from gspo.algo.losses import POLICY_LOSSES
+    from gspo.config.objective import LOSS_DEFAULTS
+
+    assert set(LOSS_DEFAULTS) == set(POLICY_LOSSES.names())
+    for name, own in LOSS_DEFAULTS.items():
+        registered = POLICY_LOSSES.get(name)
+        assert own.clip == (registered.clip_low, registered.clip_high)
+        assert own.aggregation == registered.aggregation
+        assert own.levels == registered.levels
+
+
+def test_estimators_and_kl_kinds_equal_the_registries():
+    from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
+    from gspo.config import algorithm
+
+    assert set(algorithm.ADVANTAGE_ESTIMATORS) == set(ADVANTAGE_ESTIMATORS.names())
+
+
+def test_a_registered_loss_is_accepted_by_name_and_a_plugin_may_bring_one():
+    from gspo.algo.losses import POLICY_LOSSES, policy_loss
+
+    name = "loss_of_the_config_test"
+    with pytest.raises(ConfigErrors, match="expected one of gspo"):
+        load(overrides=[f"{A}.policy_loss.loss_mode={name}"])
+    policy_loss(name)(lambda x, s: None)  # pyright: ignore
+    try:
+        assert (
+            load(overrides=[f"loss_mode={name}"]).config.actor_rollout_ref.actor.policy_loss.loss_mode == name
+        )
+    finally:
+        POLICY_LOSSES._items.pop(name)
+    plugged = load(overrides=["loss_mode=theirs", "trainer.plugins=[my_losses.py]"])
+    assert plugged.config.actor_rollout_ref.actor.policy_loss.loss_mode == "theirs"

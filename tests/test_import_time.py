@@ -1,0 +1,33 @@
+"""`import gspo` is cheap: no model library, and nothing beyond the standard library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "numpy", "omegaconf", "ray", "vllm", "typer", "rich")
+
+
+def modules_after(statement: str) -> set[str]:
+    """Names of the top-level modules that a fresh interpreter holds after a statement."""
+    code = f"import sys\n{statement}\nprint(' '.join({{m.partition('.')[0] for m in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    assert not modules_after("import gspo") & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import gspo.types, gspo.algo",
+        "import gspo.config; gspo.config.load()",
+        "import gspo.cli, gspo.commands.train, gspo.commands.config",
+    ],
+)
+def test_types_config_and_command_line_load_no_model_library(statement):
+    assert not modules_after(statement) & {"torch", "transformers", "numpy", "ray", "vllm"}
