@@ -78,6 +78,11 @@ class ProcessCrew:
             self._setup = dataclasses.replace(self._setup, preload=False)
             self._launch()
 
+    @property
+    def pid(self) -> int:
+        """The server's process, which leads a session of its own."""
+        return self._server.pid
+
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:

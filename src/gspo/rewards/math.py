@@ -21,6 +21,8 @@ _MAX_SYMBOLIC = 300
 _MAX_DEPTH = 10
 _MAX_DIGITS = 30
 _MAX_POWERS = 6
+_MAX_FUNCTIONS = 4
+_FUNCTIONS = r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|ln|exp)"
 _COMMAND_NAMES = """
     frac dfrac tfrac cfrac sqrt pi cdot times div pm mp le leq ge geq lt gt ne neq in cup cap infty emptyset varnothing
     sin cos tan cot sec csc arcsin arccos arctan log ln exp binom mathbb text mathrm left right begin end pmatrix bmatrix
@@ -51,12 +53,19 @@ def same_answer(answer: str, truth: str, *, symbolic: bool = True) -> bool:
     answer_text = clean(answer)
     if _squeeze(answer_text) == _squeeze(truth_text):
         return True
-    verdict = compare_values(read_value(answer_text), read_value(truth_text))
+    truth_value = read_value(truth_text)
+    verdict = compare_values(read_value(answer_text), truth_value)
     if verdict is not None:
         return verdict
-    if not symbolic or not is_symbolic(answer_text) or not is_symbolic(truth_text):
-        return False
-    return verify.symbolic_equal(answer_text, truth_text)
+    if truth_value is None and (not symbolic or len(truth_text) > _MAX_SYMBOLIC):
+        what = (
+            f"longer than {_MAX_SYMBOLIC} characters"
+            if symbolic
+            else "not a number (for those use the reward `math`)"
+        )
+        raise RewardError(f"the ground truth {truth[:80]!r} cannot be graded: it is {what}")
+    largest = max(map(int, re.findall(r"(?<![0-9])[0-9]{1,4}(?![0-9])", truth_text)), default=0)
+    return symbolic and is_symbolic(answer_text, largest) and verify.symbolic_equal(answer_text, truth_text)
 
 
 def compare_values(answer: Value | None, truth: Value | None) -> bool | None:
@@ -108,12 +117,18 @@ def _ordered(items: Sequence[Number]) -> list[Number]:
     return sorted(items, key=lambda number: number.value)
 
 
-def is_symbolic(text: str) -> bool:
+def is_symbolic(text: str, largest: int = 0) -> bool:
     """Whether an answer is short, shallow, built of known commands and tame enough to be given to math-verify at all.
 
     What is refused is wrong unless it was equal as text: a tower of powers or a thousand-digit number is no answer.
+    `largest` is the largest number in the truth; exponents up to it are allowed.
     """
-    if len(text) > _MAX_SYMBOLIC or not text.isascii() or "__" in text:
+    if (
+        len(text) > _MAX_SYMBOLIC
+        or not text.isascii()
+        or "__" in text
+        or re.search(r"[0-9.][eE][-+]?[0-9]", text)
+    ):
         return False
     if not _COMMANDS.issuperset(re.findall(r"\\([a-zA-Z]+)", text)):
         return False
@@ -123,24 +138,31 @@ def is_symbolic(text: str) -> bool:
     return (
         _depth(text) <= _MAX_DEPTH
         and not re.search(rf"[0-9]{{{_MAX_DIGITS + 1}}}", text)
-        and _powers_are_tame(text)
+        and _powers_are_tame(text, largest)
     )
 
 
-def _powers_are_tame(text: str) -> bool:
-    """Few powers, none in another's exponent, numeric exponents of two digits, factorials of small numbers."""
+def _powers_are_tame(text: str, largest: int) -> bool:
+    """Few powers, none in another's exponent, small numbers as exponents and under factorials and binomials."""
     text = text.replace("**", "^")
     if (
         text.count("^") > _MAX_POWERS
         or text.count("!") > 2
-        or re.search(r"![ )}]*!|[0-9]{3}[ )}]*!|[)}]\s*!", text)
+        or len(re.findall(_FUNCTIONS, text)) > _MAX_FUNCTIONS
     ):
         return False
-    exponents = re.findall(r"\^\s*(\{[^{}]*\}?|\([^()]*\)?|\S[0-9]*)(\s*\^)?", text)
+    if re.search(
+        r"![ )}]*!|[0-9]{3}[ )}]*!|[)}]\s*!|\\binom\s*\{[^}]*([0-9]{3}|[^0-9}])|\^\s*\{[^}]*[\^{!]", text
+    ):
+        return False
+    powers = re.findall(r"([)}\]]?)\s*\^\s*(\{[^}]*\}|\([^)]*\)|-?[0-9]+|.)(\s*\^)?", text)
     return all(
-        not tower and "^" not in exponent and "!" not in exponent and not re.search(r"[0-9]{3}", exponent)
-        for exponent, tower in exponents
-    ) and not re.search(r"\^\s*\{[^}]*\{", text)
+        not tower and _is_small(exponent, max(largest, 9 if base else 99)) for base, exponent, tower in powers
+    )
+
+
+def _is_small(exponent: str, limit: int) -> bool:
+    return all(int(digits) <= limit for digits in re.findall(r"[0-9]+", exponent))
 
 
 def _depth(text: str) -> int:

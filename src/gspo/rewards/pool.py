@@ -49,6 +49,7 @@ class PoolCounts:
     deaths: int = 0
     retries: int = 0
     started: int = 0
+    latest_kill: float = 0.0  # seconds by which a deadline was passed at most when its worker was killed
 
 
 @dataclass(slots=True, eq=False)
@@ -294,6 +295,9 @@ class WorkerPool:
                 self._on_death(worker)
                 continue
             self.counts.timeouts += 1
+            self.counts.latest_kill = max(
+                self.counts.latest_kill, time.monotonic() - worker.since - self._timeout
+            )
             at = f". It was at\n{stack}" if stack else ""
             _fail(worker.job, f"no result within {self._timeout:g} s; its worker was stopped{at}")
             self._workers.discard(worker)

@@ -98,6 +98,7 @@ class PoolScorer:
         self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
         self._timeout, self._memory, self._retries = timeout, memory, retries
         self._pool: WorkerPool | None = None
+        self._crew: Crew | None = None
         self._info: dict[str, Any] = {}
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
         self._waiting: list[tuple[Group, list[Future[Any]]]] = []
@@ -120,12 +121,17 @@ class PoolScorer:
     def start(self) -> WorkerPool:
         """Start the pool if it is not running; RewardError when the reward function cannot be loaded."""
         if self._pool is None:
-            crew = self._make_crew()
-            self._info = crew.info
+            self._crew = self._make_crew()
+            self._info = self._crew.info
             self._pool = WorkerPool(
-                crew, num_workers=self._num_workers, timeout=self._timeout, retries=self._retries
+                self._crew, num_workers=self._num_workers, timeout=self._timeout, retries=self._retries
             )
         return self._pool
+
+    @property
+    def server_pid(self) -> int:
+        """The process that all workers descend from; 0 when none runs."""
+        return self._crew.pid if isinstance(self._crew, ProcessCrew) else 0
 
     def close(self) -> None:
         self._waiting = []

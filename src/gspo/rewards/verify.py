@@ -60,19 +60,32 @@ def _verifier() -> WorkerPool:
         return _pool
 
 
+class _OutOfTime(BaseException):
+    """Not an Exception: math-verify and sympy catch those and would make a false verdict of it."""
+
+
 def _limited(answer: str, truth: str) -> bool:
     """The comparison under an alarm. What the alarm cannot interrupt is ended by the worker's own deadline."""
+    late = False
 
     def stop(*_: Any) -> None:
-        raise RewardError(f"math-verify took more than {TIME_LIMIT:g} s on {answer!r} against {truth!r}")
+        nonlocal late
+        late = True
+        raise _OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, TIME_LIMIT)
+    verdict = False
     try:
-        return _compare(answer, truth)
+        verdict = _compare(answer, truth)
+    except _OutOfTime:
+        pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+    if late:
+        raise RewardError(f"math-verify took more than {TIME_LIMIT:g} s on {answer!r} against {truth!r}")
+    return verdict
 
 
 def _compare(answer: str, truth: str) -> bool:
@@ -81,5 +94,5 @@ def _compare(answer: str, truth: str) -> bool:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we set the time limits ourselves
     config = [LatexExtractionConfig()]
-    parsed = [parse(f"${text}$", extraction_config=config, parsing_timeout=None) for text in (truth, answer)]  # pyright: ignore
-    return bool(parsed[0] and parsed[1] and verify_parsed(parsed[0], parsed[1], timeout_seconds=None))  # pyright: ignore
+    parsed = [parse(f"${text}$", extraction_config=config, parsing_timeout=0) for text in (truth, answer)]  # pyright: ignore
+    return bool(parsed[0] and parsed[1] and verify_parsed(parsed[0], parsed[1], timeout_seconds=0))  # pyright: ignore
