@@ -370,3 +370,97 @@ def test_the_overrides_of_the_verl_script_load():
             assert resolved.get(key) == parse_value(value), key
             assert resolved.is_explicit(key)
     assert resolved.config.actor_rollout_ref.actor.use_dynamic_bsz is True
+
+
+def test_words_that_yaml_takes_for_something_else():
+    key = "algorithm.filter_groups.predict"
+    assert load(overrides=[f"{key}=off"]).get(key) == "off"
+    assert (
+        load(overrides=["actor_rollout_ref.actor.clip_target=off"]).get("actor_rollout_ref.actor.clip_target")
+        is None
+    )
+    names = [
+        load(flags=["--run_name", text]).get("trainer.experiment_name")
+        for text in ("007", "on", "1e-3", "null")
+    ]
+    assert names == ["007", "on", "1e-3", None]
+
+
+def test_off_in_a_file(tmp_path):
+    path = write(
+        tmp_path,
+        "algorithm: {filter_groups: {predict: off}}\nactor_rollout_ref: {actor: {clip_target: off}}\n",
+    )
+    config = load(path).config
+    assert config.algorithm.filter_groups.predict == "off"
+    assert config.actor_rollout_ref.actor.clip_target is None
+
+
+def test_a_mapping_resolves_like_a_file():
+    from omegaconf import OmegaConf
+
+    plain = {"data": {"train_batch_size": 64}, "trainer": {"seed": 3}, "group_size": 4}
+    for mapping in (plain, OmegaConf.create(plain)):
+        resolved = resolve(mapping)  # pyright: ignore
+        assert (resolved.get("data.train_batch_size"), resolved.get("trainer.seed"), resolved.get(N)) == (
+            64,
+            3,
+            4,
+        )
+    mixed = TrainerConfig(data={"train_batch_size": 64})  # pyright: ignore
+    assert resolve(mixed).get("data.train_batch_size") == 64
+
+
+def test_two_names_for_one_key_in_one_place_must_agree(tmp_path):
+    path = write(tmp_path, "group_size: 4\nactor_rollout_ref:\n  rollout:\n    n: 5\n")
+    with pytest.raises(ConfigErrors, match=r"group_size = 4 .*run\.yaml:1.* sets the same key"):
+        load(path)
+    assert load(write(tmp_path, "group_size: 4\n"), overrides=[f"{N}=5"]).get(N) == 5
+
+
+def test_what_an_alias_sets_beside_gives_way_to_the_key_itself():
+    mode = "actor_rollout_ref.rollout.mode"
+    assert load(overrides=[f"{mode}=sync", "max_head_offpolicyness=2"]).get(mode) == "sync"
+    assert load(overrides=["max_head_offpolicyness=2", f"{mode}=sync"]).get(mode) == "sync"
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("clip_ratio_low", "actor_rollout_ref.actor.clip_ratio_low"),
+        ("clip_ratio_high", "actor_rollout_ref.actor.clip_ratio_high"),
+        ("filter_groups.metric", "algorithm.filter_groups.metric"),
+        ("max_num_gen_batches", "algorithm.filter_groups.max_num_gen_batches"),
+        ("use_dynamic_bsz", "actor_rollout_ref.actor.use_dynamic_bsz"),
+        ("entropy_checkpointing", "actor_rollout_ref.actor.entropy_checkpointing"),
+        ("ppo_micro_batch_size_per_gpu", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"),
+        ("gpu_memory_utilization", "actor_rollout_ref.rollout.gpu_memory_utilization"),
+        ("gen_batch_size", "data.gen_batch_size"),
+        ("train_batch_size", "data.train_batch_size"),
+        ("adv_estimator", "algorithm.adv_estimator"),
+        ("norm_adv_by_std_in_grpo", "algorithm.norm_adv_by_std_in_grpo"),
+        ("use_kl_in_reward", "algorithm.use_kl_in_reward"),
+        ("use_kl_loss", "actor_rollout_ref.actor.use_kl_loss"),
+        ("kl_loss_coef", "actor_rollout_ref.actor.kl_loss_coef"),
+        ("critic_warmup", "trainer.critic_warmup"),
+        ("loss_agg_mode", "actor_rollout_ref.actor.loss_agg_mode"),
+    ],
+)
+def test_the_short_names_of_the_documents_are_keys(name, key):
+    from gspo.config.names import canonical
+
+    assert canonical(name) == key
+
+
+@pytest.mark.parametrize("key", tree.leaves())
+def test_every_key_can_be_set_by_name_to_its_own_default(key):
+    """A default, typed as YAML, is accepted as it is, unless it contradicts the recipe."""
+    value = scalar(tree.leaves()[key].default)
+    try:
+        assert load(overrides=["actor_rollout_ref.model.path=org/model", f"{key}={value}"]).get(key) == (
+            tree.leaves()[key].default
+            if key != "actor_rollout_ref.actor.importance_sampling_level"
+            else "sequence"
+        )
+    except ConfigErrors as errors:
+        pytest.fail(str(errors))

@@ -15,7 +15,9 @@ EXIT_BAD_CONFIG = 2
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def load_arguments(arguments: Sequence[str], config: Path | None = None) -> ResolvedConfig:
+def load_arguments(
+    arguments: Sequence[str], config: Path | None = None, *, show_warnings: bool = True
+) -> ResolvedConfig:
     """The config that the words ask for. Everything wrong with it is printed at once, and exit code 2 follows."""
     words, overrides, flags = split_arguments(arguments)
     if config is None and words:
@@ -31,7 +33,7 @@ def load_arguments(arguments: Sequence[str], config: Path | None = None) -> Reso
         resolved = None
     if resolved is None or problems:
         _fail(problems)
-    for warning in resolved.warnings:
+    for warning in resolved.warnings if show_warnings else ():
         typer.echo(str(warning), err=True)
     return resolved
 

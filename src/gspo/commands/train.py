@@ -27,7 +27,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
 ) -> None:
     """Train a model. Without arguments: the embedded model learns arithmetic."""
-    resolved = load_arguments(arguments or [], config)
+    resolved = load_arguments(arguments or [], config, show_warnings=dry_run)  # a run shows them itself
     if dry_run:
         from gspo.config.dry_run import dry_run_text
 

@@ -32,7 +32,9 @@ def coerce(value: Any, tp: Any) -> Any:
 
 
 def _first(value: Any, options: tuple[Any, ...]) -> Any:
-    """The first option that fits as it is, else the first that fits by conversion."""
+    """The first option that fits as it is, else the first that fits by conversion. `off` means null where it may."""
+    if value is False and bool not in options and type(None) in options:
+        return None
     for tp in options:
         if isinstance(tp, type) and type(value) is tp:
             return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar, dataclass_transform
@@ -37,8 +38,8 @@ class KeyInfo:
             return f"expected {'only ' if isinstance(value, list) else 'one of '}{', '.join(map(str, self.choices))}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        if value != value:
-            return "expected a number, not NaN"
+        if not math.isfinite(value):
+            return "expected a finite number"
         bounds = (
             (self.ge, "at least"),
             (self.gt, "greater than"),

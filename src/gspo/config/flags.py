@@ -69,20 +69,23 @@ def read_flags(tokens: Sequence[str]) -> tuple[list[Entry], list[Problem]]:
     queue = list(tokens)
     while queue:
         token = queue.pop(0)
-        name, has_value, text = token.partition("=")
-        origin = Origin(Layer.FLAG, f"flag {name}")
+        flag, has_value, text = token.partition("=")
+        origin = Origin(Layer.FLAG, f"flag {flag}")
         negated = _negated(token)
-        if negated and not has_value:
+        if not has_value and negated is None and queue and not queue[0].startswith("--"):
+            has_value, text = "=", queue.pop(0)
+        if has_value:
+            try:
+                entries.append(Entry(_name(token), parse_value(text), origin, text))
+            except ValueError as error:
+                problems.append(Problem("error", flag, text, origin.text, str(error), "quote it"))
+        elif negated:
             entries.append(Entry(negated, False, origin))
-        elif has_value:
-            entries.append(Entry(_name(token), parse_value(text), origin))
-        elif queue and not queue[0].startswith("--"):
-            entries.append(Entry(_name(token), parse_value(queue.pop(0)), origin))
         elif is_switch(token) or not _known(_name(token)):
             entries.append(Entry(_name(token), True, origin))
         else:
             problems.append(
-                Problem("error", name, None, "command line", "needs a value", f"write {name} VALUE")
+                Problem("error", flag, None, "command line", "needs a value", f"write {flag} VALUE")
             )
     return entries, problems
 

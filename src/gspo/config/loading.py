@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
 from gspo.config.settings import Setting, Settings
 from gspo.config.sources import RECIPE, Entry, Layer, Origin, read_overrides, read_python, read_yaml
+from gspo.config.tree import Leaf
 
 MODEL = "actor_rollout_ref.model.path"
 REGISTRIES = {
@@ -65,7 +66,7 @@ def load(
     overrides: Sequence[str] = (),
     flags: Sequence[str] = (),
     *,
-    base: TrainerConfig | None = None,
+    base: TrainerConfig | Mapping[str, Any] | None = None,
 ) -> ResolvedConfig:
     """Resolve defaults < recipe < file < Python (`base`) < flags < overrides; ConfigErrors lists all that is wrong."""
     problems: list[Problem] = []
@@ -83,8 +84,8 @@ def load(
     return _resolve(written, problems)
 
 
-def resolve(config: TrainerConfig) -> ResolvedConfig:
-    """Check a config that was built in Python; recipes fill in what was not given."""
+def resolve(config: TrainerConfig | Mapping[str, Any]) -> ResolvedConfig:
+    """Check a config that was built in Python, as TrainerConfig or a mapping; the recipe fills in what was not given."""
     return load(base=config)
 
 
@@ -147,7 +148,7 @@ def _interpolate(written: list[Entry], problems: list[Problem]) -> list[Entry]:
                     )
                 )
                 continue
-        resolved.append(Entry(entry.name, value, entry.origin))
+        resolved.append(Entry(entry.name, value, entry.origin, entry.text if value is entry.value else None))
     return resolved
 
 
@@ -159,7 +160,7 @@ def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
     if leaf.key != entry.name:  # a key inside a mapping
         value = _put_nested(settings[leaf.key].value, entry.name[len(leaf.key) + 1 :], value)
     try:
-        value = coerce(value, leaf.type)
+        value = coerce(_meant(entry, leaf, value), leaf.type)
     except WrongType:
         message = f"expected {leaf.type_name}, found {type(value).__name__}"
         problems.append(
@@ -172,6 +173,15 @@ def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
         problems.append(Problem("error", leaf.key, value, entry.origin.text, complaint, remedy))
         return
     settings[leaf.key] = Setting(value, entry.origin)
+
+
+def _meant(entry: Entry, leaf: Leaf, value: Any) -> Any:
+    """YAML reads `off` as false and `007` as 7; where the key is a word, the word is meant."""
+    if isinstance(value, bool) and (word := "on" if value else "off") in leaf.info.choices:
+        return word
+    takes = (leaf.type, *getattr(leaf.type, "__args__", ()))
+    is_number = isinstance(value, bool | int | float)
+    return entry.text if is_number and entry.text is not None and str in takes and int not in takes else value
 
 
 def _is_registered(key: str, value: str, settings: Settings) -> bool:

@@ -85,85 +85,68 @@ def nearest_choice(value: Any, choices: Iterable[Any]) -> str:
 
 def translate(entries: Iterable[Entry], problems: list[Problem]) -> tuple[list[Entry], list[Deferred]]:
     """Entries under our keys, and the aliases that wait; what cannot be understood goes to `problems`."""
-    done: list[Entry] = []
+    main: list[Entry] = []
+    beside: list[Entry] = []  # further keys that an alias sets; they give way to the same key set by itself
     deferred: list[Deferred] = []
     claimed: dict[tuple[int, str], Entry] = {}
     for entry in entries:
         alias = aliases().get(entry.name)
         if entry.value in ({}, None) and entry.name in tree.sections():
             continue
-        if alias is None:
-            done += _plain(entry, problems)
-            continue
-        if alias.deferred:
+        if alias is not None and alias.deferred:
             deferred.append(Deferred(alias, entry))
             continue
-        try:
-            found = alias.apply(entry.value)
-        except ValueError as error:
-            problems.append(
-                Problem(
-                    "error",
-                    entry.name,
-                    entry.value,
-                    entry.origin.text,
-                    str(error),
-                    f"or set {alias.target} itself",
-                )
-            )
-            continue
-        for key, value in found.items():
-            earlier = claimed.setdefault((entry.origin.layer, key), entry)
+        found = _plain(entry, problems) if alias is None else _aliased(alias, entry, problems)
+        for one in found:
+            if alias is not None and one.name != alias.target:
+                beside.append(one)
+                continue
+            main.append(one)
+            earlier = claimed.setdefault((entry.origin.layer, one.name), entry)
             if earlier.name != entry.name and earlier.value != entry.value:
-                message = f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {key}"
-                problems.append(
-                    Problem(
-                        "error", entry.name, entry.value, entry.origin.text, message, "keep one of the two"
-                    )
+                message = (
+                    f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {one.name}"
                 )
-            done.append(Entry(key, value, entry.origin))
-    return done, deferred
+                problems.append(_error(entry, message, "keep one of the two"))
+    return sorted(beside + main, key=lambda e: e.origin.layer), deferred
+
+
+def _aliased(alias: Alias, entry: Entry, problems: list[Problem]) -> list[Entry]:
+    """An entry under an alias, as entries under our keys; or a problem."""
+    try:
+        found = alias.apply(entry.value)
+    except ValueError as error:
+        problems.append(_error(entry, str(error), f"or set {alias.target} itself"))
+        return []
+    text = entry.text if alias.convert is None else None
+    return [Entry(key, value, entry.origin, text) for key, value in found.items()]
+
+
+def _error(entry: Entry, message: str, remedy: str) -> Problem:
+    return Problem("error", entry.name, entry.value, entry.origin.text, message, remedy)
 
 
 def _plain(entry: Entry, problems: list[Problem]) -> list[Entry]:
     """An entry that is no alias, under its full key; or a problem."""
     key = canonical(entry.name)
     if key is not None:
-        return [Entry(key, entry.value, entry.origin)]
+        return [Entry(key, entry.value, entry.origin, entry.text)]
     reason = why_unneeded(entry.name)
-    if reason is not None:
-        problems.append(
-            Problem(
-                "warning", entry.name, entry.value, entry.origin.text, f"has no effect: {reason}", "remove it"
-            )
-        )
-        return []
-    if entry.name in tree.sections():
-        problems.append(
-            Problem(
-                "error",
-                entry.name,
-                entry.value,
-                entry.origin.text,
-                "is a section, not a value",
-                f"set {entry.name}.…",
-            )
-        )
-        return []
     several = candidates(entry.name)
-    if several:
+    if reason is not None:
+        message = f"has no effect: {reason}"
+        problems.append(Problem("warning", entry.name, entry.value, entry.origin.text, message, "remove it"))
+    elif entry.name in tree.sections():
+        problems.append(_error(entry, "is a section, not a value", f"set {entry.name}.…"))
+    elif several:
+        problems.append(_error(entry, "could mean several keys", " or ".join(several)))
+    else:
+        near = nearest(entry.name)
         problems.append(
-            Problem(
-                "error",
-                entry.name,
-                entry.value,
-                entry.origin.text,
-                "could mean several keys",
-                " or ".join(several),
+            _error(
+                entry,
+                "unknown key",
+                f"did you mean {near}?" if near else "see `gspo config show` for every key",
             )
         )
-        return []
-    near = nearest(entry.name)
-    remedy = f"did you mean {near}?" if near else "see `gspo config show` for every key"
-    problems.append(Problem("error", entry.name, entry.value, entry.origin.text, "unknown key", remedy))
     return []

@@ -61,6 +61,7 @@ _WAITING: dict[str, tuple[str, ...]] = {
         "algorithm.filter_groups.order",
         "algorithm.filter_groups.predict_discount",
     ),
+    "rewards: weighted composition": ("reward.functions",),
     "rewards: datasets": (
         "data.train_split",
         "data.val_split",
@@ -146,6 +147,7 @@ _ESSENTIAL = (
     "algorithm.use_kl_in_reward",
     "actor_rollout_ref.model.lora_rank",
     "actor_rollout_ref.rollout.mode",
+    "reward.functions",
     "reward.sandbox_level",
     "trainer.critic_warmup",
 )

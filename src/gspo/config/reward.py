@@ -51,6 +51,10 @@ class RewardModelConfig(Section):
 class RewardConfig(Section):
     """Where rewards run, and what happens when one fails. A failed reward is missing, never 0."""
 
+    functions: list[dict[str, Any]] = key(
+        factory=list,
+        doc="Reward functions to add up: [{path, name, weight, kwargs}]; empty = custom_reward_function.",
+    )
     num_workers: int = key(
         default=0, doc="Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.", ge=0
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -283,8 +282,6 @@ def run_settings(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(
             "trainer.experiment_name", "names a folder under trainer.default_local_dir", "a name without /"
         )
-    if not math.isfinite(c.actor_rollout_ref.actor.optim.lr):
-        yield report(f"{ACTOR}.optim.lr", "expected a finite number", "e.g. 1e-6")
 
 
 def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -48,11 +49,12 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One setting as written: the name used, the value, where."""
+    """One setting as written: the name used, the value, where, and the text when it was typed on a command line."""
 
     name: str
     value: Any
     origin: Origin
+    text: str | None = None
 
 
 def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -79,9 +81,14 @@ def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[
         return [], [Problem("error", str(path), None, "config file", message, remedy)]
 
     if not path.is_file():
-        near = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        there = f"files there: {', '.join(near[:8])}" if near else "check the path"
-        return failed("no such file", f"{there}; overrides are written key=value")
+        others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, others, n=1)
+        hint = (
+            f"did you mean {path.parent / near[0]}?"
+            if near
+            else "check the path; overrides are written key=value"
+        )
+        return failed("no such file", hint)
     try:
         text = path.read_text(encoding="utf-8")
         loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
@@ -105,10 +112,13 @@ def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[
 
 
 def parse_value(text: str) -> Any:
-    """A value as typed on a command line: YAML, with `${…}` left as it is."""
+    """A value as typed on a command line: YAML, with `${…}` left as it is. ValueError when it is no YAML."""
     if "${" in text:
         return text
-    return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]), resolve=False)["v"]  # type: ignore[index,call-overload]
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]), resolve=False)["v"]  # type: ignore[index,call-overload]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"not readable as YAML: {' '.join(str(error).split())}") from None
 
 
 def read_overrides(overrides: Sequence[str]) -> tuple[list[Entry], list[Problem]]:
@@ -126,18 +136,18 @@ def read_overrides(overrides: Sequence[str]) -> tuple[list[Entry], list[Problem]
             problems.append(Problem("error", text, None, "command line", "not an override", remedy))
             continue
         try:
-            entries.append(Entry(match[1], parse_value(match[2]), origin))
-        except (yaml.YAMLError, OmegaConfBaseException) as error:
-            reason = " ".join(str(error).split())
-            problems.append(
-                Problem("error", match[1], match[2], origin.text, f"value is no YAML: {reason}", "quote it")
-            )
+            entries.append(Entry(match[1], parse_value(match[2]), origin, match[2]))
+        except ValueError as error:
+            problems.append(Problem("error", match[1], match[2], origin.text, str(error), "quote it"))
     return entries, problems
 
 
-def read_python(config: Section) -> list[Entry]:
-    """The fields that were given when the config was built in Python, or assigned since."""
+def read_python(config: Section | Mapping[str, Any]) -> list[Entry]:
+    """The fields that were given when the config was built in Python, or assigned since; or a mapping's items."""
     origin = Origin(Layer.PYTHON, "Python")
+    if not isinstance(config, Section):
+        content = OmegaConf.to_container(OmegaConf.create(config), resolve=False)  # type: ignore[call-overload]
+        return [Entry(name, value, origin) for name, value in _flatten(content)]
 
     def walk(part: Section, prefix: str) -> Iterator[Entry]:
         own = given(part)
@@ -145,6 +155,8 @@ def read_python(config: Section) -> list[Entry]:
             value = part.__dict__[name]
             if isinstance(value, Section):
                 yield from walk(value, f"{prefix}{name}.")
+            elif name in own and isinstance(value, dict) and f"{prefix}{name}" in tree.sections():
+                yield from (Entry(key, inner, origin) for key, inner in _flatten(value, f"{prefix}{name}."))
             elif name in own:
                 yield Entry(f"{prefix}{name}", value, origin)
 
