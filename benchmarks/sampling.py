@@ -30,7 +30,7 @@ from gspo.sampling.settings import SamplingSettings
 from gspo.seeding import derive_seed
 from gspo.types import Group, Prompt, Reward, Rollout
 
-DATA = {"mixed": (0.32, 0.32), "hard": (0.167, 1.0), "easy": (0.76, 0.16)}
+DATA = {"mixed": (0.32, 0.32), "hard": (0.166, 1.0), "easy": (0.76, 0.16)}
 GROUP_SIZE = 8
 EMPTY = Rollout((), (), (), (), "stop")
 
@@ -218,11 +218,8 @@ def measure_bookkeeping(num_in_flight: int, steps: int = 8) -> dict[str, float]:
 
         return timed
 
-    engine.submit, engine.step, source.next = (
-        outside(engine.submit),
-        outside(engine.step),
-        outside(source.next),
-    )
+    for simulation, name in ((engine, "submit"), (engine, "step"), (source, "next")):
+        setattr(simulation, name, outside(getattr(simulation, name)))
     start, submitted = time.process_time(), 0
     for _ in range(steps):
         groups, report = sampler.next_batch()

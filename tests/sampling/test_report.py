@@ -87,6 +87,13 @@ def test_prediction_skips_only_prompts_seen_to_be_equal():
     assert {number(g) for _ in range(10) for g in world.step()[0]} == set(range(0, 40, 4))
 
 
+def test_probabilities_are_forgotten_with_their_groups():
+    world = prediction_world()
+    for _ in range(10):
+        world.step()
+    assert world.sampler.state_dict()["prompts"]["probabilities"] == {}  # nothing is carried with S=0
+
+
 def test_prediction_weights_are_one_over_q_and_off_by_default():
     assert prediction_world().step()[1].weights is None
     # Prompt 0 is all right at first and mixed afterwards, so it is trained on after having been doubted.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.sampling.errors import DataExhausted, StarvedSampling
-from gspo.types import Group
+from gspo.sampling.errors import DataExhausted, RewardFailures, StarvedSampling
+from gspo.types import Group, Reward
 from tests.sampling.world import World, all_right, always_mixed, mixed_when, number
 
 
@@ -195,3 +195,38 @@ def test_starved_run_can_be_saved_and_goes_on_for_another_pass():
         again.step()
     assert num_before >= 20
     assert len(again.records) >= 20
+
+
+def test_a_resumed_run_starves_at_the_same_group():
+    def rule(group: Group, i: int) -> Reward:
+        return always_mixed(group, i) if group.submission < 4 else Reward(0.0)
+
+    arguments = {"rule": rule, "prompts": 40, "gen_batch_size": 12}
+    whole, world = World(**arguments), World(**arguments)
+    whole.step()
+    world.step()
+    resumed = World(**arguments, state=world.sampler.state_dict())
+    for each in (whole, resumed):
+        with pytest.raises(StarvedSampling, match=r"kept: \d+ all_wrong\."):
+            each.step()
+    assert world.records + resumed.records == whole.records
+
+
+def test_a_resumed_sampler_knows_the_age_of_what_is_pending():
+    world = World(always_mixed, lengths=slow(1, ticks=9), gen_batch_size=6)
+    world.step()
+    state = world.sampler.state_dict()
+    assert state["scored"]
+    assert state["unfinished"]
+    resumed = World(always_mixed, lengths=slow(1, ticks=9), gen_batch_size=6, state=state)
+    assert +resumed.sampler._pending_versions == +world.sampler._pending_versions
+
+
+def test_failures_of_a_step_with_few_new_groups_are_still_noticed():
+    def rule(group: Group, i: int) -> Reward | None:
+        return None if number(group) == 7 and i > 5 else always_mixed(group, i)
+
+    world = World(rule, n=8, gen_batch_size=7, max_staleness=1)
+    world.step()  # judges prompts 0 to 6; prompt 7 is being scored
+    with pytest.raises(RewardFailures, match="2 of 8 rewards"):
+        world.step()
