@@ -290,3 +290,16 @@ def test_both_families_of_reward_keys_may_agree_but_not_contradict():
 def test_greedy_training_is_refused():
     with pytest.raises(ConfigErrors, match="teach nothing"):
         load(overrides=["gconfig.greedy=true"])
+
+
+@pytest.mark.parametrize(
+    "override", ["report_to=5", "beta=much", "loss_type=ppo", "scale_rewards=batch", "use_wandb=maybe"]
+)
+def test_a_value_that_an_alias_cannot_take_is_refused_by_name(override):
+    with pytest.raises(ConfigErrors, match=rf"{override.partition('=')[0]} = .*expected") as caught:
+        load(overrides=[override])
+    assert aliases()[override.partition("=")[0]].target in str(caught.value)
+
+
+def test_recover_off_in_yaml_is_disable():
+    assert load(overrides=["recover.mode=off"]).get("trainer.resume_mode") == "disable"

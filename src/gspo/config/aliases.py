@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gspo.config import alias_values as values
+
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -20,7 +22,7 @@ Convert = Callable[[Any], Mapping[str, Any]]
 class Alias:
     """Another system's name. `target` is our key; `convert` gives several keys or another value.
 
-    `deferred` names a rule of `derive` that needs the final values of other keys.
+    A `deferred` alias needs the final values of other keys: `gspo.config.derive` gives it its meaning.
     """
 
     name: str
@@ -34,106 +36,6 @@ class Alias:
     def apply(self, value: Any) -> Mapping[str, Any]:
         """Our keys and values for a value under this name. ValueError says what was expected."""
         return self.convert(value) if self.convert else {self.target: value}
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError("expected a number") from None
-
-
-def _truth(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
-        return str(value).lower() in ("true", "yes", "on", "1")
-    raise ValueError("expected true or false")
-
-
-def _pick(value: Any, table: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
-    chosen = table.get(str(value).lower())
-    if chosen is None:
-        raise ValueError(f"expected one of {', '.join(table)}")
-    return chosen
-
-
-def _use_wandb(value: Any) -> Mapping[str, Any]:
-    return {"trainer.logger": ["console", "wandb"] if _truth(value) else ["console"]}
-
-
-def _logger(value: Any) -> Mapping[str, Any]:
-    wanted = [value] if isinstance(value, str) else list(value or [])
-    return {"trainer.logger": ["console", *(w for w in wanted if w not in ("none", "console"))]}
-
-
-def _kl_loss(value: Any) -> Mapping[str, Any]:
-    beta = _number(value)
-    return {f"{ACTOR}.use_kl_loss": beta > 0, f"{ACTOR}.kl_loss_coef": beta}
-
-
-def _kl_reward(value: Any) -> Mapping[str, Any]:
-    coefficient = _number(value)
-    return {"algorithm.use_kl_in_reward": coefficient > 0, "algorithm.kl_ctrl.kl_coef": coefficient}
-
-
-def _loss_type(value: Any) -> Mapping[str, Any]:
-    aggregation, mode = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.policy_loss.loss_mode"
-    table = {
-        "grpo": {aggregation: "seq-mean-token-mean"},
-        "dr_grpo": {aggregation: "seq-mean-token-sum-norm"},
-        "bnpo": {aggregation: "token-mean"},
-        "dapo": {aggregation: "token-mean"},
-        "cispo": {mode: "cispo", aggregation: "token-mean"},
-        "sapo": {mode: "sapo"},
-    }
-    return _pick(value, table)
-
-
-def _scale_rewards(value: Any) -> Mapping[str, Any]:
-    key = "algorithm.norm_adv_by_std_in_grpo"
-    table = {"group": {key: True}, "true": {key: True}, "none": {key: False}, "false": {key: False}}
-    return _pick(value, table)
-
-
-def _offpolicyness(value: Any) -> Mapping[str, Any]:
-    steps = _number(value)
-    mode = "async" if steps > 0 else "sync"
-    return {f"{ROLLOUT}.max_head_offpolicyness": value, f"{ROLLOUT}.mode": mode}
-
-
-def _bf16(value: Any) -> Mapping[str, Any]:
-    return {f"{MODEL}.dtype": "bfloat16" if _truth(value) else "float32"}
-
-
-def _use_vllm(value: Any) -> Mapping[str, Any]:
-    return {f"{ROLLOUT}.name": "vllm" if _truth(value) else "native"}
-
-
-def _greedy(value: Any) -> Mapping[str, Any]:
-    if _truth(value):
-        raise ValueError("expected false: greedy rollouts of a prompt are all the same and teach nothing")
-    return {}
-
-
-def _recompute(value: Any) -> Mapping[str, Any]:
-    return {f"{ACTOR}.old_log_prob_source": "recompute" if _truth(value) else "rollout"}
-
-
-def _recover(value: Any) -> Mapping[str, Any]:
-    key = "trainer.resume_mode"
-    return _pick(
-        value,
-        {"auto": {key: "auto"}, "on": {key: "auto"}, "disabled": {key: "disable"}, "off": {key: "disable"}},
-    )
-
-
-def _save_steps(value: Any) -> Mapping[str, Any]:
-    return {"trainer.save_freq": -1 if value is None else value}
-
-
-def _test_steps(value: Any) -> Mapping[str, Any]:
-    return {"trainer.test_freq": -1 if value is None else value}
 
 
 _STANDALONE = (
@@ -160,7 +62,7 @@ _STANDALONE = (
         "standalone",
         "trainer.logger",
         "Log to Weights & Biases too.",
-        _use_wandb,
+        values.wandb_logger,
         is_switch=True,
     ),
     Alias("seed", "standalone, AReaL, TRL", "trainer.seed", "Seed of everything that is random."),
@@ -261,11 +163,23 @@ _AREAL_ACTOR = (
     ("eps_clip", f"{ACTOR}.clip_ratio", "ε of both sides.", None, False),
     ("eps_clip_higher", f"{ACTOR}.clip_ratio_high", "ε above 1.", None, False),
     ("c_clip", f"{ACTOR}.clip_ratio_c", "Dual clip.", None, False),
-    ("kl_ctl", "algorithm.kl_ctrl.kl_coef", "KL in the reward; 0 switches it off.", _kl_reward, False),
+    (
+        "kl_ctl",
+        "algorithm.kl_ctrl.kl_coef",
+        "KL in the reward; 0 switches it off.",
+        values.kl_in_reward,
+        False,
+    ),
     ("discount", "algorithm.gamma", "Discount of rewards.", None, False),
     ("gae_lambda", "algorithm.lam", "GAE's lambda.", None, False),
     ("ppo_n_minibatches", f"{ACTOR}.ppo_mini_batch_size", "Mini-batches a rollout batch.", None, True),
-    ("recompute_logprob", f"{ACTOR}.old_log_prob_source", "true = recompute π_old.", _recompute, False),
+    (
+        "recompute_logprob",
+        f"{ACTOR}.old_log_prob_source",
+        "true = recompute π_old.",
+        values.old_log_probs,
+        False,
+    ),
     ("entropy_coeff", f"{ACTOR}.entropy_coeff", "Entropy bonus.", None, False),
     ("overlong_reward_penalty", f"{OVERLONG}.enable", "Penalty on long responses.", None, False),
     ("overlong_tokens", f"{OVERLONG}.len", "Tokens in which it grows.", None, False),
@@ -317,14 +231,14 @@ _AREAL = (
         "AReaL",
         f"{ROLLOUT}.max_head_offpolicyness",
         "Versions that rollouts may run ahead; > 0 also sets mode=async.",
-        _offpolicyness,
+        values.off_policyness,
     ),
     Alias(
         "rollout.max_head_offpolicyness",
         "AReaL",
         f"{ROLLOUT}.max_head_offpolicyness",
         "Versions that rollouts may run ahead; > 0 also sets mode=async.",
-        _offpolicyness,
+        values.off_policyness,
     ),
     Alias(
         "rollout.max_concurrent_rollouts", "AReaL", f"{ROLLOUT}.max_concurrent_rollouts", "Groups in flight."
@@ -334,7 +248,13 @@ _AREAL = (
     Alias("gconfig.temperature", "AReaL", f"{ROLLOUT}.temperature", "Sampling temperature."),
     Alias("gconfig.top_p", "AReaL", f"{ROLLOUT}.top_p", "Nucleus sampling."),
     Alias("gconfig.top_k", "AReaL", f"{ROLLOUT}.top_k", "Top-k sampling."),
-    Alias("gconfig.greedy", "AReaL", f"{ROLLOUT}.temperature", "Only false: training samples.", _greedy),
+    Alias(
+        "gconfig.greedy",
+        "AReaL",
+        f"{ROLLOUT}.temperature",
+        "Only false: training samples.",
+        values.never_greedy,
+    ),
     Alias("train_dataset.path", "AReaL", "data.train_files", "Training data."),
     Alias("train_dataset.batch_size", "AReaL", "data.train_batch_size", "Prompts a training step."),
     Alias("train_dataset.shuffle", "AReaL", "data.shuffle", "Shuffle every epoch."),
@@ -345,9 +265,11 @@ _AREAL = (
     Alias("total_train_epochs", "AReaL", "trainer.total_epochs", "Passes over the data."),
     Alias("total_train_steps", "AReaL", "trainer.total_training_steps", "Training steps."),
     Alias("tokenizer_path", "AReaL", f"{MODEL}.tokenizer_path", "The tokenizer."),
-    Alias("saver.freq_steps", "AReaL", "trainer.save_freq", "Steps between checkpoints.", _save_steps),
-    Alias("evaluator.freq_steps", "AReaL", "trainer.test_freq", "Steps between evaluations.", _test_steps),
-    Alias("recover.mode", "AReaL", "trainer.resume_mode", "auto or disabled.", _recover),
+    Alias("saver.freq_steps", "AReaL", "trainer.save_freq", "Steps between checkpoints.", values.save_freq),
+    Alias(
+        "evaluator.freq_steps", "AReaL", "trainer.test_freq", "Steps between evaluations.", values.test_freq
+    ),
+    Alias("recover.mode", "AReaL", "trainer.resume_mode", "auto or disabled.", values.resume_mode),
     Alias("cluster.n_nodes", "AReaL", "trainer.nnodes", "Machines."),
     Alias("cluster.n_gpus_per_node", "AReaL", "trainer.n_gpus_per_node", "Devices a machine."),
     Alias("cluster.fileroot", "AReaL", "trainer.default_local_dir", "Folder that holds the run folders."),
@@ -359,10 +281,20 @@ _TRL = (
     Alias("delta", "TRL", f"{ACTOR}.clip_ratio_c", "Bound of the ratio where the advantage is negative."),
     Alias("num_generations", "TRL", f"{ROLLOUT}.n", "Responses a prompt."),
     Alias(
-        "loss_type", "TRL", f"{ACTOR}.loss_agg_mode", "grpo, dr_grpo, bnpo, dapo, cispo, sapo.", _loss_type
+        "loss_type",
+        "TRL",
+        f"{ACTOR}.loss_agg_mode",
+        "grpo, dr_grpo, bnpo, dapo, cispo, sapo.",
+        values.trl_loss_type,
     ),
-    Alias("beta", "TRL", f"{ACTOR}.kl_loss_coef", "KL in the loss; 0 switches it off.", _kl_loss),
-    Alias("scale_rewards", "TRL", "algorithm.norm_adv_by_std_in_grpo", "group or none.", _scale_rewards),
+    Alias("beta", "TRL", f"{ACTOR}.kl_loss_coef", "KL in the loss; 0 switches it off.", values.kl_in_loss),
+    Alias(
+        "scale_rewards",
+        "TRL",
+        "algorithm.norm_adv_by_std_in_grpo",
+        "group or none.",
+        values.trl_scale_rewards,
+    ),
     Alias("num_iterations", "TRL", f"{ACTOR}.ppo_epochs", "Passes over each rollout batch."),
     Alias(
         "steps_per_generation",
@@ -400,11 +332,11 @@ _TRL = (
     Alias(
         "gradient_checkpointing", "TRL", f"{MODEL}.enable_gradient_checkpointing", "Recompute activations."
     ),
-    Alias("bf16", "TRL", f"{MODEL}.dtype", "bfloat16 compute.", _bf16, is_switch=True),
-    Alias("use_vllm", "TRL", f"{ROLLOUT}.name", "Generate with vLLM.", _use_vllm, is_switch=True),
+    Alias("bf16", "TRL", f"{MODEL}.dtype", "bfloat16 compute.", values.bf16_dtype, is_switch=True),
+    Alias("use_vllm", "TRL", f"{ROLLOUT}.name", "Generate with vLLM.", values.vllm_engine, is_switch=True),
     Alias("vllm_gpu_memory_utilization", "TRL", f"{ROLLOUT}.gpu_memory_utilization", "Memory of the engine."),
     Alias("vllm_tensor_parallel_size", "TRL", f"{ROLLOUT}.tensor_model_parallel_size", "Devices an engine."),
-    Alias("report_to", "TRL", "trainer.logger", "wandb, tensorboard, trackio, none.", _logger),
+    Alias("report_to", "TRL", "trainer.logger", "wandb, tensorboard, trackio, none.", values.loggers),
     Alias("run_name", "TRL", "trainer.experiment_name", "Name of the run."),
     Alias("save_steps", "TRL", "trainer.save_freq", "Steps between checkpoints."),
     Alias("save_total_limit", "TRL", "trainer.max_actor_ckpt_to_keep", "Newest checkpoints kept."),

@@ -1,0 +1,109 @@
+"""Values of other systems turned into ours: each function gives our keys and values, or a ValueError."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError("expected a number") from None
+
+
+def _truth(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+        return str(value).lower() in ("true", "yes", "on", "1")
+    raise ValueError("expected true or false")
+
+
+def _pick(value: Any, table: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, Any]:
+    chosen = table.get(str(value).lower())
+    if chosen is None:
+        raise ValueError(f"expected one of {', '.join(table)}")
+    return chosen
+
+
+def wandb_logger(value: Any) -> Mapping[str, Any]:
+    return {"trainer.logger": ["console", "wandb"] if _truth(value) else ["console"]}
+
+
+def loggers(value: Any) -> Mapping[str, Any]:
+    wanted = [value] if isinstance(value, str) else value or []
+    if not isinstance(wanted, list) or not all(isinstance(w, str) for w in wanted):
+        raise ValueError("expected a name or a list of names")
+    return {"trainer.logger": ["console", *(w for w in wanted if w not in ("none", "console"))]}
+
+
+def kl_in_loss(value: Any) -> Mapping[str, Any]:
+    beta = _number(value)
+    return {f"{ACTOR}.use_kl_loss": beta > 0, f"{ACTOR}.kl_loss_coef": beta}
+
+
+def kl_in_reward(value: Any) -> Mapping[str, Any]:
+    coefficient = _number(value)
+    return {"algorithm.use_kl_in_reward": coefficient > 0, "algorithm.kl_ctrl.kl_coef": coefficient}
+
+
+def trl_loss_type(value: Any) -> Mapping[str, Any]:
+    aggregation, mode = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.policy_loss.loss_mode"
+    table = {
+        "grpo": {aggregation: "seq-mean-token-mean"},
+        "dr_grpo": {aggregation: "seq-mean-token-sum-norm"},
+        "bnpo": {aggregation: "token-mean"},
+        "dapo": {aggregation: "token-mean"},
+        "cispo": {mode: "cispo", aggregation: "token-mean"},
+        "sapo": {mode: "sapo"},
+    }
+    return _pick(value, table)
+
+
+def trl_scale_rewards(value: Any) -> Mapping[str, Any]:
+    key = "algorithm.norm_adv_by_std_in_grpo"
+    table = {"group": {key: True}, "true": {key: True}, "none": {key: False}, "false": {key: False}}
+    return _pick(value, table)
+
+
+def off_policyness(value: Any) -> Mapping[str, Any]:
+    steps = _number(value)
+    mode = "async" if steps > 0 else "sync"
+    return {f"{ROLLOUT}.max_head_offpolicyness": value, f"{ROLLOUT}.mode": mode}
+
+
+def bf16_dtype(value: Any) -> Mapping[str, Any]:
+    return {f"{MODEL}.dtype": "bfloat16" if _truth(value) else "float32"}
+
+
+def vllm_engine(value: Any) -> Mapping[str, Any]:
+    return {f"{ROLLOUT}.name": "vllm" if _truth(value) else "native"}
+
+
+def never_greedy(value: Any) -> Mapping[str, Any]:
+    if _truth(value):
+        raise ValueError("expected false: greedy rollouts of a prompt are all the same and teach nothing")
+    return {}
+
+
+def old_log_probs(value: Any) -> Mapping[str, Any]:
+    return {f"{ACTOR}.old_log_prob_source": "recompute" if _truth(value) else "rollout"}
+
+
+def resume_mode(value: Any) -> Mapping[str, Any]:
+    on, off = {"trainer.resume_mode": "auto"}, {"trainer.resume_mode": "disable"}
+    return _pick(value, {"auto": on, "on": on, "true": on, "disabled": off, "off": off, "false": off})
+
+
+def save_freq(value: Any) -> Mapping[str, Any]:
+    return {"trainer.save_freq": -1 if value is None else value}
+
+
+def test_freq(value: Any) -> Mapping[str, Any]:
+    return {"trainer.test_freq": -1 if value is None else value}
