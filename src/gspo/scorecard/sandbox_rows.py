@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from gspo.rewards.code import grade_code, same_output
-from gspo.rewards.sandbox import Sandbox, test_level
+from gspo.rewards.sandbox import Sandbox, examine_level
 from gspo.scorecard.programs.attack import Attack, Outcome, World, make_world
 from gspo.scorecard.programs.honest import HONEST, Honest
-from gspo.scorecard.programs.hostile import ATTACKS, tests_of
+from gspo.scorecard.programs.hostile import ATTACKS, cases_for
 from gspo.scorecard.programs.naive import run_naively
 from gspo.scorecard.programs.resources import MEMORY_LIMIT
 from gspo.scorecard.row import Row
@@ -29,7 +29,7 @@ MUST_SUCCEED = 25
 
 def available_levels() -> list[int]:
     """The isolation levels this machine grants."""
-    return [level for level in (1, 2, 3) if test_level(level).granted]
+    return [level for level in (1, 2, 3) if examine_level(level).granted]
 
 
 def attack_fault(sandbox: Sandbox, attack: Attack, world: World) -> str:
@@ -59,7 +59,7 @@ def _confined(sandbox: Sandbox, attack: Attack, world: World) -> Outcome:
     source = world.fill(attack.source)
     if attack.kind == "verdict":
         reward = grade_code(
-            source, tests_of(attack, world), timeout=DEADLINE, memory=MEMORY_LIMIT, sandbox=sandbox
+            source, cases_for(attack, world), timeout=DEADLINE, memory=MEMORY_LIMIT, sandbox=sandbox
         )
         return Outcome(earned=reward.score > 0 or reward.extra["tests_passed"] > 0)
     result = sandbox.run(source, wall=DEADLINE, memory=MEMORY_LIMIT)
@@ -126,7 +126,7 @@ def naive_row(seed: int) -> Row:
     with make_world() as world:
         for attack in order:
             world.reset()
-            outcome = run_naively(attack, world, tests_of(attack, world))
+            outcome = run_naively(attack, world, cases_for(attack, world))
             (succeeded if attack.succeeded(world, outcome) else failed).append(attack.name)
             world.sweep()
     detail = f"{len(succeeded)}/{len(order)} succeed without isolation (at least {MUST_SUCCEED})"

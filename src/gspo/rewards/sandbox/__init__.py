@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .judge import DEFAULT_MEMORY, DEFAULT_WALL, CallResult, Sandbox
-from .levels import GUARANTEES, HOW_TO, CanaryReport, LevelReport, test_level
+from .levels import GUARANTEES, HOW_TO, CanaryReport, LevelReport, examine_level
 from .result import RunResult, SandboxError
 from .speed import Speed, measure_speed
 
@@ -20,5 +20,5 @@ __all__ = [
     "SandboxError",
     "Speed",
     "measure_speed",
-    "test_level",
+    "examine_level",
 ]

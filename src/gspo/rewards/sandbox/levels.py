@@ -50,7 +50,7 @@ _reports: dict[tuple[int, int], LevelReport] = {}
 _lock = threading.Lock()
 
 
-def test_level(level: int) -> LevelReport:
+def examine_level(level: int) -> LevelReport:
     """The self-test of a level, run once a process."""
     from .canaries import run_canaries
 
@@ -68,19 +68,19 @@ def choose(level: int | None, allow_unsandboxed: bool) -> int:
     if level is not None and level not in (1, 2, 3):
         raise SandboxError(f"sandbox level {level!r}: expected 0, 1, 2 or 3")
     if level is not None:
-        report = test_level(level)
+        report = examine_level(level)
         if not report.granted:
             raise SandboxError(f"sandbox level {level} is not available: {report.reason}. {HOW_TO}")
         return level
     best = _best()
     if not best:
-        reasons = "; ".join(f"level {n}: {test_level(n).reason}" for n in (2, 1))
+        reasons = "; ".join(f"level {n}: {examine_level(n).reason}" for n in (2, 1))
         raise SandboxError(f"no sandbox level is available ({reasons}). {HOW_TO}")
     return best
 
 
 def _best() -> int:
-    return next((n for n in range(DEFAULT_LEVEL, 0, -1) if test_level(n).granted), 0)
+    return next((n for n in range(DEFAULT_LEVEL, 0, -1) if examine_level(n).granted), 0)
 
 
 def _unsandboxed(allowed: bool) -> int:

@@ -10,7 +10,7 @@ from .verdict import VERDICT
 ATTACKS: dict[str, Attack] = {attack.name: attack for attack in [*VERDICT, *HOST, *RESOURCES]}
 
 
-def tests_of(attack: Attack, world: World) -> dict:
+def cases_for(attack: Attack, world: World) -> dict:
     """The tests an attack faces: an answer that cannot be guessed, in the style the attack is written for."""
     if attack.name == "prefix_output":
         return {"inputs": [""], "outputs": [str(int(world.token, 16) % 100)]}

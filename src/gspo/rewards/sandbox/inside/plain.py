@@ -68,7 +68,7 @@ def decode(data: Any, reference: Callable[[str, int], Any] | None = None) -> Any
     tag, items = data[0], data[1:]
     try:
         return _build(tag, items, reference)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, IndexError) as error:
         raise NotPlain(f"bad {tag!r}: {error}") from None
 
 

@@ -151,10 +151,11 @@ class ForkServer:
     def _confine(self, request: dict[str, Any], slot: int) -> None:
         who = self.identity
         os.setsid()
-        identity.become(None if who.first_uid is None else who.first_uid + slot, who.capabilities)
+        if self.level >= 1:
+            identity.become(None if who.first_uid is None else who.first_uid + slot, who.capabilities)
         # After the change of user, which resets it. Had the server died before, writing to READY_FD would fail.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        own_user = who.first_uid is not None or who.network_namespace
+        own_user = self.level >= 1 and (who.first_uid is not None or who.network_namespace)
         limits.apply(self.baseline + request["memory"], request["cpu"], count_processes=own_user)
         if self.level >= 2:
             landlock.enter(RULESET_FD)
