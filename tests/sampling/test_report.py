@@ -87,11 +87,33 @@ def test_prediction_skips_only_prompts_seen_to_be_equal():
     assert {number(g) for _ in range(10) for g in world.step()[0]} == set(range(0, 40, 4))
 
 
-def test_probabilities_are_forgotten_with_their_groups():
-    world = prediction_world()
-    for _ in range(10):
-        world.step()
-    assert world.sampler.state_dict()["prompts"]["probabilities"] == {}  # nothing is carried with S=0
+def test_weights_survive_a_resume_and_are_then_forgotten():
+    def rule(group: Group, i: int) -> Reward:
+        doubted = number(group) % 2 == 0 and group.submission < 8
+        return Reward(1.0 if doubted or i == 0 else 0.0)
+
+    arguments = {
+        "rule": rule,
+        "prompts": 8,
+        "n": 8,
+        "gen_batch_size": 12,
+        "predict": "skip",
+        "predict_weight": True,
+    }
+    whole = World(**arguments)
+    expected = [whole.step()[1].weights for _ in range(8)]
+    found, state, carried = [], None, 0
+    for _ in range(8):
+        world = World(**arguments, state=state)
+        groups, report = world.step()
+        found.append(report.weights)
+        state = world.sampler.state_dict()
+        probabilities = state["prompts"]["probabilities"]
+        carried += len(probabilities)
+        assert not probabilities.keys() & {str(g.submission) for g in groups}
+    assert found == expected
+    assert carried > 0
+    assert max(max(w) for w in expected if w) > 1
 
 
 def test_prediction_weights_are_one_over_q_and_off_by_default():
