@@ -6,6 +6,7 @@ with plain string operations, so it may run in the trainer's process; everything
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,7 @@ def exact(prompt: Prompt, response: Response) -> Reward:
     return Reward(right, acc=right)
 
 
-@reward("gsm8k", sources=("openai/gsm8k",))
+@reward("gsm8k", sources=("openai/gsm8k", "reasoning"))
 def gsm8k(prompt: Prompt, response: Response) -> Reward:
     """Grade a number (after `####`, boxed, or the last one) against the row's; nothing symbolic."""
     from gspo.rewards.math import grade_math
@@ -126,15 +127,23 @@ def code(
     *,
     timeout: float | None = None,
     memory: int | None = None,
-    sandbox: Any = None,
+    level: int | None = None,
+    allow_unsandboxed: bool = False,
 ) -> Reward:
     """Run the response's program against the row's tests in the sandbox; the tests are the ground truth."""
     from gspo.rewards.code import grade_code
 
-    limits = {"timeout": timeout, "memory": memory, "sandbox": sandbox}
-    return grade_code(
-        str(response), prompt.ground_truth, **{k: v for k, v in limits.items() if v is not None}
-    )
+    limits = {"timeout": timeout, "memory": memory}
+    given = {name: value for name, value in limits.items() if value is not None}
+    return grade_code(str(response), prompt.ground_truth, sandbox=_sandbox(level, allow_unsandboxed), **given)
+
+
+@functools.cache
+def _sandbox(level: int | None, allow_unsandboxed: bool) -> Any:
+    """The worker's own sandbox. One fork-server is enough: a worker runs one program at a time."""
+    from gspo.rewards.sandbox import Sandbox
+
+    return Sandbox(level, allow_unsandboxed=allow_unsandboxed, num_servers=1)
 
 
 @reward("format", cheap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -123,8 +124,15 @@ class PoolScorer:
         if self._pool is None:
             self._crew = self._make_crew()
             self._info = self._crew.info
+            # Built-in graders keep deadlines of their own and never hang. More of them at once would only make the
+            # programs that they run miss theirs.
+            growth = {"max_workers": self._num_workers} if all(map(_is_builtin, self._specs)) else {}
             self._pool = WorkerPool(
-                self._crew, num_workers=self._num_workers, timeout=self._timeout, retries=self._retries
+                self._crew,
+                num_workers=self._num_workers,
+                timeout=self._timeout,
+                retries=self._retries,
+                **growth,
             )
         return self._pool
 
@@ -183,9 +191,17 @@ def make_scorer(
     overlong: Overlong | None = None,
     format_weight: float = 0.0,
     repetition_penalty: float = 0.0,
+    sandbox_level: int | None = None,
+    allow_unsandboxed_code: bool = False,
 ) -> Scorer:
-    """The scorer for a reward: None (each row's built-in), a name, "file.py:function", a function, or several of these."""
-    specs = [*as_specs(reward), *_shaping(format_weight, repetition_penalty)]
+    """The scorer for a reward: None (each row's built-in), a name, "file.py:function", a function, or several of these.
+
+    `memory` is in MiB a worker; `num_workers=0` means one a core. A test of model-written code gets half of `timeout`,
+    so that a program that hangs is graded wrong by the sandbox before its reward is given up.
+    """
+    code = {"timeout": timeout / 2, "level": sandbox_level, "allow_unsandboxed": allow_unsandboxed_code}
+    specs = [_with_code(spec, code) for spec in as_specs(reward)]
+    specs += _shaping(format_weight, repetition_penalty)
     if manager not in ("naive", "dapo"):
         raise RewardError(f"reward_model.reward_manager={manager!r}, expected naive or dapo")
     if overlong is not None and manager != "dapo":
@@ -203,6 +219,17 @@ def make_scorer(
     return scorer
 
 
+def _with_code(spec: RewardSpec | RewardFunction, code: dict[str, Any]) -> RewardSpec | RewardFunction:
+    """The spec with the code grader's settings, where it may use that grader; its own settings come first."""
+    if not isinstance(spec, RewardSpec) or spec.path is not None:
+        return spec
+    if spec.name == DEFAULT.name:
+        return dataclasses.replace(
+            spec, kwargs={**spec.kwargs, "code": {**code, **spec.kwargs.get("code", {})}}
+        )
+    return dataclasses.replace(spec, kwargs={**code, **spec.kwargs}) if spec.name == "code" else spec
+
+
 def _is_builtin(spec: RewardSpec | RewardFunction) -> bool:
     return isinstance(spec, RewardSpec) and spec.path is None
 
@@ -211,9 +238,10 @@ def _is_cheap(spec: RewardSpec | RewardFunction, data_source: str) -> bool:
     if not isinstance(spec, RewardSpec) or spec.path is not None:
         return False
     try:
-        entry = builtin.for_source(data_source) if spec == DEFAULT else builtin.builtin(spec.name)
+        by_source = spec.name == DEFAULT.name
+        entry = builtin.for_source(data_source) if by_source else builtin.builtin(spec.name)
     except RewardError:
-        return spec == DEFAULT and bool(data_source)  # nothing to run: the message is made in process
+        return bool(data_source)  # nothing to run: the message is made in process
     return entry.cheap
 
 

@@ -188,9 +188,9 @@ def _confine(server: int, memory: int) -> None:
     if os.getppid() != server:
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    limit = memory << 20
-    # Private writable memory, not address space: libraries reserve far more addresses than they use.
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    # Private writable memory, not address space: libraries reserve far more addresses than they use. The hard limit
+    # stays: the sandbox of code rewards gives its own processes limits of their own.
+    resource.setrlimit(resource.RLIMIT_DATA, (memory << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
 

@@ -1,0 +1,192 @@
+"""`gspo rewards try`, `gspo rewards bench` and `gspo rewards sandbox`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from gspo.types import Group, Prompt
+
+EXIT_BAD_INPUT = 2
+
+app = typer.Typer(no_args_is_help=True, help="Try, time and inspect rewards.", add_completion=False)
+
+
+@app.command("try")
+def try_reward(
+    task: Annotated[str, typer.Option("--task", help="Dataset whose row is answered: a name or a file.")],
+    answer: Annotated[str, typer.Option("--answer", help="File with the response, or - for standard input.")],
+    row: Annotated[int, typer.Option("--row", min=0, help="Which row, counted from 0.")] = 0,
+    reward: Annotated[
+        str | None,
+        typer.Option("--reward", help='A built-in, or "file.py:function"; default: the row\'s own.'),
+    ] = None,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds a reward may take.")] = 10.0,
+) -> None:
+    """Grade one answer to a row, as training would, and print what it earns."""
+    from gspo.data.rows import DataError
+    from gspo.rewards import RewardError, make_scorer
+    from gspo.types import Group, Prompt, Rollout
+
+    try:
+        source = _load_row(task, row)
+        text = sys.stdin.read() if answer == "-" else Path(answer).read_text()
+        scorer = make_scorer(reward, num_workers=1, timeout=timeout)
+    except (DataError, RewardError, OSError) as error:
+        _refuse(str(error))
+    prompt = Prompt(source.uid, source.messages, (), source.data_source, source.ground_truth, source.extra)
+    rollout = Rollout((), (), (), (), "stop", text=text)
+    start = time.perf_counter()
+    try:
+        scorer.submit(Group(prompt, (rollout,), 0, 0))
+        scored = scorer.collect()[0].rollouts[0]
+    except RewardError as error:
+        _refuse(str(error))
+    finally:
+        scorer.close()
+    _print_row(prompt, text)
+    if scored.reward is None:
+        typer.echo(f"reward     none: {scored.failure}")
+        raise typer.Exit(1)
+    typer.echo(f"score      {scored.reward.score:g}")
+    typer.echo(f"acc        {'not given' if scored.reward.acc is None else format(scored.reward.acc, 'g')}")
+    for name, value in scored.reward.extra.items():
+        typer.echo(f"{name:10s} {value:g}")
+    typer.echo(
+        f"time       {time.perf_counter() - start:.3f} s, with the start of a worker where one is needed"
+    )
+
+
+@app.command()
+def bench(
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each line.")] = 2.0,
+    num_workers: Annotated[
+        int, typer.Option("--workers", min=0, help="Reward processes; 0 = one a core.")
+    ] = 0,
+) -> None:
+    """Print how many responses a second each kind of reward grades on this machine."""
+    from gspo.rewards.sandbox import Sandbox, SandboxError, measure_speed
+
+    for name, groups in _workloads().items():
+        rate, failed = _rate(groups, seconds, num_workers)
+        typer.echo(f"{name:28s} {rate:9.0f} a second" + (f"   {failed} failed" if failed else ""))
+    try:
+        with Sandbox() as sandbox:
+            speed = measure_speed(sandbox, seconds)
+            typer.echo(
+                f"{'code, trivial program':28s} {speed.trivial:9.0f} a second a core   level {sandbox.level}"
+            )
+            typer.echo(f"{'code, typical program':28s} {speed.typical:9.0f} a second a core")
+    except SandboxError as error:
+        typer.echo(f"code: {error}")
+
+
+@app.command()
+def sandbox(
+    level: Annotated[int | None, typer.Option("--level", help="Test this level only.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each speed.")] = 1.0,
+) -> None:
+    """Print the isolation levels this machine grants, what each guarantees, its canaries and its speed."""
+    from gspo.rewards.sandbox import GUARANTEES, HOW_TO, Sandbox, SandboxError, examine_level, measure_speed
+
+    if level is not None and level not in (1, 2, 3):
+        _refuse(f"--level {level}: expected 1, 2 or 3")
+    granted = False
+    for number in [level] if level else [3, 2, 1]:
+        report = examine_level(number)
+        granted |= report.granted
+        refused = sum(canary.refused for canary in report.canaries)
+        verdict = "granted" if report.granted else f"not granted: {report.reason}"
+        typer.echo(
+            f"level {number}  {verdict}\n  {GUARANTEES[number]}\n  canaries refused {refused}/{len(report.canaries)}"
+        )
+        for canary in report.canaries:
+            if not canary.refused:
+                typer.echo(f"  NOT refused: {canary.name}: {canary.detail}")
+        if report.granted:
+            with Sandbox(number) as box:
+                speed = measure_speed(box, seconds)
+            typer.echo(
+                f"  {speed.trivial:.0f} trivial and {speed.typical:.0f} typical programs a second a core"
+            )
+    try:
+        typer.echo(f"used by default: level {Sandbox().level}")
+    except SandboxError as error:
+        typer.echo(f"used by default: none. {error}")
+    if not granted:
+        _refuse(HOW_TO)
+
+
+def _load_row(task: str, index: int) -> Any:
+    from gspo.data.datasets import load_rows
+    from gspo.data.rows import DataError
+
+    rows = load_rows(task, "train", limit=index + 1)
+    if len(rows) <= index:
+        raise DataError(task, f"has {len(rows)} rows; --row {index} asks for one more than there is")
+    return rows[index]
+
+
+def _print_row(prompt: Prompt, text: str) -> None:
+    for message in prompt.messages:
+        typer.echo(f"{message.get('role', '')!s:10s} {message.get('content', '')}")
+    truth = str(prompt.ground_truth)
+    typer.echo(f"row        {prompt.uid} (data_source {prompt.data_source})")
+    typer.echo(f"truth      {truth if len(truth) <= 300 else truth[:300] + '…'}")
+    typer.echo(f"answer     {text if len(text) <= 300 else text[:300] + '…'}".rstrip())
+
+
+def _workloads() -> dict[str, Sequence[Group]]:
+    from gspo.scorecard.math_pairs import make_pairs
+    from gspo.types import Group, Prompt, Rollout
+
+    def group(source: str, truth: str, texts: Sequence[str]) -> Group:
+        prompt = Prompt("bench", ({"role": "user", "content": "?"},), (), source, truth)
+        return Group(prompt, tuple(Rollout((), (), (), (), "stop", text=text) for text in texts), 0, 0)
+
+    pairs = make_pairs(400)
+    plain = [pair for pair in pairs if pair.kind.startswith("gsm8k")]
+    symbolic = [pair for pair in pairs if pair.kind in ("latex/surd", "latex/polynomial")]
+    return {
+        "arithmetic (in process)": [group("arithmetic", "75", ["23+45=68;68+7=75;75", "75", "74", "x"] * 2)]
+        * 50,
+        "gsm8k (pool)": [group("gsm8k", pair.truth, [pair.right, pair.wrong] * 4) for pair in plain],
+        "math, plain values (pool)": [
+            group("math", pair.truth, [pair.right, pair.wrong] * 4) for pair in pairs if pair not in symbolic
+        ],
+        "math, symbolic (pool)": [
+            group("math", pair.truth, [pair.right, pair.wrong] * 4) for pair in symbolic
+        ],
+    }
+
+
+def _rate(groups: Sequence[Group], seconds: float, num_workers: int) -> tuple[float, int]:
+    """Responses a second, and how many failed, after the workers have started."""
+    from gspo.rewards.scoring import make_scorer
+
+    scorer = make_scorer(None, num_workers=num_workers)
+    try:
+        scorer.submit(groups[0])
+        scorer.collect()
+        count = failed = 0
+        start = time.perf_counter()
+        while (elapsed := time.perf_counter() - start) < seconds:
+            for item in groups[:16]:
+                scorer.submit(item)
+            scored = [rollout for item in scorer.collect() for rollout in item.rollouts]
+            count += len(scored)
+            failed += sum(rollout.reward is None for rollout in scored)
+        return count / elapsed, failed
+    finally:
+        scorer.close()
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(EXIT_BAD_INPUT)

@@ -1,0 +1,336 @@
+"""The worker pool and scorers under faults: raising, nonsense, hanging, dying, allocating, leaving processes behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.rewards import Overlong, RewardError, dry_run, make_scorer
+from gspo.rewards.compose import as_specs
+from gspo.rewards.crew import ProcessCrew
+from gspo.rewards.pool import WorkerPool
+from gspo.rewards.scoring import InProcessScorer, PoolScorer
+from gspo.scorecard.faulty_rewards import NONSENSE
+from gspo.scorecard.reward_rows import make_group, processes_of_session, score_all
+from gspo.types import Group, Prompt, Rollout
+
+FAULTY = "gspo.scorecard.faulty_rewards:compute_score"
+
+
+def make_pool(timeout: float = 30.0, **kwargs: Any) -> PoolScorer:
+    scorer = PoolScorer(as_specs(FAULTY), num_workers=2, timeout=timeout, **kwargs)
+    scorer.start()
+    return scorer
+
+
+@pytest.fixture(scope="module")
+def scorer() -> Iterator[PoolScorer]:
+    scorer = make_pool()
+    yield scorer
+    server = scorer.server_pid
+    scorer.close()
+    assert processes_of_session(server) == []
+
+
+def scores(rollouts: list[Rollout]) -> list[float | None]:
+    return [rollout.reward.score if rollout.reward else None for rollout in rollouts]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_groups_come_back_in_order_of_submission_whatever_takes_long(scorer: PoolScorer) -> None:
+    for number, text in enumerate(["pause 0.3", "a", "pause 0.1", "bb"]):
+        scorer.submit(make_group([text, "ccc"], number))
+    groups = scorer.collect()
+    assert [group.submission for group in groups] == [0, 1, 2, 3]
+    assert [scores(list(group.rollouts)) for group in groups] == [[9, 3], [1, 3], [9, 3], [2, 3]]
+    assert scorer.collect() == []
+
+
+def test_failures_are_missing_counted_and_named(scorer: PoolScorer) -> None:
+    before = scorer.finisher.num_failed
+    rollouts = score_all(scorer, ["abc", "raise it", "abcd", *NONSENSE])
+    assert scores(rollouts) == [3, None, 4] + [None] * len(NONSENSE)
+    assert scorer.finisher.num_failed - before == 1 + len(NONSENSE)
+    failure = rollouts[1].failure or ""
+    assert (
+        "compute_score" in failure
+        and "'row-0', response 1" in failure
+        and "KeyError: 'cannot grade it'" in failure
+    )
+    assert "faulty_rewards.py" in failure and "raise KeyError" in failure
+    assert "'row-1'" in (rollouts[9].failure or "")
+
+
+def test_a_worker_that_dies_is_replaced_and_its_job_tried_once_more(
+    scorer: PoolScorer, tmp_path: Path
+) -> None:
+    texts = ["die", f"die_once {tmp_path / 'mark'}", "abc"]
+    rollouts = score_all(scorer, texts)
+    assert scores(rollouts) == [None, len(texts[1]), 3]
+    assert "died on it 2 times" in (rollouts[0].failure or "") and "SIGKILL" in (rollouts[0].failure or "")
+
+
+def test_the_memory_limit_is_a_failure_of_that_response_alone(scorer: PoolScorer) -> None:
+    rollouts = score_all(scorer, ["allocate 3000", "allocate 10"])
+    assert scores(rollouts) == [None, 10 << 20]
+    assert "MemoryError" in (rollouts[0].failure or "")
+
+
+def test_hung_rewards_are_killed_with_their_stack_and_capacity_recovers() -> None:
+    scorer = make_pool(timeout=1.0)
+    server = scorer.server_pid
+    rollouts = score_all(scorer, ["spin", "sleep"] * 12)
+    assert scores(rollouts) == [None] * 24
+    assert all("no result within 1 s" in (r.failure or "") for r in rollouts)
+    assert "faulty_rewards.py" in (rollouts[0].failure or "")
+    pool = scorer.start()
+    assert pool.counts.timeouts == 24
+    assert pool.counts.started > 4, "the pool did not grow: 24 hung jobs would take 12 deadlines"
+    assert scores(score_all(scorer, ["abc"] * 8)) == [3] * 8
+    wait_until(lambda: len(processes_of_session(server)) <= 3)  # the server and two workers
+    scorer.close()
+    assert processes_of_session(server) == []
+
+
+def test_healthy_jobs_do_not_make_the_pool_grow(scorer: PoolScorer) -> None:
+    started = scorer.start().counts.started
+    score_all(scorer, ["pause 0.05"] * 40)
+    assert scorer.start().counts.started == started
+
+
+def test_builtin_graders_keep_their_own_time_and_the_pool_its_size() -> None:
+    scorer = PoolScorer(as_specs("gsm8k"), num_workers=2, timeout=0.5)
+    assert scorer.start()._max == 2
+    scorer.close()
+
+
+def test_a_killed_server_is_started_again() -> None:
+    scorer = make_pool()
+    assert scores(score_all(scorer, ["abc"])) == [3]
+    first = scorer.server_pid
+    os.kill(first, signal.SIGKILL)
+    assert scores(score_all(scorer, ["abcd"] * 4)) == [4] * 4
+    assert scorer.server_pid != first
+    scorer.close()
+    assert processes_of_session(first) == []
+
+
+def test_what_a_reward_leaves_running_ends_with_its_worker(tmp_path: Path) -> None:
+    scorer = make_pool()
+    pid_file = tmp_path / "pid"
+    score_all(scorer, [f"daemon {pid_file}"])
+    wait_until(pid_file.exists)
+    wait_until(lambda: pid_file.read_text() != "")
+    daemon = int(pid_file.read_text())
+    assert is_alive(daemon)
+    scorer.close()
+    assert not is_alive(daemon)
+
+
+def test_nothing_is_left_when_the_trainer_is_killed() -> None:
+    code = f"""
+from gspo.rewards.compose import as_specs
+from gspo.rewards.scoring import PoolScorer
+from gspo.scorecard.reward_rows import make_group, score_all
+scorer = PoolScorer(as_specs({FAULTY!r}), num_workers=2, timeout=100.0)
+score_all(scorer, ["a", "b", "c"])
+scorer.submit(make_group(["spin", "sleep"]))
+print(scorer.server_pid, flush=True)
+input()
+"""
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert trainer.stdout is not None
+    server = int(trainer.stdout.readline())
+    wait_until(lambda: len(processes_of_session(server)) == 3)
+    trainer.kill()
+    trainer.communicate()
+    wait_until(lambda: processes_of_session(server) == [])
+
+
+def test_close_fails_what_is_unfinished_and_may_be_called_twice() -> None:
+    crew = ProcessCrew("gspo.rewards.compose:build_grading", (as_specs(FAULTY),))
+    pool = WorkerPool(crew, num_workers=1, timeout=100.0)
+    group = make_group(["sleep"])
+    future = pool.submit((group.prompt, ["sleep"]))
+    pool.close()
+    pool.close()
+    with pytest.raises(RewardError, match="closed"):
+        future.result(timeout=1)
+    with pytest.raises(RewardError, match="closed"):
+        pool.submit(None)
+
+
+def test_jobs_from_many_threads_get_their_own_results() -> None:
+    crew = ProcessCrew("gspo.rewards.compose:build_grading", (as_specs(FAULTY),))
+    pool = WorkerPool(crew, num_workers=2, timeout=100.0)
+    from gspo.rewards import Response
+
+    prompt, wrong = make_group([]).prompt, []
+
+    def work(length: int) -> None:
+        for _ in range(20):
+            (result,) = pool.submit((prompt, [Response("x" * length)])).result()
+            if result["score"] != length:
+                wrong.append(result)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    pool.close()
+    assert wrong == [] and pool.counts.done == 160
+
+
+def test_random_rewards_depend_on_the_response_alone(tmp_path: Path) -> None:
+    file = tmp_path / "noisy.py"
+    file.write_text(
+        "import random\ndef score(prompt, response):\n    return random.random() + len(set(response))\n"
+    )
+    results = []
+    for texts in (["a", "b", "c", "d"], ["a", "b", "c", "d"]):
+        scorer = make_scorer(f"{file}:score", num_workers=2)
+        results.append(scores(score_all(scorer, texts)))  # type: ignore[arg-type]
+        scorer.close()
+    assert results[0] == results[1] and len(set(results[0])) == 4
+
+
+def test_an_import_that_starts_threads_is_done_in_each_worker(tmp_path: Path) -> None:
+    file = tmp_path / "threaded.py"
+    file.write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+        "def score(prompt, response):\n    return len(response) + 10 * threading.active_count()\n"
+    )
+    scorer = make_scorer(f"{file}:score", num_workers=1)
+    assert scores(score_all(scorer, ["abc"])) == [23]  # type: ignore[arg-type]
+    scorer.close()
+
+
+def test_errors_of_loading_come_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text("import no_such_thing\n")
+    with pytest.raises(RewardError, match="no_such_thing"):
+        make_scorer(f"{file}:score")
+    file.write_text("def score(a, b, c):\n    return 1\n")
+    with pytest.raises(RewardError, match="unknown signature"):
+        make_scorer(f"{file}:score")
+
+
+def test_python_functions_run_in_threads_with_a_deadline() -> None:
+    calls = []
+
+    def mine(prompt: Prompt, response: str) -> float:
+        calls.append(str(response))
+        if response == "hang":
+            time.sleep(3)
+        return float(len(response))
+
+    scorer = make_scorer(mine, timeout=0.4)
+    scorer.submit(make_group(["abc", "hang", "de"]))
+    (group,) = scorer.collect()
+    assert scores(list(group.rollouts)) == [3, None, 2]
+    assert "no result within 0.4 s" in (group.rollouts[1].failure or "")
+    assert "time.sleep(3)" in (group.rollouts[1].failure or "")
+    assert sorted(calls) == ["abc", "de", "hang"]
+    scorer.close()
+
+
+@pytest.mark.parametrize("style", ["trl", "async"])
+def test_a_group_is_one_call_for_functions_that_take_it_whole(style: str, tmp_path: Path) -> None:
+    file = tmp_path / f"whole_{style}.py"
+    bodies = {
+        "trl": "def score(completions, **columns):\n    return [float(len(completions))] * len(completions)\n",
+        "async": "seen = []\nasync def score(prompt, response):\n    seen.append(1)\n    import asyncio\n"
+        "    await asyncio.sleep(0.05)\n    return float(len(seen))\n",
+    }
+    file.write_text(bodies[style])
+    scorer = make_scorer(f"{file}:score", num_workers=1)
+    assert scores(score_all(scorer, ["a", "b", "c"])) == [3, 3, 3]  # type: ignore[arg-type]
+    scorer.close()
+
+
+def test_cheap_builtins_stay_in_process_and_others_go_to_the_pool() -> None:
+    scorer = make_scorer()
+    assert isinstance(scorer, PoolScorer)
+
+    def group(source: str, truth: Any, text: str) -> Group:
+        prompt = Prompt(source, (), (), source, truth)
+        return Group(prompt, (Rollout((), (), (), (), "stop", text=text),), 0, 0)
+
+    scorer.submit(group("arithmetic", "75", "70+5=75;75"))
+    scorer.submit(group("poetry", "75", "75"))
+    assert scorer.server_pid == 0
+    scorer.submit(group("gsm8k", "75", "#### 75"))
+    assert scorer.server_pid != 0
+    right, unknown, number = scorer.collect()
+    assert scores([*right.rollouts, *unknown.rollouts, *number.rollouts]) == [1, None, 1]
+    assert "'poetry'" in (unknown.rollouts[0].failure or "")
+    scorer.close()
+    assert isinstance(make_scorer("exact"), InProcessScorer)
+
+
+def test_composition_manager_and_shaping_reach_the_reward() -> None:
+    scorer = make_scorer("exact", manager="dapo", overlong=Overlong(4, 2), format_weight=0.5)
+    prompt = Prompt("r", (), (), "any", "<think>a</think><answer>b</answer>")
+    rollouts = tuple(
+        Rollout((0,) * n, (0.0,) * n, (1,) * n, (0,) * n, "stop", text=prompt.ground_truth) for n in (2, 3, 4)
+    )
+    scorer.submit(Group(prompt, rollouts, 0, 0))
+    (group,) = scorer.collect()
+    assert scores(list(group.rollouts)) == [1.5, 1.0, 0.5]
+    assert group.rollouts[1].reward is not None and group.rollouts[1].reward.acc == 1.0
+    with pytest.raises(RewardError, match="reward_manager=dapo"):
+        make_scorer("exact", overlong=Overlong(4, 2))
+
+
+def test_dry_run_gives_the_reward_or_the_reason(scorer: PoolScorer) -> None:
+    prompt = make_group([]).prompt
+    assert dry_run(scorer, prompt, "abcde").score == 5
+    with pytest.raises(RewardError, match=r"tried on one row(.|\n)*KeyError"):
+        dry_run(scorer, prompt, "raise now")
+
+
+def test_a_lying_worker_cannot_send_code_or_nonsense(tmp_path: Path) -> None:
+    file = tmp_path / "liar.py"
+    file.write_text(
+        "import os, json, struct\n"
+        "def score(prompt, response):\n"
+        "    if response == 'plain': return 1.0\n"
+        '    text = {\'nan\': \'{"result": [{"score": NaN}]}\', \'text\': \'{"result": [{"score": "high"}]}\',\n'
+        "            'short': '{\"result\": []}', 'none': '[1]', 'pickle': 'cos\\nsystem\\n(S\"x\"tR.'}[response].encode()\n"
+        "    import socket, stat\n"
+        "    fds = [fd for fd in range(3, 20) if os.path.exists(f'/proc/self/fd/{fd}') and stat.S_ISSOCK(os.fstat(fd).st_mode)]\n"
+        "    os.write(fds[0], struct.pack('!I', len(text)) + text)\n"
+        "    os._exit(0)\n"
+    )
+    scorer = make_scorer(f"{file}:score", num_workers=1, timeout=20.0)
+    rollouts = score_all(scorer, ["nan", "text", "short", "none", "pickle"])  # type: ignore[arg-type]
+    scorer.close()
+    assert scores(rollouts) == [None] * 5
+    expected = ["score is nan", "score is 'high'", "list of results", "not JSON", "not JSON"]
+    for rollout, words in zip(rollouts, expected):
+        assert words in (rollout.failure or "")

@@ -1,0 +1,207 @@
+"""The four signatures of reward functions: recognised, called with the right arguments, sync and async."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+
+from gspo.rewards.functions import Response, load_function, parse_spec, wrap_function
+from gspo.rewards.protocol import RewardError
+from gspo.rewards.signatures import detect_style
+from gspo.types import Prompt, Reward
+
+PROMPT = Prompt(
+    "file.jsonl:7",
+    ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+3?"}),
+    (11, 12),
+    "sums",
+    "5",
+    {"level": 3},
+)
+RESPONSES = [Response("5", (1, 2), 0), Response("six", (3,), 1, "length")]
+
+
+def ours(prompt: Prompt, response: Response) -> Reward:
+    return Reward(float(response == prompt.ground_truth), extra={"tokens": response.num_tokens})
+
+
+def verls(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
+) -> dict[str, Any]:
+    right = solution_str == ground_truth and data_source == "sums" and extra_info["level"] == 3
+    return {"score": 2.0 * right - 1.0, "acc": right, "pred": solution_str, "length": len(solution_str)}
+
+
+def trls(completions: list[str], ground_truth: list[str], level: list[int], **kwargs: Any) -> list[float]:
+    assert kwargs["prompts"] == ["Be brief.\n2+3?"] * 2 and kwargs["completion_ids"] == [[1, 2], [3]]
+    return [float(c == t) * n for c, t, n in zip(completions, ground_truth, level)]
+
+
+def areals(
+    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], answer: str, **data: Any
+):
+    assert prompt == "Be brief.\n2+3?" and prompt_ids == [11, 12] and data["level"] == 3
+    return len(completion_ids) if completions == answer else 0
+
+
+@pytest.mark.parametrize(
+    ("fn", "style", "scores"),
+    [(ours, "gspo", [1, 0]), (verls, "verl", [1, -1]), (trls, "trl", [3, 0]), (areals, "areal", [2, 0])],
+)
+def test_each_signature_is_recognised_and_gets_its_arguments(
+    fn: Any, style: str, scores: list[float]
+) -> None:
+    function = wrap_function(fn)
+    assert function.style == style
+    graded = function.grade(PROMPT, RESPONSES)
+    assert [reward.score if isinstance(reward, Reward) else reward for reward in graded] == scores
+
+
+@pytest.mark.parametrize(
+    ("fn", "scores"), [(ours, [1, 0]), (verls, [1, -1]), (trls, [3, 0]), (areals, [2, 0])]
+)
+def test_async_functions_give_the_same(fn: Any, scores: list[float]) -> None:
+    @functools.wraps(fn)
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0)
+        return fn(*args, **kwargs)
+
+    function = wrap_function(later)
+    assert function.takes_group
+    assert [r.score if isinstance(r, Reward) else r for r in function.grade(PROMPT, RESPONSES)] == scores
+
+
+def test_responses_of_an_async_function_are_awaited_together() -> None:
+    waiting, most = 0, 0
+
+    async def judge(prompt: Prompt, response: str) -> float:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await asyncio.sleep(0.01)
+        waiting -= 1
+        return 1.0
+
+    wrap_function(judge).grade(PROMPT, [Response("a", index=i) for i in range(5)])
+    assert most == 5
+
+
+def test_verl_dict_gives_acc_and_metrics_and_drops_texts() -> None:
+    reward = wrap_function(verls).grade(PROMPT, RESPONSES)[0]
+    assert isinstance(reward, Reward)
+    assert reward.acc == 1.0 and reward.extra == {"length": 1.0}
+
+
+def test_trl_function_written_for_chats_gets_messages() -> None:
+    def chat(completions: list[list[dict[str, str]]], **kwargs: Any) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    assert [r.score for r in wrap_function(chat).grade(PROMPT, RESPONSES) if isinstance(r, Reward)] == [1, 3]
+
+
+def test_trl_type_error_of_its_own_is_reported_as_it_was() -> None:
+    def broken(completions: list[str], **kwargs: Any) -> list[float]:
+        return [len(completions) + "x"]  # type: ignore[operator]
+
+    failure = wrap_function(broken).grade(PROMPT, RESPONSES)[0]
+    assert isinstance(failure, str) and "unsupported operand" in failure and "test_signatures.py" in failure
+
+
+def test_reward_kwargs_are_bound() -> None:
+    def scaled(data_source: str, solution_str: str, ground_truth: str, scale: float = 1.0, **_: Any) -> float:
+        return scale * len(solution_str)
+
+    graded = wrap_function(scaled, kwargs={"scale": 10.0}).grade(PROMPT, RESPONSES)
+    assert [r.score for r in graded if isinstance(r, Reward)] == [10, 30]
+
+
+@pytest.mark.parametrize("fn", [lambda: 1, lambda a: 1, lambda a, b, c: 1, lambda a, b, *, c: 1])
+def test_unknown_signature_is_refused_with_the_four(fn: Any) -> None:
+    with pytest.raises(RewardError, match=r"completions, \*\*columns"):
+        detect_style(fn, "fn")
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), None, "0.5", [1.0], {"acc": 1}, {"score": "x"}, 1j, 10**400]
+)
+def test_nonsense_is_a_failure_that_names_function_and_row(value: Any) -> None:
+    def odd(prompt: Prompt, response: str) -> Any:
+        return value
+
+    graded = wrap_function(odd).grade(PROMPT, RESPONSES)
+    for index, failure in enumerate(graded):
+        assert isinstance(failure, str)
+        assert "odd" in failure and "'file.jsonl:7'" in failure and f"response {index}" in failure
+
+
+@pytest.mark.parametrize("values", [[1.0], [1.0, 2.0, 3.0], 1.0, None])
+def test_wrong_length_fails_the_whole_group(values: Any) -> None:
+    def batch(completions: list[str], **kwargs: Any) -> Any:
+        return values
+
+    graded = wrap_function(batch).grade(PROMPT, RESPONSES)
+    assert len(graded) == 2 and all(isinstance(item, str) and "2 completions" in item for item in graded)
+
+
+def test_one_bad_item_of_a_list_fails_alone() -> None:
+    def batch(completions: list[str], **kwargs: Any) -> list[Any]:
+        return [0.5, None]
+
+    first, second = wrap_function(batch).grade(PROMPT, RESPONSES)
+    assert isinstance(first, Reward) and first.score == 0.5 and isinstance(second, str)
+
+
+def test_exception_keeps_the_users_part_of_the_traceback() -> None:
+    def inner() -> None:
+        raise ZeroDivisionError("no apples")
+
+    def raising(prompt: Prompt, response: str) -> float:
+        inner()
+        return 1.0
+
+    failure = wrap_function(raising).grade(PROMPT, RESPONSES)[0]
+    assert isinstance(failure, str)
+    assert "ZeroDivisionError: no apples" in failure and "in inner" in failure
+    assert "rewards/functions.py" not in failure
+
+
+def test_exit_is_a_failure_not_an_end() -> None:
+    def leaving(prompt: Prompt, response: str) -> float:
+        raise SystemExit(0)
+
+    assert "SystemExit" in str(wrap_function(leaving).grade(PROMPT, RESPONSES)[0])
+
+
+def test_functions_load_from_a_file_and_see_their_neighbours(tmp_path: Any) -> None:
+    (tmp_path / "helper_of_reward.py").write_text("FACTOR = 4\n")
+    file = tmp_path / "my_reward.py"
+    file.write_text("from helper_of_reward import FACTOR\ndef score(prompt, response):\n    return FACTOR\n")
+    function = load_function(parse_spec(f"{file}:score"))
+    assert [r.score for r in function.grade(PROMPT, RESPONSES) if isinstance(r, Reward)] == [4, 4]
+    assert f"{file}:2" in function.where
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        ("def f(p, r): return 1", "g", "has no function 'g'; it has f"),
+        ("import no_such_module_here", "f", "ModuleNotFoundError"),
+        ("def f(:", "f", "SyntaxError"),
+        ("raise SystemExit(3)", "f", "SystemExit"),
+    ],
+)
+def test_files_that_cannot_be_loaded_say_why(tmp_path: Any, text: str, name: str, message: str) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(text)
+    with pytest.raises(RewardError, match=message) as error:
+        load_function(parse_spec(f"{file}:{name}"))
+    assert "broken.py" in str(error.value)
+
+
+def test_missing_file_and_module_are_named() -> None:
+    for spec in ("/nowhere/reward.py:f", "no_such_package.rewards:f"):
+        with pytest.raises(RewardError, match=spec.rpartition(":")[0]):
+            load_function(parse_spec(spec))
