@@ -14,7 +14,7 @@ app = typer.Typer(add_completion=False)
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/embedded.")],
     pictures: Annotated[bool, typer.Option(help="Also draw plots/*.png.")] = True,
-    max_mb: Annotated[int, typer.Option(min=1, help="How many MB of group files the page may carry.")] = 16,
+    max_mb: Annotated[int, typer.Option(min=1, help="How many MB of group files the page may carry.")] = 32,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the verdict and what was written as JSON.")
     ] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -17,7 +18,7 @@ def run_card(run: Run) -> str:
     """Markdown with the front matter that model hubs read."""
     parts = [
         _front_matter(run),
-        f"# {run.name}",
+        f"# {_escape(run.name)}",
         _verdict(run),
         _section("Result", _result(run)),
         _section("Training", _table(_training(run))),
@@ -50,10 +51,8 @@ def _front_matter(run: Run) -> str:
 
 def _is_hub_name(name: str) -> bool:
     """`owner/name`, as opposed to a path or a built-in task."""
-    return (
-        name.count("/") == 1
-        and not name.startswith((".", "/", "~"))
-        and not name.endswith((".jsonl", ".parquet", ".json"))
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not name.endswith(
+        (".jsonl", ".parquet", ".json")
     )
 
 

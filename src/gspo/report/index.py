@@ -62,5 +62,11 @@ def index_run(run: Run) -> list[dict[str, Any]]:
     out = []
     for kind, files in (("train", run.group_files()), ("eval", run.eval_files())):
         for step, path in files.items():
-            out.append({"step": step, "kind": kind, **index_step(reading.read_groups(path), kind == "eval")})
+            out.append(
+                {
+                    "step": step,
+                    "kind": kind,
+                    **index_step(reading.read_groups(path, log_probs=False), kind == "eval"),
+                }
+            )
     return sorted(out, key=lambda entry: (entry["step"], entry["kind"] == "train"))

@@ -12,28 +12,20 @@ from typing import Any
 from gspo.report import reading
 from gspo.report.index import index_step
 from gspo.report.overview import overview
-from gspo.report.run import Run, find_runs, read_run, status_of
+from gspo.report.run import READ_NAMES, Run, find_runs, read_run, status_of
 from gspo.report.verdict import start_and_end
 
-WATCHED = (
-    "metrics.jsonl",
-    "config.yaml",
-    "environment.json",
-    "result.json",
-    "alarms.jsonl",
-    ".lock",
-    "evals",
-)
+WATCHED = tuple(name for name in READ_NAMES if name != "groups")
 SPARK_POINTS = 60
 BATCH_SECONDS = 0.25  # how long one request may index files before it answers with what it has
 
 Stamp = tuple[tuple[int, int], ...]
 
 
-def stamp(path: Path, names: tuple[str, ...] = WATCHED) -> Stamp:
+def stamp(path: Path) -> Stamp:
     """Size and time of a run's files: the same stamp means the same content."""
     out = []
-    for name in names:
+    for name in WATCHED:
         try:
             info = (path / name).stat()
             out.append((info.st_size, info.st_mtime_ns))
@@ -136,7 +128,7 @@ class LiveRuns:
             cache.entries[key] = {
                 "step": step,
                 "kind": kind,
-                **index_step(reading.read_groups(files[key]), kind == "eval"),
+                **index_step(reading.read_groups(files[key], log_probs=False), kind == "eval"),
             }
             cache.order.append(key)
             if time.monotonic() > deadline:

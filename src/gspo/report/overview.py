@@ -55,7 +55,7 @@ def _accuracy_tile(run: Run) -> dict[str, str] | None:
         )
     final = run.interval("final")
     detail = f"95 % interval {words.interval(*final)}" if final else ""
-    return _tile("Held-out accuracy", f"{words.percent(ends[0])} → {words.percent(ends[1])}", detail)
+    return _tile("Held-out accuracy", f"{100 * ends[0]:.1f} → {words.percent(ends[1])}", detail)
 
 
 def _reward_tile(run: Run) -> dict[str, str] | None:

@@ -51,7 +51,7 @@ def draw_pictures(run: Run, index: Sequence[dict[str, Any]], folder: Path) -> li
         figure = draw()
         if figure is not None:
             path = folder / f"{name}.png"
-            FigureCanvasAgg(figure).print_png(str(path))
+            FigureCanvasAgg(figure).print_png(str(path), pil_kwargs={"compress_level": 3})
             written.append(path)
     return written
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 _STEP_FILE = re.compile(r"step-(\d+)\.jsonl\.gz$")
+_LOG_PROBS = re.compile(r'log_probs": \[[^\]]*')
 _CONFIG_LINE = re.compile(r"^(\s*)([\w.@-]+):(.*)$")
 
 
@@ -80,15 +82,23 @@ def read_gzip(path: Path) -> str:
         return ""
 
 
-def read_groups(path: Path) -> list[dict[str, Any]]:
-    """The records of one `step-NNNNNN.jsonl.gz`."""
-    return [g for g in json_lines(read_gzip(path)) if isinstance(g.get("responses"), list)]
+def read_groups(path: Path, *, log_probs: bool = True) -> list[dict[str, Any]]:
+    """The records of one `step-NNNNNN.jsonl.gz`; without `log_probs` the lists a token are left out unparsed.
+
+    Those lists are most of a file. Emptying them in the text is exact: they hold numbers only, and inside a JSON
+    string the quote before the colon would be escaped.
+    """
+    text = read_gzip(path)
+    if not log_probs:
+        text = _LOG_PROBS.sub('log_probs": [', text)
+    return [g for g in json_lines(text) if isinstance(g.get("responses"), list)]
 
 
 def step_files(folder: Path) -> dict[int, Path]:
-    """Step number → file, for the `step-NNNNNN.jsonl.gz` of a folder, ascending."""
+    """Step number → file, for the `step-NNNNNN.jsonl.gz` of a folder, ascending. Symlinks are left out."""
     try:
-        names = sorted(p.name for p in folder.iterdir())
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if not entry.is_symlink()]
     except OSError:
         return {}
     found = {int(m.group(1)): folder / name for name in names if (m := _STEP_FILE.match(name))}

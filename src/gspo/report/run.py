@@ -15,6 +15,18 @@ from gspo.report import reading, stats
 RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run of another machine counts as running
 
 
+READ_NAMES = (
+    "metrics.jsonl",
+    "config.yaml",
+    "environment.json",
+    "result.json",
+    "alarms.jsonl",
+    ".lock",
+    "evals",
+    "groups",
+)
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run folder holds, apart from groups and evaluations, which are read a step at a time."""
@@ -148,12 +160,16 @@ def is_run(path: Path) -> bool:
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The run folders directly under a folder that lie in it for real, newest first."""
+    """The run folders directly under a folder that lie in it for real, newest first.
+
+    A run is left out when it, or a file of it that would be read, is a symlink to somewhere outside the folder.
+    """
     try:
         root, entries = folder.resolve(), list(folder.iterdir())
     except OSError:
         return
     inside = [p for p in entries if not p.name.startswith(".") and p.resolve().parent == root and is_run(p)]
+    inside = [p for p in inside if all((p / name).resolve().is_relative_to(root) for name in READ_NAMES)]
     yield from sorted(inside, key=lambda p: (-_changed(p), p.name))
 
 

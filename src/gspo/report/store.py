@@ -15,7 +15,7 @@ from gspo.report import reading
 from gspo.report.index import index_step
 from gspo.report.run import Run
 
-DEFAULT_BUDGET = 16 << 20  # bytes of group files; their chunks come out smaller
+DEFAULT_BUDGET = 32 << 20  # bytes of group files; their chunks come out smaller
 
 
 @dataclass
@@ -36,7 +36,7 @@ def collect(run: Run, budget: int = DEFAULT_BUDGET) -> RolloutStore:
     chosen = {"eval": chosen_evals, "train": choose(groups, left)}
     for kind, files in (("train", groups), ("eval", evals)):
         for step, path in files.items():
-            records = reading.read_groups(path)
+            records = reading.read_groups(path, log_probs=step in chosen[kind])
             store.index.append({"step": step, "kind": kind, **index_step(records, kind == "eval")})
             if step in chosen[kind]:
                 store.chunks[kind, step] = pack(records)

@@ -50,24 +50,35 @@ G.chart = (function () {
         paths: s.bars || spec.bars ? uPlot.paths.bars({ size: [spec.barSize || 0.9, 100] }) : undefined,
         points: s.points ? { show: true, size: 6, fill: color, stroke: color } : { show: few && !spec.stack && !spec.bars && s.width !== 0 ? undefined : false, size: 4 },
         value: (u, v, seriesIndex, i) => {
-          const raw = i === null || i === undefined ? null : s.values[i];
+          const raw = i === null || i === undefined ? latest(s.values, spec) : s.values[i];
           return raw === null || raw === undefined ? "–" : (s.format || format)(raw);
         },
-        swatch: color,
+        swatch: s.width < 1 ? G.alpha(color, 0.45) : color,
       };
     });
     return {
       width,
       height: HEIGHT,
       padding: [12, 12, 0, 0],
-      scales: { x: { time: false, range: spec.xRange }, y: { range: spec.yRange || nice } },
-      series: [{ label: spec.xLabel || "step", value: (u, v) => (v === null ? "–" : (spec.xFormat || G.number)(v)) }, ...series],
+      scales: { x: { time: false, range: spec.xRange }, y: { range: spec.yRange || (spec.stack ? fromZero : nice) } },
+      series: [{ label: spec.xLabel || "step", value: (u, v) => ((v = v ?? latest(spec.x, spec)) === null ? "–" : (spec.xFormat || G.number)(v)) }, ...series],
       bands: spec.bands && spec.bands.map((b) => ({ ...b, fill: G.alpha(G.css(b.color), b.alpha) })),
       axes: axes(spec),
       legend: { live: true, markers: { width: 0, fill: (u, i) => (i ? series[i - 1].swatch : "transparent") } },
       cursor: { points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: 24 } },
       hooks: { drawAxes: [(u) => spec.under && spec.under(u)] },
     };
+  }
+
+  // With the cursor elsewhere the legend shows the end of each curve.
+  function latest(values, spec) {
+    if (spec.noLatest) return null;
+    for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
+    return null;
+  }
+
+  function fromZero(u, low, high) {
+    return [0, high > 0 ? high * 1.06 : 1];
   }
 
   function nice(u, low, high) {

@@ -30,7 +30,7 @@ G.CompareView = class {
 
   draw() {
     const { comparison } = this;
-    G.replace(this.summary, G.h("h1", {}, this.names.join(" · ")), comparison.sentences.map((s) => G.h("p", {}, s)));
+    G.replace(this.summary, G.h("h1", {}, this.names.join(" · ")), comparison.sentences.map((s) => G.h("p", { class: "headline" }, G.joined(s))));
     G.replace(this.tables, this.results(), this.differences());
     this.drawCharts();
   }

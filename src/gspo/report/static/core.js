@@ -40,6 +40,9 @@ G.number = function (value, digits = 4) {
   return value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "").replace(/^-/, "−");
 };
 
+// Keeps a number and its unit on one line.
+G.joined = (text) => String(text).replace(/(\d) (?=%|s\b|min\b|h\b|d\b|points\b|tokens\b|\d\d s\b)/g, "$1\u00a0");
+
 G.percent = (value, digits = 1) => (value === null || value === undefined ? "–" : (100 * value).toFixed(digits) + " %");
 
 G.seconds = function (value) {

@@ -32,7 +32,7 @@ G.detail = (function () {
   }
 
   function tokens(response, scale) {
-    const readout = G.h("p", { class: "readout", "aria-live": "polite" }, "Point at a token, or move with the arrow keys, to read its numbers.");
+    const readout = G.h("p", { class: "readout", "aria-live": "polite", hidden: true });
     const ratios = ratiosOf(response);
     const spans = response.tokens.map((text, i) => {
       const span = G.h("span", { class: "token" }, /^\n+$/.test(text) ? "↵" + text : text);
@@ -48,6 +48,7 @@ G.detail = (function () {
       const parts = [`token ${i + 1} ${JSON.stringify(response.tokens[i])}`];
       if (response.log_probs) parts.push(`log-prob ${G.number(response.log_probs[i])} (${G.percent(Math.exp(response.log_probs[i]))})`);
       if (ratios) parts.push(`log-ratio ${G.number(ratios[i])}`);
+      readout.hidden = false;
       readout.textContent = parts.join(" · ");
     };
     const box = G.h("div", { class: "text tokens", tabindex: "0", role: "group", "aria-label": "Response tokens" }, spans);
@@ -99,7 +100,7 @@ G.detail = (function () {
     const text = colouring === "surprise" ? "darker: less likely when sampled"
       : scale < 5e-6 ? "every log-ratio is 0: engine and trainer agree on these tokens"
       : `blue: more likely under the old policy than when sampled, orange: less; full colour at ±${G.number(scale, 2)}`;
-    return G.h("div", { class: "legend" }, G.h("label", {}, "Colour tokens by ", select), G.h("span", { class: "note" }, text));
+    return G.h("div", { class: "legend" }, G.h("label", {}, "Colour tokens by ", select), G.h("span", { class: "note" }, text + ". Point at a token, or use the arrow keys in a response, for its numbers."));
   }
 
   const content = (value) => (typeof value === "string" ? value : Array.isArray(value) ? value.map((p) => p.text ?? JSON.stringify(p)).join("\n") : JSON.stringify(value));

@@ -77,12 +77,12 @@ G.panels = (function () {
     spec.under = (u) => {
       const color = G.css("--heat");
       for (const column of spec.columns) {
-        const left = u.valToPos(column.from - 0.5, "x", true), right = u.valToPos(column.to + 0.5, "x", true);
+        const left = Math.round(u.valToPos(column.from - 0.5, "x", true)), right = Math.round(u.valToPos(column.to + 0.5, "x", true));
         column.counts.forEach((count, level) => {
           if (!count) return;
-          const top = u.valToPos((level + 0.5) / spec.levels, "y", true), bottom = u.valToPos((level - 0.5) / spec.levels, "y", true);
+          const top = Math.round(u.valToPos((level + 0.5) / spec.levels, "y", true)), bottom = Math.round(u.valToPos((level - 0.5) / spec.levels, "y", true));
           u.ctx.fillStyle = G.alpha(color, 0.06 + 0.94 * Math.sqrt(count / column.total));
-          u.ctx.fillRect(left, top, Math.max(1, right - left + 0.5), bottom - top - 1);
+          u.ctx.fillRect(left, top, Math.max(1, right - left - (right - left > 6 ? 1 : 0)), bottom - top - 1);
         });
       }
     };
@@ -182,7 +182,7 @@ G.panels = (function () {
       id: "ratio-hist", title: "Distribution of the sequence ratio", x: inside.map((_, i) => low + (i + 0.5) * width), xLabel: "ratio − 1",
       note: `All ${total.toLocaleString("en")} trained responses; ${G.percent(out / total)} lay outside their step's band. The clip acts only where the advantage pushes further out.`,
       series: [{ label: "inside the band", values: inside, color: "--p0" }, { label: "outside", values: outside, color: "--bad" }],
-      stack: true, bars: true, barSize: 1, xFormat: (v) => G.number(v, 3), xRange: () => [low - width / 2, high + width / 2],
+      stack: true, bars: true, barSize: 1, noLatest: true, xFormat: (v) => G.number(v, 3), xRange: () => [low - width / 2, high + width / 2],
     };
   }
 

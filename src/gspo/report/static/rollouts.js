@@ -82,9 +82,10 @@ G.Rollouts = class {
 
   sort() {
     const rate = (g, missing) => (g.rate === null ? missing : g.rate);
+    const within = (a, b) => (a.kind === b.kind ? a.at - b.at : a.kind === "train" ? -1 : 1);
     const by = {
-      newest: (a, b) => b.step - a.step || a.at - b.at,
-      oldest: (a, b) => a.step - b.step || a.at - b.at,
+      newest: (a, b) => b.step - a.step || within(a, b),
+      oldest: (a, b) => a.step - b.step || within(a, b),
       hardest: (a, b) => rate(a, 2) - rate(b, 2) || b.step - a.step,
       easiest: (a, b) => rate(b, -1) - rate(a, -1) || b.step - a.step,
       longest: (a, b) => b.tokens / (b.n || 1) - a.tokens / (a.n || 1),

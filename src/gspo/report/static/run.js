@@ -45,13 +45,17 @@ G.RunView = class {
     target.focus({ preventScroll: true });
   }
 
+  // Resolves when the verdict and the charts of the metrics are drawn; the groups follow in `indexed`.
   async start() {
     this.update(await this.source.overview(this.name));
     const address = G.address.read();
     if (address.section) this.jump(address.section, false);
-    await this.readIndex();
-    if (this.rollouts.follow(address) && address.group) this.jump("rollouts", false);
-    else if (address.section) this.jump(address.section, false);
+    this.indexed = this.readIndex().then(() => {
+      const now = G.address.read();
+      if (this.rollouts.follow(now) && now.group) this.jump("rollouts", false);
+      else if (now.section) this.jump(now.section, false);
+      document.documentElement.dataset.indexed = "yes";
+    });
   }
 
   // The dashboard's server may still be reading: ask again until it has all.
@@ -69,7 +73,7 @@ G.RunView = class {
         this.drawCharts();
       }
       if (answer.complete) return;
-      await new Promise((go) => setTimeout(go, 400));
+      await new Promise((go) => setTimeout(go, 30));
     }
   }
 
@@ -78,8 +82,8 @@ G.RunView = class {
     const { verdict } = overview;
     this.head.className = `verdict tone-${verdict.tone}`;
     G.replace(this.head, G.h("div", { class: "line" }, G.h("h1", {}, overview.name), G.badge(overview.status), this.progress()),
-      G.h("p", { class: "headline" }, verdict.headline), verdict.sentences.map((s) => G.h("p", {}, s)));
-    G.replace(this.tiles, overview.tiles.map((t) => G.h("div", { class: "tile" }, G.h("div", { class: "label" }, t.label), G.h("div", { class: "value" }, t.value), G.h("div", { class: "note" }, t.detail))));
+      G.h("p", { class: "headline" }, G.joined(verdict.headline)), verdict.sentences.map((s) => G.h("p", {}, G.joined(s))));
+    G.replace(this.tiles, overview.tiles.map((t) => G.h("div", { class: "tile" }, G.h("div", { class: "label" }, t.label), G.h("div", { class: "value" }, t.value), G.h("div", { class: "note" }, G.joined(t.detail)))));
     this.drawAlarms();
     this.drawCharts();
     this.drawMetric();

@@ -1,0 +1,138 @@
+"""Readers against missing, half-written and hostile files."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+from gspo.report import reading
+from gspo.report.run import find_runs, is_run, read_run
+
+
+def test_a_half_written_last_row_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": 1.5}\n{"step": 2, "a": 2.5}\n{"step": 3, "a"')
+    assert reading.read_rows(file) == [{"step": 1, "a": 1.5}, {"step": 2, "a": 2.5}]
+
+
+def test_rows_of_one_step_are_merged_and_sorted(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        '{"step": 2, "a": 1, "b": 2}\n{"step": 1, "a": 9}\nnot json\n[]\n{"step": "x"}\n{"step": 2, "b": 3}\n'
+    )
+    assert reading.read_rows(file) == [{"step": 1, "a": 9}, {"step": 2, "a": 1, "b": 3}]
+
+
+def test_nan_becomes_null(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "a": NaN, "b": -Infinity}\n')
+    assert reading.read_rows(file) == [{"step": 1, "a": None, "b": None}]
+
+
+def test_a_gzip_file_cut_short_gives_its_whole_lines(tmp_path: Path) -> None:
+    lines = [json.dumps({"uid": str(i), "responses": [], "noise": os.urandom(40).hex()}) for i in range(500)]
+    data = gzip.compress("\n".join(lines).encode())
+    file = tmp_path / "step-000001.jsonl.gz"
+    file.write_bytes(data[: len(data) // 2])
+    groups = reading.read_groups(file)
+    assert 100 < len(groups) < 400
+    assert [g["uid"] for g in groups] == [str(i) for i in range(len(groups))]
+
+
+def test_other_line_separators_inside_text_do_not_split_a_record(tmp_path: Path) -> None:
+    text = "a\u2028b\u0085c\x0bd"
+    record = {"uid": "u", "responses": [{"text": text}]}
+    file = tmp_path / "step-000001.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps(record, ensure_ascii=False).encode()))
+    assert reading.read_groups(file)[0]["responses"][0]["text"] == text
+
+
+def test_leaving_out_log_probs_changes_nothing_else(tmp_path: Path) -> None:
+    tricky = 'he said "log_probs": [1, 2] and "old_log_probs": [ ]]'
+    response = {
+        "text": tricky,
+        "tokens": ['log_probs": [', "]"],
+        "log_probs": [-1.5, -2e-7],
+        "old_log_probs": [0.0],
+        "score": 1.0,
+    }
+    file = tmp_path / "step-000001.jsonl.gz"
+    file.write_bytes(gzip.compress(json.dumps({"uid": "u", "responses": [response]}).encode()))
+    whole = reading.read_groups(file)
+    light = reading.read_groups(file, log_probs=False)
+    assert whole[0]["responses"][0] == response
+    assert light[0]["responses"][0] == {**response, "log_probs": [], "old_log_probs": []}
+
+
+def test_config_leaves_know_their_origin(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        'a:\n  b: "x # not \\" a comment"  # flag --b\n  c:\n    d: [1, "#"]  # run.yaml:3\n    e: .inf\n'
+        "f: {}  # default\ng:  # file\n  h: 1\n"
+    )
+    leaves = {leaf["key"]: (leaf["value"], leaf["origin"]) for leaf in reading.read_config(file)}
+    assert leaves == {
+        "a.b": ('x # not " a comment', "flag --b"),
+        "a.c.d": ([1, "#"], "run.yaml:3"),
+        "a.c.e": ("inf", ""),
+        "f": ({}, "default"),
+        "g.h": (1, "file"),
+    }
+
+
+def test_the_trainers_own_config_file_reads_back(tmp_path: Path) -> None:
+    from gspo.config import load
+
+    resolved = load(overrides=["trainer.seed=7"])
+    (tmp_path / "config.yaml").write_text(resolved.to_yaml(with_origins=True))
+    leaves = {leaf["key"]: leaf for leaf in reading.read_config(tmp_path / "config.yaml")}
+    for key in (
+        "trainer.seed",
+        "data.train_files",
+        "actor_rollout_ref.actor.optim.lr",
+        "algorithm.adv_estimator",
+    ):
+        assert leaves[key]["value"] == resolved.get(key)
+        assert leaves[key]["origin"] == resolved.origin(key)
+
+
+def test_an_empty_or_broken_folder_is_read_without_error(tmp_path: Path) -> None:
+    run = read_run(tmp_path / "nowhere")
+    assert (run.rows, run.config, run.environment, run.result, run.last_step) == ([], [], None, None, 0)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "metrics.jsonl").write_bytes(b"\xff\xfe\x00garbage")
+    (broken / "config.yaml").write_text("a: [1, 2\nb: }")
+    (broken / "result.json").write_text('{"start_acc":')
+    (broken / "environment.json").write_text("[]")
+    run = read_run(broken)
+    assert (run.rows, run.config, run.environment, run.result) == ([], [], None, None)
+
+
+def test_status_follows_the_process_and_the_result(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    (path / "metrics.jsonl").write_text('{"step": 1, "a": 1}\n')
+    (path / ".lock").write_text(str(os.getpid()))
+    assert read_run(path).status == "running"
+    (path / ".lock").write_text("999999999")
+    assert read_run(path).status == "stopped"
+    (path / "result.json").write_text('{"steps": 1}')
+    assert read_run(path).status == "finished"
+    with open(path / "metrics.jsonl", "a") as f:  # resumed for more steps
+        f.write('{"step": 2, "a": 1}\n')
+    (path / ".lock").write_text(str(os.getpid()))
+    assert read_run(path).status == "running"
+
+
+def test_only_real_run_folders_inside_are_found(tmp_path: Path) -> None:
+    outside, runs = tmp_path / "outside", tmp_path / "runs"
+    for path in (outside, runs / "good", runs / "empty", runs / ".hidden"):
+        path.mkdir(parents=True)
+    for path in (outside, runs / "good", runs / ".hidden"):
+        (path / "metrics.jsonl").write_text("")
+    (runs / "link").symlink_to(outside)
+    assert is_run(runs / "link")
+    assert [p.name for p in find_runs(runs)] == ["good"]

@@ -1,0 +1,239 @@
+"""The report's files: figures equal the metrics, hostile text stays text, nothing raises into the trainer."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.report import write_report
+from gspo.report.card import run_card
+from gspo.report.index import FIELDS
+from gspo.report.overview import overview
+from gspo.report.run import read_run
+from gspo.report.store import choose, collect, pack
+from gspo.report.verdict import judge
+from gspo.report.write import build_report
+from tests.report.synthetic import Maker, Plan, make_run, write_step
+
+
+def block(page: str, name: str) -> Any:
+    """A data block of the page, decoded."""
+    match = re.search(rf'<script type="text/plain" id="{name}">([^<]*)</script>', page)
+    assert match, name
+    return gzip.decompress(base64.b64decode(match.group(1))).decode()
+
+
+@pytest.fixture(scope="module")
+def page(finished_run: Path) -> str:
+    return build_report(finished_run, pictures=False).page.read_text()
+
+
+def test_figures_equal_metrics_jsonl(finished_run: Path, page: str) -> None:
+    columns = json.loads(block(page, "data-overview-0"))["columns"]
+    rows = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    assert columns["step"] == [row["step"] for row in rows]
+    names = {name for row in rows for name in row} - {"step"}
+    assert names == set(columns) - {"step"}
+    for name in names:
+        assert columns[name] == [row.get(name) for row in rows], name
+
+
+def test_every_group_is_listed_and_carried(finished_run: Path, page: str) -> None:
+    index = json.loads(block(page, "data-index-0"))
+    train = [entry for entry in index if entry["kind"] == "train"]
+    assert [entry["step"] for entry in train] == list(range(1, 13))
+    for entry in train:
+        stored = gzip.decompress(
+            (finished_run / "groups" / f"step-{entry['step']:06d}.jsonl.gz").read_bytes()
+        )
+        records = [json.loads(line) for line in stored.decode().splitlines()]
+        carried = [json.loads(line) for line in block(page, f"data-train-{entry['step']}-0").splitlines()]
+        for record, line, shown in zip(records, entry["groups"], carried, strict=True):
+            facts = dict(zip(FIELDS, line))
+            assert (facts["uid"], facts["fate"], facts["n"]) == (record["uid"], record["fate"], 8)
+            assert facts["rate"] == pytest.approx(sum(r["acc"] for r in record["responses"]) / 8)
+            assert [r["text"] for r in shown["responses"]] == [r["text"] for r in record["responses"]]
+        ratios = [r["ratio"] - 1 for g in records for r in g["responses"] if "ratio" in r]
+        assert entry["ratios"] == pytest.approx(ratios, abs=1e-8)
+
+
+def test_token_numbers_survive_packing() -> None:
+    trained = {
+        "text": "ab",
+        "tokens": ["a", "b"],
+        "log_probs": [-0.1234567, -2.0],
+        "old_log_probs": [-0.1234517, -2.5],
+        "score": 1.0,
+    }
+    holes = {"text": "c", "tokens": ["c"], "log_probs": [None], "old_log_probs": [-1.0]}
+    lonely = {"text": "d", "tokens": ["d"], "log_probs": [-1.0], "failure": None, "extra": {}}
+    packed = gzip.decompress(pack([{"uid": "u", "responses": [trained, holes, lonely, "noise"]}])).decode()
+    first, second, third = json.loads(packed)["responses"]
+    assert (first["mlp"], first["mlr"], first["score"]) == ([-123, -2000], [5, -500000], 1.0)
+    assert "mlp" not in second and "log_probs" not in second
+    assert third == {"text": "d", "tokens": ["d"], "mlp": [-1000]}
+
+
+def test_scripts_are_pinned_by_hash_and_nothing_is_fetched(page: str) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy and policy.group(1).startswith("default-src 'none'")
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.S)
+    assert len(scripts) == 1
+    digest = base64.b64encode(hashlib.sha256(scripts[0].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy.group(1)
+    markup = re.sub(r"<(script|style)[^>]*>.*?</\1>", "", page, flags=re.S)
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!data:)""", markup)
+
+
+def test_model_text_cannot_leave_its_block(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "evil</script><script>alert(1)<!--", Plan(steps=1, groups=1, n=2, questions=1))
+    evil = "</script><script>alert(1)</script><!-- \ud800"
+    record = {
+        "uid": evil,
+        "fate": "kept",
+        "messages": [{"role": "user", "content": evil}],
+        "responses": [{"text": evil, "score": 1}],
+    }
+    text = json.dumps({**record, "data_source": evil, "ground_truth": evil})
+    (run / "groups" / "step-000001.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (run / "alarms.jsonl").write_text(json.dumps({"step": 1, "name": evil, "text": evil}) + "\n")
+    page = build_report(run, pictures=False).page.read_text()
+    assert page.count("<script>") == 1
+    assert "alert(1)</script>" not in page and "<!--" not in page.replace("<!doctype", "")
+    assert "<script" not in (run / "RUN.md").read_text()
+
+
+def test_a_long_run_is_sampled_evenly_within_the_budget(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "long", Plan(steps=40, groups=4, n=2, questions=4, val_every=20, finished=False)
+    )
+    sizes = {int(p.name[5:11]): p.stat().st_size for p in (run / "groups").iterdir()}
+    store = collect(read_run(run), budget=sum(sizes.values()) // 4)
+    carried = sorted(step for kind, step in store.chunks if kind == "train")
+    assert 3 <= len(carried) < 12 and carried[-1] == 40
+    assert len({b - a for a, b in zip(carried, carried[1:])}) == 1
+    assert sum(sizes[s] for s in carried) <= sum(sizes.values()) // 4
+    assert f"{len(carried)} of 40 steps" in store.note
+    assert len([e for e in store.index if e["kind"] == "train"]) == 40
+    assert choose({}, 100) == set()
+    assert choose({7: run / "groups" / "step-000007.jsonl.gz"}, 0) == {7}
+
+
+@pytest.mark.parametrize(
+    "damage", ["groups", "evals", "config.yaml", "environment.json", "metrics.jsonl", "result.json"]
+)
+def test_reports_are_written_whatever_is_missing(tmp_path: Path, finished_run: Path, damage: str) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished_run, run)
+    target = run / damage
+    shutil.rmtree(target) if target.is_dir() else target.unlink()
+    report = build_report(run, pictures=damage == "metrics.jsonl")
+    assert block(report.page.read_text(), "data-overview-0")
+    assert report.card.read_text().startswith("---\n")
+
+
+def test_write_report_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert write_report(nowhere) == nowhere / "report.html"
+    assert "not a run folder" in caplog.text
+    assert not nowhere.exists()
+
+
+def test_pictures_are_drawn_or_their_absence_is_said(
+    finished_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = build_report(finished_run)
+    assert {p.stem for p in report.pictures} == {
+        "learning",
+        "groups",
+        "difficulty",
+        "ratios",
+        "clipping",
+        "stability",
+        "timing",
+    }
+    assert all(p.read_bytes().startswith(b"\x89PNG") and p.stat().st_size > 5000 for p in report.pictures)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "gspo.report.pictures")
+    for name in [m for m in sys.modules if m.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    report = build_report(finished_run)
+    assert report.pictures == [] and "gspo[report]" in report.notes[-1]
+
+
+def test_the_verdict_says_what_happened(finished_run: Path) -> None:
+    verdict = judge(read_run(finished_run))
+    assert (verdict.headline, verdict.tone) == ("Held-out accuracy rose from 32.5 % to 80.0 %", "good")
+    text = " ".join(verdict.sentences)
+    assert "embedded was trained on arithmetic with GSPO: 12 steps in 19 s" in text
+    assert "Over the same 40 questions the change is +47.5 points" in text
+    row = read_run(finished_run)
+    generated, wasted = row.total("train/generated_tokens"), row.total("train/wasted_tokens")
+    assert generated and wasted
+    assert (
+        f"generated {generated:,.0f} tokens" in text
+        and f"{wasted:,.0f} ({100 * wasted / generated:.0f} %)" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("gain", "tone", "start"), [(0.0, "flat", "No clear change"), (-0.3, "bad", "Held-out accuracy fell")]
+)
+def test_the_verdict_does_not_flatter(tmp_path: Path, gain: float, tone: str, start: str) -> None:
+    run = make_run(tmp_path / "run", Plan(steps=2, groups=2, n=2, gain=gain, questions=60))
+    verdict = judge(read_run(run))
+    assert verdict.tone == tone and verdict.headline.startswith(start)
+
+
+def test_a_run_without_evaluation_is_judged_by_its_reward(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "critic/score/mean": 0.25}\n{"step": 2, "critic/score/mean": 0.5}\n'
+    )
+    verdict = judge(read_run(tmp_path))
+    assert verdict.headline == "Training reward rose from 0.250 to 0.500; no held-out evaluation yet"
+    assert overview(read_run(tmp_path))["tiles"][0]["value"] == "0.500"
+
+
+def test_the_card_holds_what_a_hub_wants(finished_run: Path) -> None:
+    card = run_card(read_run(finished_run))
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    for part in (
+        "arithmetic",
+        "GSPO",
+        "| seed | 0 |",
+        "gspo train config.yaml",
+        "gspo train trainer.seed=0",
+        "2.13.0",
+        "+47.5 points",
+    ):
+        assert part in card, part
+    assert "`actor_rollout_ref.actor.optim.lr`" in card and "flag --learning-rate" in card
+    assert "`algorithm.adv_estimator`" not in card  # a default
+
+
+def test_a_growing_run_can_be_reported_at_any_moment(tmp_path: Path) -> None:
+    maker = Maker(tmp_path / "live", Plan(steps=3, groups=2, n=2, questions=3))
+    for step in (1, 2):
+        maker.step(step)
+        write_step(maker.path / "groups", step + 1, [])
+        page = build_report(maker.path, pictures=False).page.read_text()
+        assert json.loads(block(page, "data-overview-0"))["last_step"] == step
+
+
+def test_no_torch_for_looking(finished_run: Path) -> None:
+    code = (
+        "import sys, gspo.report.server, gspo.report.comparison, gspo.report.pictures\n"
+        f"from gspo.report import write_report; write_report({str(finished_run)!r})\n"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
