@@ -1,9 +1,10 @@
 """Make the embedded model: random Llama weights from a fixed seed, warmed up on `arithmetic` by `gspo sft`'s function.
 
-    python scripts/make_embedded_model.py OUT
+    python scripts/make_embedded_model.py OUT [--device cpu|cuda] [--threads 2]
 
 writes an ordinary Hugging Face folder and, beside the weights, `recipe.json`: how they were made, their hash and what
-they score. Two threads, CPU, float32: the same machine gives the same bits. docs/embedded-model.md has the story.
+they score. Float32; the same machine and thread count give the same bits. docs/embedded-model.md has the
+times and the results.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from gspo.models.tokenizer import build_tokenizer
 from gspo.training.sft import ProgressLine, SftConfig, warm_start
 
 SEED = 0
-NUM_EXAMPLES = 60_000
-SHAPE = {"hidden_size": 192, "num_hidden_layers": 2, "intermediate_size": 640, "num_attention_heads": 4}
-SFT = SftConfig(steps=4500, lr=2e-3, batch_size=128, seed=SEED, max_length=256)
+NUM_EXAMPLES = 40_000
+SHAPE = {"hidden_size": 144, "num_hidden_layers": 4, "intermediate_size": 384, "num_attention_heads": 4}
+SFT = SftConfig(steps=2800, lr=2e-3, batch_size=128, seed=SEED, max_length=256)
 
 
 def save_random_model(folder: str) -> None:
@@ -85,8 +86,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args().out
-    torch.set_num_threads(2)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    out: Path = args.out
+    torch.set_num_threads(args.threads)
     start = time.monotonic()
     rows = load_rows("arithmetic", limit=NUM_EXAMPLES, seed=SEED)
     with tempfile.TemporaryDirectory() as untrained:
@@ -96,6 +100,7 @@ def main() -> None:
             rows,
             out,
             SFT,
+            device=args.device,
             on_step=ProgressLine(SFT.steps, lambda line: print(line, file=sys.stderr)),
         )
     seconds = time.monotonic() - start
@@ -110,6 +115,9 @@ def main() -> None:
         "sft": dataclasses.asdict(SFT),
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "sha256": hashlib.sha256(weights).hexdigest(),
+        "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "cpu",
+        "threads": args.threads,
+        "torch": torch.__version__,
         "seconds": round(seconds),
         "held_out_greedy": measure(model, tokenizer, held_out, sample=False),
         "held_out_sampled": measure(model, tokenizer, held_out, sample=True),

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from gspo.data.arithmetic import load_arithmetic
+from gspo.data.code_tasks import load_code
+from gspo.data.columns import Columns, to_row
+from gspo.data.files import SUFFIXES, read_records
+from gspo.data.gsm8k import HUB_NAME, is_gsm8k, load_gsm8k, to_gsm8k_row
+from gspo.data.hub import hub_records
+from gspo.data.math_tasks import load_math
+from gspo.data.mixed import load_mixed
+from gspo.data.reasoning import load_reasoning
+from gspo.data.reasoning_gym import load_reasoning_gym
 from gspo.data.rows import DataError, Row
 
 Split = Literal["train", "val"]
@@ -16,7 +27,7 @@ _LOADERS: dict[str, Loader] = {}
 
 
 def dataset(name: str) -> Callable[[Loader], Loader]:
-    """Register `loader(split, *, limit, seed, **options) -> list[Row]` under `name`."""
+    """Register `loader(split, *, limit, seed) -> list[Row]` under `name`."""
 
     def register(loader: Loader) -> Loader:
         if name in _LOADERS:
@@ -28,6 +39,12 @@ def dataset(name: str) -> Callable[[Loader], Loader]:
 
 
 dataset("arithmetic")(load_arithmetic)
+dataset("math")(load_math)
+dataset("reasoning")(load_reasoning)
+dataset("code")(load_code)
+dataset("mixed")(load_mixed)
+dataset("gsm8k")(load_gsm8k)
+dataset(HUB_NAME)(load_gsm8k)
 
 
 def dataset_names() -> list[str]:
@@ -41,13 +58,72 @@ def load_rows(
     *,
     limit: int | None = None,
     seed: int = 0,
-    columns: Any = None,
+    columns: Columns | None = None,
+    hub_split: str | None = None,
+    system_prompt: str | None = None,
 ) -> list[Row]:
-    """The rows of a dataset: at most `limit`, in a fixed order for the same `seed`."""
-    if name_or_path not in _LOADERS:
-        near = difflib.get_close_matches(name_or_path, _LOADERS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise DataError(
-            name_or_path, f"is no dataset or file; expected one of {', '.join(dataset_names())}{hint}"
+    """The rows of a dataset: the first `limit`, in a fixed order for the same `seed`.
+
+    `name_or_path` is a registered name, `reasoning_gym:TASK[,key=value…]`, a jsonl or parquet file (in verl's row
+    format, in GSM8K's, or with named columns), `gsm8k:PATH`, or a hub dataset `owner/name[:config]`, whose split is
+    `hub_split` (train, or test for "val"). Files have no split: all their rows are given for either.
+    """
+    if limit is not None and limit < 1:
+        raise DataError(name_or_path, f"was asked for {limit} rows; expected at least 1")
+    rows = _load(name_or_path, split, limit, seed, columns, hub_split)
+    if system_prompt is None:
+        return rows
+    return [_with_system_prompt(row, system_prompt) for row in rows]
+
+
+def _load(
+    name: str, split: str, limit: int | None, seed: int, columns: Columns | None, hub_split: str | None
+) -> list[Row]:
+    if name in _LOADERS:
+        return _LOADERS[name](split, limit=limit, seed=seed)
+    prefix, _, rest = name.partition(":")
+    if prefix == "reasoning_gym":
+        task, _, options = rest.partition(",")
+        return load_reasoning_gym(split, limit=limit, seed=seed, task=task, options=options)
+    if prefix == "gsm8k":
+        return load_gsm8k(split, limit=limit, seed=seed, path=rest)
+    if prefix in ("jsonl", "parquet"):
+        return _records_to_rows(read_records(rest), limit, columns)
+    if Path(name).suffix in SUFFIXES or Path(name).expanduser().is_file():
+        return _records_to_rows(read_records(name), limit, columns)
+    if Path(name).expanduser().is_dir():
+        raise DataError(name, "is a folder; expected a jsonl or parquet file (gsm8k:FOLDER for GSM8K's)")
+    if prefix.count("/") == 1 and not name.startswith(("/", ".", "~")):
+        default = "train" if split == "train" else "test"
+        return _records_to_rows(
+            hub_records(prefix, hub_split or default, config=rest or None), limit, columns
         )
-    return _LOADERS[name_or_path](split, limit=limit, seed=seed)
+    raise DataError(name, _unknown(name))
+
+
+def _records_to_rows(
+    records: Iterable[tuple[str, Any]], limit: int | None, columns: Columns | None
+) -> list[Row]:
+    """The first `limit` records; GSM8K's own format is recognised unless columns are named."""
+    rows: list[Row] = []
+    for where, record in records:
+        if limit is not None and len(rows) >= limit:
+            break
+        gsm8k = (columns is None or columns == Columns()) and is_gsm8k(record)
+        rows.append(to_gsm8k_row(record, where) if gsm8k else to_row(record, where, columns))
+    return rows
+
+
+def _with_system_prompt(row: Row, text: str) -> Row:
+    if row.messages[0].get("role") == "system":
+        return row
+    return dataclasses.replace(row, messages=({"role": "system", "content": text}, *row.messages))
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, [*_LOADERS, "reasoning_gym"], n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return (
+        f"is no dataset; expected one of {', '.join(dataset_names())}, reasoning_gym:TASK, a jsonl or parquet file, "
+        f"or a hub name owner/name{hint}"
+    )

@@ -1,0 +1,30 @@
+"""Records of hub datasets, read by the `datasets` package (extra `data`); no code of the dataset is ever run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gspo.data.rows import DataError
+
+
+def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator[tuple[str, Any]]:
+    """`(name[split]:number, record)` of a hub dataset, counted from 1."""
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            name,
+            "is read from the hub, which needs the datasets package; install gspo[data], or give a local file",
+        ) from None
+    try:
+        table = datasets.load_dataset(name, config, split=split)
+    except (
+        Exception
+    ) as error:  # the package raises dozens of types: offline, no such name, no such split, gated
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(
+            f"{name}[{split}]",
+            f"could not be read from the hub ({first}); give a local jsonl or parquet file",
+        ) from error
+    return ((f"{name}[{split}]:{i}", record) for i, record in enumerate(table, start=1))

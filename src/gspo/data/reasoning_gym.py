@@ -1,0 +1,95 @@
+"""`reasoning_gym:<task>[,key=value…]`: the generators and scorers of the reasoning-gym package (extra `tasks`)."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gspo.data.rows import DataError, Row, user_message
+from gspo.seeding import derive_seed
+
+NUM_TRAIN = 2048
+NUM_HELD_OUT = 256
+INSTRUCTION = "Think step by step, then write only the final answer between <answer> and </answer>."
+
+
+def load_reasoning_gym(
+    split: str = "train", *, limit: int | None = None, seed: int = 0, task: str = "", options: str = ""
+) -> list[Row]:
+    """`limit` problems of a task (2,048 to train on, 256 held out). `options` are its settings: `key=value,…`.
+
+    A row's `extra` holds what is needed to make the same problem again, since scorers want the package's own record.
+    """
+    size = limit or (NUM_TRAIN if split == "train" else NUM_HELD_OUT)
+    # The package derives item i from seed + i: seeds half the range apart keep the two splits' items apart.
+    base = derive_seed(seed, "reasoning_gym") % (1 << 30)
+    recipe = {
+        "task": task,
+        "options": json.dumps(_parse(options, task), sort_keys=True),
+        "seed": base if split == "train" else base + (1 << 30),
+        "size": size,
+    }
+    problems = _dataset(**recipe)
+    return [_row(problems[i], {**recipe, "index": i}, split) for i in range(size)]
+
+
+def score(text: str, extra: Mapping[str, Any]) -> float:
+    """The package's own score, 0 to 1, of the text between the last `<answer>` tags, or of the whole text, stripped."""
+    problems = _dataset(extra["task"], extra["options"], extra["seed"], extra["size"])
+    return float(problems.score_answer(final_answer(text), problems[extra["index"]]))
+
+
+def final_answer(text: str) -> str:
+    """What a response claims: the text between the last `<answer>` and its `</answer>`, or all of it."""
+    _, opened, rest = text.rpartition("<answer>")
+    return rest.partition("</answer>")[0].strip() if opened else text.strip()
+
+
+def _row(problem: Mapping[str, Any], extra: dict[str, Any], split: str) -> Row:
+    answer = problem["answer"]
+    return Row(
+        uid=f"reasoning_gym:{extra['task']}/{split}/{extra['index']}",
+        messages=user_message(f"{problem['question']}\n{INSTRUCTION}"),
+        data_source="reasoning_gym",
+        ground_truth=answer,
+        answer=None if answer is None else f"<answer>{answer}</answer>",
+        extra=extra,
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _dataset(task: str, options: str, seed: int, size: int) -> Any:
+    where = f"reasoning_gym:{task}"
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError:
+        raise DataError(where, "needs the reasoning-gym package; install gspo[tasks]") from None
+    if task not in DATASETS:
+        near = difflib.get_close_matches(task, DATASETS, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"it has {len(DATASETS)}, such as chain_sum"
+        raise DataError(where, f"is no task of reasoning-gym; {hint}")
+    try:
+        return reasoning_gym.create_dataset(task, seed=seed, size=size, **json.loads(options))
+    except (TypeError, ValueError, AssertionError) as error:
+        raise DataError(where, f"refused its options {options} ({error})") from error
+
+
+def _parse(options: str, task: str) -> dict[str, Any]:
+    """`min_terms=2,max_terms=4` as a dictionary; values are JSON where they can be, else text."""
+    parsed: dict[str, Any] = {}
+    for part in filter(None, (p.strip() for p in options.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.isidentifier() or key in ("seed", "size"):
+            raise DataError(
+                f"reasoning_gym:{task}",
+                f"has the option {part!r}; expected key=value, other than seed and size",
+            )
+        try:
+            parsed[key] = json.loads(value)
+        except json.JSONDecodeError:
+            parsed[key] = value
+    return parsed
