@@ -14,48 +14,7 @@ from gspo.config.settings import Settings
 
 WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {
-    "algorithms: LoRA": (
-        "actor_rollout_ref.model.lora_rank",
-        "actor_rollout_ref.model.lora_alpha",
-        "actor_rollout_ref.model.lora_dropout",
-        "actor_rollout_ref.model.target_modules",
-        "actor_rollout_ref.model.exclude_modules",
-    ),
-    "algorithms: PPO with a critic": (
-        "critic.enable",
-        "critic.model.path",
-        "critic.optim.lr",
-        "critic.optim.lr_warmup_steps",
-        "critic.optim.lr_warmup_steps_ratio",
-        "critic.optim.lr_scheduler_type",
-        "critic.optim.min_lr_ratio",
-        "critic.optim.total_training_steps",
-        "critic.optim.weight_decay",
-        "critic.optim.betas",
-        "critic.optim.eps",
-        "critic.optim.fused",
-        "critic.ppo_mini_batch_size",
-        "critic.ppo_micro_batch_size_per_gpu",
-        "critic.ppo_max_token_len_per_gpu",
-        "critic.ppo_epochs",
-        "critic.cliprange_value",
-        "critic.grad_clip",
-        "trainer.critic_warmup",
-    ),
     "algorithms: doctor": ("trainer.on_alarm",),
-    "algorithms: entropy bonus": ("actor_rollout_ref.actor.entropy_checkpointing",),
-    "algorithms: reference and KL": (
-        "algorithm.use_kl_in_reward",
-        "algorithm.kl_penalty",
-        "algorithm.kl_ctrl.type",
-        "algorithm.kl_ctrl.kl_coef",
-        "algorithm.kl_ctrl.target_kl",
-        "algorithm.kl_ctrl.horizon",
-        "actor_rollout_ref.ref.path",
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
-        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz",
-        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu",
-    ),
     "algorithms: user-registered losses": ("trainer.plugins",),
     "loop: sampler": (
         "algorithm.filter_groups.order",
@@ -124,7 +83,6 @@ _WAITING: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.model.attn_implementation",
         "actor_rollout_ref.model.use_remove_padding",
         "actor_rollout_ref.model.use_shared_prefix",
-        "actor_rollout_ref.actor.optim.fused",
         "actor_rollout_ref.actor.use_torch_compile",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
@@ -134,9 +92,6 @@ _WAITING: dict[str, tuple[str, ...]] = {
 PENDING: dict[str, str] = {key: capability for capability, keys in _WAITING.items() for key in keys}
 
 PENDING_VALUES: dict[tuple[str, Any], str] = {
-    ("algorithm.adv_estimator", "gae"): "algorithms: PPO with a critic",
-    ("algorithm.adv_estimator", "remax"): "algorithms: the greedy baseline",
-    ("actor_rollout_ref.actor.use_kl_loss", True): "algorithms: reference and KL",
     ("actor_rollout_ref.actor.strategy", "fsdp2"): "scale-out: FSDP2",
     ("actor_rollout_ref.rollout.name", "vllm"): "scale-out: vLLM",
     ("trainer.backend", "ray"): "scale-out: Ray",
@@ -144,12 +99,9 @@ PENDING_VALUES: dict[tuple[str, Any], str] = {
 
 # Ignoring these would train something else than was asked for.
 _ESSENTIAL = (
-    "algorithm.use_kl_in_reward",
-    "actor_rollout_ref.model.lora_rank",
     "actor_rollout_ref.rollout.mode",
     "reward.functions",
     "reward.sandbox_level",
-    "trainer.critic_warmup",
 )
 
 

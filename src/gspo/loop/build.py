@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
+from gspo.algo.kl import make_controller
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import Behaviour, LossSettings
 from gspo.config import TrainerConfig
@@ -22,9 +22,12 @@ from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
 from gspo.data.template import encode_prompts
 from gspo.loop.evaluation import Evaluator
+from gspo.loop.greedy_baseline import GreedyBaseline
+from gspo.loop.kl_reward import KlScorer
 from gspo.loop.objective import AdvantageSettings, Objective
 from gspo.loop.resume import ResumeRefused
-from gspo.models.load import load_model, load_tokenizer
+from gspo.loop.roles import Roles, build_roles
+from gspo.models.load import load_tokenizer
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
 from gspo.rollout.engine import RolloutEngine, SamplingParams
 from gspo.rollout.native import NativeEngine
@@ -32,9 +35,8 @@ from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.settings import SamplingSettings
 from gspo.seeding import derive_seed
 from gspo.training.clip_control import ClipController
-from gspo.training.optimizer import MasterOptimizer
-from gspo.training.policy import Policy, PolicySettings
-from gspo.training.schedule import Schedule
+from gspo.training.lora import num_trained
+from gspo.training.policy import Policy
 from gspo.types import Prompt
 
 
@@ -44,7 +46,7 @@ class Parts:
 
     config: TrainerConfig
     tokenizer: Any
-    policy: Policy
+    roles: Roles
     engine: RolloutEngine
     sampler: DynamicSampler
     evaluator: Evaluator | None
@@ -52,16 +54,33 @@ class Parts:
     total_steps: int
     fingerprint: dict[str, Any]
     scorers: list[Scorer] = field(default_factory=list)
+    kl_reward: KlScorer | None = None
+    baseline: GreedyBaseline | None = None
 
     def __post_init__(self) -> None:
         self.token_text = functools.cache(
             lambda token: self.tokenizer.decode([token], skip_special_tokens=False)
         )
 
+    @property
+    def policy(self) -> Policy:
+        return self.roles.policy
+
     def save_model(self, folder: Path) -> None:
         """The weights and tokenizer as an ordinary Hugging Face folder."""
-        self.policy.model.save_pretrained(folder)
+        self.roles.save_model(folder)
         self.tokenizer.save_pretrained(folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a step boundary needs beside tensors. The sampler comes first: it collects, and so charges KL."""
+        state = {"sampler": self.sampler.state_dict(), "objective": self.objective.state_dict()}
+        return state if self.kl_reward is None else {**state, "kl_reward": self.kl_reward.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.objective.load_state_dict(state["objective"])
+        if self.kl_reward is not None:
+            self.kl_reward.load_state_dict(state["kl_reward"])
+        self.sampler.load_state_dict(state["sampler"])
 
     def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
         """Refuse to go on when the model, the data or the machine's arithmetic is another one."""
@@ -77,10 +96,11 @@ class Parts:
         """Two lines that say what is about to happen."""
         c = self.config
         actor = c.actor_rollout_ref.actor
-        num = sum(p.numel() for p in self.policy.model.parameters())
+        trained, num = num_trained(self.policy.model)
+        size = f"{num:,} parameters" if trained == num else f"{trained:,} of {num:,} parameters trained"
         updates = -(-c.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
         return (
-            f"{c.actor_rollout_ref.model.path} ({num:,} parameters) on {c.data.train_files}, "
+            f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
             f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {self.policy.device}\n"
             f"{total_steps} steps of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
             f"{updates} optimiser steps each; files in {path}"
@@ -116,30 +136,36 @@ def build(
     scorer, val_scorer = (_scorer(config, reward_fn) for _ in range(2))
     if train:
         _try_reward(config, scorer, train[0])
-    model = load_policy_model(config, device, weights_from)
     total_steps = _total_steps(config, len(train))
-    engine = _engine(config, model, tokenizer, device)
+    roles = build_roles(config, device, total_steps, weights_from)
+    engine = _engine(config, roles.policy.model, tokenizer, device)
+    kl_reward = _kl_reward(config, scorer, roles)
     source = PromptCursor(
         train,
         seed=config.trainer.seed if config.data.seed is None else config.data.seed,
         shuffle=config.data.shuffle,
         total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
     )
+    sampling = _sampling(config, tokenizer)
     sampler = DynamicSampler(
-        source, engine, scorer, _sampling(config, tokenizer), seed=config.trainer.seed, record=record
+        source, engine, kl_reward or scorer, sampling, seed=config.trainer.seed, record=record
     )
     evaluator = _evaluator(config, engine, val_scorer, held_out, tokenizer) if held_out else None
     return Parts(
         config=config,
         tokenizer=tokenizer,
-        policy=_policy(config, model, total_steps),
+        roles=roles,
         engine=engine,
         sampler=sampler,
         evaluator=evaluator,
         objective=_objective(config),
         total_steps=total_steps,
-        fingerprint=_fingerprint(config, model, train, total_steps),
+        fingerprint=_fingerprint(config, roles, train, total_steps),
         scorers=[scorer, val_scorer],
+        kl_reward=kl_reward,
+        baseline=GreedyBaseline(engine, val_scorer, sampling.params)
+        if config.algorithm.adv_estimator == "remax"
+        else None,
     )
 
 
@@ -147,27 +173,6 @@ def choose_device(name: str) -> torch.device:
     if name != "auto":
         return torch.device(name)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def load_policy_model(config: TrainerConfig, device: torch.device, weights_from: Path | None = None) -> Any:
-    """The model to train, from the config's path or a checkpoint's folder, in tensors of its own."""
-    disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
-    c = config.actor_rollout_ref.model
-    dtype = c.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
-    model = load_model(
-        str(weights_from or c.path), dtype=dtype, device=str(device), trust_remote_code=c.trust_remote_code
-    )
-    for key, value in c.override_config.items():
-        setattr(model.config, key, value)
-    if c.enable_gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-    # Tensors mapped from a file may be aligned differently from allocated ones, and alignment can change the last
-    # bit of a matrix product: a resumed run must compute what the first one did.
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
-    return model
 
 
 def _prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None) -> list[Prompt]:
@@ -327,33 +332,14 @@ def _evaluator(
     )
 
 
-def _policy(config: TrainerConfig, model: Any, total_steps: int) -> Policy:
-    actor = config.actor_rollout_ref.actor
-    optim = actor.optim
-    span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
-    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
-    by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
-    return Policy(
-        model,
-        MasterOptimizer(
-            model.named_parameters(),
-            lr=optim.lr,
-            betas=(optim.betas[0], optim.betas[1]),
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            grad_clip=actor.grad_clip,
-        ),
-        Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio),  # pyright: ignore[reportArgumentType]
-        PolicySettings(
-            temperature=config.actor_rollout_ref.rollout.temperature,
-            mini_batch_groups=actor.ppo_mini_batch_size,
-            num_epochs=actor.ppo_epochs,
-            micro_batch_tokens=actor.ppo_max_token_len_per_gpu if by_tokens else None,
-            micro_batch_rows=actor.ppo_micro_batch_size_per_gpu or 1,
-            old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
-            entropy_in_loss=actor.entropy_coeff != 0,
-        ),
-    )
+def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles) -> KlScorer | None:
+    c = config.algorithm
+    if not c.use_kl_in_reward:
+        return None
+    assert roles.reference is not None
+    k = c.kl_ctrl
+    controller = make_controller(k.type, k.kl_coef, k.target_kl, k.horizon)
+    return KlScorer(scorer, roles.policy, roles.reference, controller, c.kl_penalty)
 
 
 def _objective(config: TrainerConfig) -> Objective:
@@ -388,14 +374,15 @@ def _objective(config: TrainerConfig) -> Objective:
 
 
 def _fingerprint(
-    config: TrainerConfig, model: Any, prompts: list[Prompt], total_steps: int
+    config: TrainerConfig, roles: Roles, prompts: list[Prompt], total_steps: int
 ) -> dict[str, Any]:
     """What must be the same for a resumed run to compute the same bits, beside the config."""
-    shapes = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    shapes = [(name, list(p.shape), str(p.dtype)) for name, p in roles.policy.model.named_parameters()]
     rows = [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
     optim = config.actor_rollout_ref.actor.optim
     return {
         "model shape": _digest(shapes),
+        "weights that stay as they are (LoRA's base, the reference)": roles.frozen_digest(),
         "training data": _digest(rows),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

@@ -1,8 +1,9 @@
 """Checkpoints: a Hugging Face folder with the training state beside it, whole or not there at all.
 
-`checkpoints/step-NNNNNN/` holds the model and tokenizer as `transformers` saves them, `training/optimizer.safetensors`,
-`training/state.json`, and `MANIFEST.json` with the size and SHA-256 of every other file. It is written under a
-temporary name, synced, then renamed. Only safetensors and JSON are read back: no pickle on any path.
+`checkpoints/step-NNNNNN/` holds the model and tokenizer as `transformers` saves them, `training/optimizer.safetensors`
+and other named sets of tensors beside it, `training/state.json`, and `MANIFEST.json` with the size and SHA-256 of every
+other file. It is written under a temporary name, synced, then renamed. Only safetensors and JSON are read back: no
+pickle on any path.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +24,7 @@ from gspo.tracking.run_folder import step_of
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
+TensorSet = dict[str, Tensor]
 
 
 class CheckpointError(RuntimeError):
@@ -44,7 +46,7 @@ class Loaded:
     path: Path
     step: int
     state: dict[str, Any]
-    optimizer: dict[str, Tensor]
+    tensors: dict[str, TensorSet]  # by the name they were saved under
 
 
 def save(
@@ -52,13 +54,14 @@ def save(
     step: int,
     *,
     write_model: Callable[[Path], None],
-    optimizer: dict[str, Tensor],
+    tensors: Mapping[str, TensorSet],
     state: dict[str, Any],
     hook: Callable[[str], None] = lambda point: None,
 ) -> Path:
-    """Write `step-NNNNNN` atomically. `hook` is called at named points, where tests place their faults."""
-    from safetensors.torch import save_file
+    """Write `step-NNNNNN` atomically; a set of `tensors` goes to `training/<its name>.safetensors`.
 
+    `hook` is called at named points, where tests place their faults.
+    """
     final = folder / f"step-{step:06d}"
     temporary = folder / f".tmp-{final.name}"
     try:
@@ -67,8 +70,8 @@ def save(
         hook("save:begin")
         write_model(temporary)
         hook("save:model")
-        tensors = {name: t.detach().contiguous() for name, t in optimizer.items()}
-        save_file(tensors, temporary / "training" / "optimizer.safetensors")
+        for name, members in tensors.items():
+            _save_tensors(members, temporary / "training" / f"{name}.safetensors")
         hook("save:optimizer")
         (temporary / "training" / "state.json").write_text(
             json.dumps({"format": FORMAT, "step": step, **state})
@@ -89,6 +92,13 @@ def save(
     return final
 
 
+def _save_tensors(tensors: TensorSet, file: Path) -> None:
+    from safetensors.torch import save_file
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
+
+
 def _write_manifest(folder: Path) -> None:
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -96,7 +106,7 @@ def _write_manifest(folder: Path) -> None:
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
     (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
     sync_file(folder / MANIFEST)
-    for path in (folder / "training", folder):
+    for path in (*(p for p in folder.rglob("*") if p.is_dir()), folder):
         sync_folder(path)
 
 
@@ -143,7 +153,13 @@ def load(path: Path) -> Loaded:
     if problem:
         raise CheckpointError(f"{path}: {problem}")
     state = json.loads((path / "training" / "state.json").read_text())
-    return Loaded(path, state["step"], state, load_file(path / "training" / "optimizer.safetensors"))
+    files = json.loads((path / MANIFEST).read_text())["files"]
+    tensors = {
+        name.removeprefix("training/").removesuffix(".safetensors"): load_file(path / name)
+        for name in files
+        if name.startswith("training/") and name.endswith(".safetensors")
+    }
+    return Loaded(path, state["step"], state, tensors)
 
 
 def latest(folder: Path) -> tuple[Path | None, list[Damage]]:

@@ -40,8 +40,10 @@ class Objective:
     kl_coef: float = 0.0
     kl_kind: str = "low_var_kl"
 
-    def with_advantages(self, batch: TrainBatch, weights: Tensor | None = None) -> TrainBatch:
-        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage."""
+    def with_advantages(
+        self, batch: TrainBatch, weights: Tensor | None = None, baselines: Tensor | None = None
+    ) -> TrainBatch:
+        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
         rewards = torch.zeros_like(batch.mask, dtype=torch.float64)
         last = torch.tensor([len(r) - 1 for r in batch.response_ids])
         rewards[torch.arange(batch.num_sequences), last] = batch.scores
@@ -54,6 +56,7 @@ class Objective:
             gamma=self.advantage.gamma,
             lam=self.advantage.lam,
             norm_adv_by_std_in_grpo=self.advantage.norm_by_std,
+            **({} if baselines is None else {"reward_baselines": baselines}),
         )
         if weights is not None:
             advantages = advantages * weights[:, None]

@@ -38,8 +38,7 @@ def step_metrics(groups: Sequence[Group], batch: TrainBatch, sampling: SamplingR
     for key in sorted({key for r in rewards for key in r.extra}):
         values = [r.extra[key] for r in rewards if key in r.extra]
         metrics[f"reward/{key}/mean"] = Metric.mean(sum(values), len(values))
-    metrics["actor/rollout_kl"] = _rollout_gap(batch)
-    return metrics
+    return metrics | _rollout_gap(batch)
 
 
 def _spread(name: str, values: Tensor) -> Metrics:
@@ -50,11 +49,24 @@ def _spread(name: str, values: Tensor) -> Metrics:
     }
 
 
-def _rollout_gap(batch: TrainBatch) -> Metric:
-    """Mean of log μ - log π_old: noise when fresh, the policy's movement when stale."""
+def _rollout_gap(batch: TrainBatch) -> Metrics:
+    """How far π_old is from μ, which wrote the answers: noise when they are fresh, the policy's movement when stale.
+
+    `actor/rollout_kl` is the mean of log μ - log π_old; the plain ratios π_old/μ are given by token and by sequence.
+    """
     assert batch.old_log_probs is not None
-    gap = (batch.rollout_log_probs - batch.old_log_probs) * batch.mask
-    return Metric.mean(float(gap.sum()), float(batch.mask.sum()))
+    scored = (batch.old_log_probs != 0).any(
+        -1
+    )  # old_log_prob_source=first_pass leaves the first mini-batch at 0
+    trained = batch.mask.bool() & scored[:, None]
+    log_ratio = torch.where(trained, batch.old_log_probs - batch.rollout_log_probs, 0.0).double()
+    lengths = trained.sum(-1)
+    by_sequence = (log_ratio.sum(-1) / lengths.clamp(min=1))[lengths > 0]
+    return {
+        "actor/rollout_kl": Metric.mean(float(-log_ratio.sum()), float(trained.sum())),
+        **({} if not len(by_sequence) else _spread("actor/rollout_ratio_token", log_ratio[trained].exp())),
+        **({} if not len(by_sequence) else _spread("actor/rollout_ratio_seq", by_sequence.exp())),
+    }
 
 
 def speed(values: Mapping[str, float]) -> dict[str, float]:

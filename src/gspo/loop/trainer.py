@@ -21,7 +21,8 @@ from gspo.tracking.files import write_atomic, write_json
 from gspo.tracking.group_log import GroupLog
 from gspo.tracking.sinks import open_sinks
 from gspo.training.batching import collate
-from gspo.types import Group, Metric, Metrics, merge_metrics
+from gspo.training.policy import Update
+from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
 
 AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time
 RATIO_LIMIT = 100.0  # a mean sequence ratio beyond this is an explosion, not a policy
@@ -113,25 +114,39 @@ class Trainer:
 
     def train_step(self) -> None:
         """One training step, stage by stage."""
-        parts, clock = self.parts, self.clock
+        parts, roles, clock = self.parts, self.parts.roles, self.clock
         clock.reset()
         with clock("gen"):
             groups, sampling = parts.sampler.next_batch()
         with clock("old_log_prob"):
             batch = parts.policy.score(collate(groups))
+        if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
+            with clock("ref"):
+                batch = roles.reference.score(batch)
+        if roles.critic is not None:
+            with clock("values"):
+                batch = roles.critic.score(batch)
+        baselines, extra = None, {}
+        if parts.baseline is not None:
+            with clock("baseline"):
+                baselines, extra = parts.baseline.score(groups, self.step)
         with clock("adv"):
-            batch = parts.objective.with_advantages(batch, records.row_weights(groups, sampling.weights))
+            weights = records.row_weights(groups, sampling.weights)
+            batch = parts.objective.with_advantages(batch, weights, baselines)
+        if roles.critic is not None:
+            with clock("update_critic"):
+                extra |= roles.critic.update(batch, step=self.step)
         with clock("update_actor"):
-            update = parts.policy.update(
-                batch, parts.objective.loss(), step=self.step, regulariser=parts.objective.regulariser
-            )
+            update = self._update_policy(batch)
         with clock("update_weights"):
             parts.engine.load_weights(None, version=self.step + 1)
             parts.sampler.release(groups)
         self.step += 1
         metrics = records.step_metrics(groups, batch, sampling)
-        merge_metrics(metrics, update.metrics)
+        merge_metrics(metrics, extra | update.metrics)
         merge_metrics(metrics, parts.objective.observe(update.metrics))
+        if parts.kl_reward is not None:
+            merge_metrics(metrics, parts.kl_reward.observe())
         self._count(metrics)
         if self.config.trainer.save_groups:
             with clock("log_groups"):
@@ -146,6 +161,18 @@ class Trainer:
         if self._save_is_due():
             self.save()
 
+    def _update_policy(self, batch: TrainBatch) -> Update:
+        """Train the policy, unless only the critic is trained yet (`trainer.critic_warmup`)."""
+        objective, roles = self.parts.objective, self.parts.roles
+        if roles.critic is not None and self.step < self.config.trainer.critic_warmup:
+            assert batch.old_log_probs is not None
+            return Update({}, batch.old_log_probs)
+        with roles.routers.watching(batch) as routing:
+            update = roles.policy.update(
+                batch, objective.loss(), step=self.step, regulariser=objective.regulariser
+            )
+        return Update(update.metrics | routing, update.log_probs)
+
     def save(self) -> None:
         """Write a checkpoint of this step boundary."""
         start = time.monotonic()
@@ -155,10 +182,9 @@ class Trainer:
                 self.run.checkpoints,
                 self.step,
                 write_model=parts.save_model,
-                optimizer=parts.policy.optimizer.state_tensors(),
+                tensors=parts.roles.tensors(),
                 state={
-                    "sampler": parts.sampler.state_dict(),
-                    "objective": parts.objective.state_dict(),
+                    **parts.state_dict(),
                     "counters": self.counters,
                     "config": self.resolved.to_dict(),
                     "fingerprint": parts.fingerprint,
@@ -179,10 +205,9 @@ class Trainer:
         parts = self.parts
         parts.check_fingerprint(loaded.state["fingerprint"])
         self.step = loaded.step
-        parts.policy.optimizer.load_state_tensors(loaded.optimizer)
+        parts.roles.load_tensors(loaded.tensors)
         parts.engine.load_weights(None, version=self.step)
-        parts.objective.load_state_dict(loaded.state["objective"])
-        parts.sampler.load_state_dict(loaded.state["sampler"])
+        parts.load_state_dict(loaded.state)
         self.counters.update(loaded.state["counters"])
 
     def _record(self, group: Group, fate: str, version: int) -> None:
@@ -221,11 +246,11 @@ class Trainer:
         self.console.step(self.step, self.total_steps, values)
 
     def _check_numbers(self, metrics: Metrics) -> None:
-        skipped = metrics.get("actor/skipped_updates")
-        bad = skipped is not None and skipped.result() > 0
+        skipped = [metrics.get(f"{role}/skipped_updates") for role in ("actor", "critic")]
+        bad = any(s is not None and s.result() > 0 for s in skipped)
         self.counters["bad_steps_in_row"] = self.counters["bad_steps_in_row"] + 1 if bad else 0
         if bad:
-            kinds = [k for k in ("loss", "gradient") if f"actor/nonfinite_{k}" in metrics]
+            kinds = [k for k in ("loss", "gradient") if f"actor/nonfinite_{k}" in metrics] or ["critic loss"]
             self.console.warn(
                 f"step {self.step}: non-finite {' and '.join(kinds)}; those updates were skipped"
             )

@@ -86,10 +86,11 @@ def final_state(run: Path) -> dict[str, str]:
     out = {
         "step": checkpoint.name,
         "weights": _digest(load_file(checkpoint / "model.safetensors")),
-        "optimizer": _digest(load_file(checkpoint / "training" / "optimizer.safetensors")),
         "state": hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest(),
         "rows": hashlib.sha256(json.dumps(rows).encode()).hexdigest(),
     }
+    for file in sorted((checkpoint / "training").rglob("*.safetensors")):
+        out[f"training/{file.stem}"] = _digest(load_file(file))
     for folder in ("groups", "evals"):
         for file in sorted((run / folder).glob("*.gz")):
             out[f"{folder}/{file.name}"] = hashlib.sha256(file.read_bytes()).hexdigest()

@@ -86,6 +86,17 @@ def split_by_rows(rows: Sequence[int], size: int) -> list[list[int]]:
     return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
+def plan_micro_batches(
+    batch: TrainBatch, num_groups: int, *, max_tokens: int | None, max_rows: int
+) -> list[list[list[int]]]:
+    """Rows of each micro-batch of each mini-batch of `num_groups` groups; `max_rows` counts without `max_tokens`."""
+    lengths = [len(p) + len(r) for p, r in zip(batch.prompt_ids, batch.response_ids)]
+    return [
+        split_by_rows(rows, max_rows) if max_tokens is None else split_by_tokens(lengths, rows, max_tokens)
+        for rows in mini_batches(batch.group_ids, num_groups)
+    ]
+
+
 def micro_batch(batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
     """The padded tensors of one forward. The pad token is 0: causality keeps it from being seen."""
     width = batch.mask.shape[1]

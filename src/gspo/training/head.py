@@ -76,14 +76,21 @@ def decode_hidden(model: Any, input_ids: Tensor) -> Tensor:
 
 
 def chosen_log_probs(
-    head: Head, hidden: Tensor, targets: Tensor, temperature: float, *, entropy: bool = False
+    head: Head,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    recompute: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Float32 log-probs [N] of `targets` [N] given `hidden` [N,H], and the entropies [N] when asked.
 
-    Chunks are a function of sizes only, so scoring and training see the same arithmetic, bit for bit.
+    Chunks are a function of sizes only, so scoring and training see the same arithmetic, bit for bit. With
+    `recompute` even a single chunk's logits are not kept for the backward but computed again.
     """
     chunk = max(1, CHUNK_ELEMENTS // head.linear.out_features)
-    if hidden.shape[0] <= chunk:
+    if hidden.shape[0] <= chunk and not (recompute and torch.is_grad_enabled()):
         return _chunk(head, hidden, targets, temperature, entropy)
     parts = []
     for start in range(0, hidden.shape[0], chunk):

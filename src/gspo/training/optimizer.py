@@ -33,6 +33,7 @@ class MasterOptimizer:
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         grad_clip: float | None = 1.0,
+        fused: bool = True,
     ) -> None:
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
         self.masters = {
@@ -44,7 +45,7 @@ class MasterOptimizer:
             if self.masters[name] is not p:
                 p.register_post_accumulate_grad_hook(self._accumulate(self.masters[name]))
         self.adamw = torch.optim.AdamW(
-            list(self.masters.values()), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True
+            list(self.masters.values()), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
         )
 
     @staticmethod

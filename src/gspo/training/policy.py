@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import count_totals
-from gspo.training.batching import MicroBatch, micro_batch, mini_batches, split_by_rows, split_by_tokens
+from gspo.training.batching import MicroBatch, micro_batch, plan_micro_batches
 from gspo.training.head import Head, chosen_log_probs, decode_hidden
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.schedule import Schedule
@@ -41,37 +41,35 @@ class PolicySettings:
     micro_batch_rows: int = 8
     old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = "recompute"
     entropy_in_loss: bool = False
+    entropy_checkpointing: bool = False  # recompute log-probs and entropies in the backward
 
 
-class Policy:
-    """A causal language model with its optimiser. Dropout is off: ratios compare like with like."""
+class TokenScorer:
+    """A causal language model that gives the log-probs of a batch. Dropout is off: ratios compare like with like."""
 
-    def __init__(
-        self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings
-    ) -> None:
+    def __init__(self, model: Any, settings: PolicySettings) -> None:
         self.model = model.eval()
         self.head = Head.of(model)
-        self.optimizer = optimizer
-        self.schedule = schedule
         self.settings = settings
         self.device = next(model.parameters()).device
 
     def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
         """Rows of each micro-batch of each mini-batch: a function of the batch alone, so both passes agree."""
         s = self.settings
-        lengths = [len(p) + len(r) for p, r in zip(batch.prompt_ids, batch.response_ids)]
-        return [
-            split_by_rows(rows, s.micro_batch_rows)
-            if s.micro_batch_tokens is None
-            else split_by_tokens(lengths, rows, s.micro_batch_tokens)
-            for rows in mini_batches(batch.group_ids, s.mini_batch_groups)
-        ]
+        return plan_micro_batches(
+            batch, s.mini_batch_groups, max_tokens=s.micro_batch_tokens, max_rows=s.micro_batch_rows
+        )
 
     def forward(self, micro: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies [b,T] of the response tokens, zero on padding."""
         hidden = decode_hidden(self.model, micro.input_ids).flatten(0, 1)[micro.positions]
         log_probs, entropies = chosen_log_probs(
-            self.head, hidden, micro.targets, self.settings.temperature, entropy=entropy
+            self.head,
+            hidden,
+            micro.targets,
+            self.settings.temperature,
+            entropy=entropy,
+            recompute=self.settings.entropy_checkpointing,
         )
         return micro.scatter(log_probs), None if entropies is None else micro.scatter(entropies)
 
@@ -87,6 +85,17 @@ class Policy:
                 assert entropy is not None
                 log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
         return log_probs, entropies
+
+
+class Policy(TokenScorer):
+    """The model being trained, with its optimiser."""
+
+    def __init__(
+        self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings
+    ) -> None:
+        super().__init__(model, settings)
+        self.optimizer = optimizer
+        self.schedule = schedule
 
     def score(self, batch: TrainBatch) -> TrainBatch:
         """The batch with `old_log_probs`, from the same micro-batches the update will run (exact-ratio mode)."""

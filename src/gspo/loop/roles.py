@@ -1,0 +1,203 @@
+"""The models of a run: the policy, and beside it the critic, the reference and adapters where the config asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils.logging import disable_progress_bar
+
+from gspo.config import TrainerConfig
+from gspo.config.model import OptimConfig
+from gspo.loop.checkpoint import TensorSet
+from gspo.models.load import load_model
+from gspo.seeding import derive_seed
+from gspo.training.critic import Critic, CriticSettings, ValueModel
+from gspo.training.lora import Adapters, LoraSettings
+from gspo.training.moe import RouterWatch
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.policy import Policy, PolicySettings, TokenScorer
+from gspo.training.reference import Reference
+from gspo.training.schedule import Schedule
+
+ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
+SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another
+
+
+@dataclass
+class Roles:
+    """The models of one run and how their weights are saved. `reference` may be the policy with its adapters off."""
+
+    policy: Policy
+    adapters: Adapters | None = None
+    critic: Critic | None = None
+    reference: Reference | None = None
+
+    def __post_init__(self) -> None:
+        self.routers = RouterWatch(self.policy.model)
+
+    def save_model(self, folder: Path) -> None:
+        """The policy as an ordinary Hugging Face folder; adapters are merged into it and described beside."""
+        if self.adapters is None:
+            self.policy.model.save_pretrained(folder)
+            return
+        self.adapters.save_merged(folder)
+        self.adapters.save_config((folder / "training" / ADAPTER_FILES).parent)
+
+    def tensors(self) -> dict[str, TensorSet]:
+        """What a resume needs beside the policy's folder, by file."""
+        sets = {"optimizer": self.policy.optimizer.state_tensors()}
+        if self.adapters is not None:
+            sets[ADAPTER_FILES] = self.adapters.state_tensors()
+        return sets if self.critic is None else {**sets, **self.critic.state_tensors()}
+
+    def load_tensors(self, sets: dict[str, TensorSet]) -> None:
+        if self.adapters is not None:
+            self.adapters.load_state_tensors(sets[ADAPTER_FILES])
+        self.policy.optimizer.load_state_tensors(sets["optimizer"])
+        if self.critic is not None:
+            self.critic.load_state_tensors(sets)
+
+    def frozen_digest(self) -> str | None:
+        """Identifies the weights that no checkpoint holds: those under adapters, and the reference's."""
+        models = [self.policy.model] if self.adapters is not None else []
+        if self.reference is not None and self.reference.scorer is not self.policy:
+            models.append(self.reference.scorer.model)
+        if not models:
+            return None
+        digest = hashlib.sha256()
+        for model in models:
+            for name, p in model.named_parameters():
+                if not p.requires_grad:
+                    sample = p.detach().flatten()[:SAMPLED_ELEMENTS].float().cpu()
+                    digest.update(name.encode() + sample.numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def build_roles(
+    config: TrainerConfig, device: torch.device, total_steps: int, weights_from: Path | None = None
+) -> Roles:
+    """Load the models. `weights_from` is a checkpoint's folder; frozen weights always come from the config's paths."""
+    disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
+    c = config.actor_rollout_ref.model
+    has_adapters = c.lora_rank > 0
+    model = load_weights(
+        config, device, c.path if has_adapters or weights_from is None else str(weights_from)
+    )
+    adapters = _adapters(config, model) if has_adapters else None
+    policy = _policy(config, model, total_steps)
+    roles = Roles(policy, adapters)
+    needs_critic = config.algorithm.adv_estimator == "gae"
+    if needs_critic if config.critic.enable is None else config.critic.enable:
+        roles.critic = _critic(config, device, total_steps)
+    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        roles.reference = _reference(config, device, policy, adapters)
+    return roles
+
+
+def load_weights(config: TrainerConfig, device: torch.device, path: str) -> Any:
+    """A model as the config's model section says, from `path`, in tensors of its own."""
+    c = config.actor_rollout_ref.model
+    dtype = c.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.type == "cuda" else "float32"
+    model = load_model(path, dtype=dtype, device=str(device), trust_remote_code=c.trust_remote_code)
+    for key, value in c.override_config.items():
+        setattr(model.config, key, value)
+    if c.enable_gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    # Tensors mapped from a file may be aligned differently from allocated ones, and alignment can change the last
+    # bit of a matrix product: a resumed run must compute what the first one did.
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
+def _adapters(config: TrainerConfig, model: Any) -> Adapters:
+    c = config.actor_rollout_ref.model
+    settings = LoraSettings(c.lora_rank, c.lora_alpha, c.lora_dropout, c.target_modules, c.exclude_modules)
+    return Adapters(model, settings, seed=derive_seed(config.trainer.seed, "lora"))
+
+
+def _policy(config: TrainerConfig, model: Any, total_steps: int) -> Policy:
+    actor = config.actor_rollout_ref.actor
+    by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
+    return Policy(
+        model,
+        _optimizer(model, actor.optim, actor.grad_clip),
+        _schedule(actor.optim, total_steps),
+        PolicySettings(
+            temperature=config.actor_rollout_ref.rollout.temperature,
+            mini_batch_groups=actor.ppo_mini_batch_size,
+            num_epochs=actor.ppo_epochs,
+            micro_batch_tokens=actor.ppo_max_token_len_per_gpu if by_tokens else None,
+            micro_batch_rows=actor.ppo_micro_batch_size_per_gpu or 1,
+            old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
+            entropy_in_loss=actor.entropy_coeff != 0,
+            entropy_checkpointing=actor.entropy_checkpointing,
+        ),
+    )
+
+
+def _critic(config: TrainerConfig, device: torch.device, total_steps: int) -> Critic:
+    c, actor = config.critic, config.actor_rollout_ref.actor
+    model = ValueModel(load_weights(config, device, c.model.path or config.actor_rollout_ref.model.path))
+    rows, tokens = c.ppo_micro_batch_size_per_gpu, c.ppo_max_token_len_per_gpu
+    return Critic(
+        model,
+        _optimizer(model, c.optim, c.grad_clip),
+        _schedule(c.optim, total_steps),
+        CriticSettings(
+            mini_batch_groups=c.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+            num_epochs=c.ppo_epochs or actor.ppo_epochs,
+            micro_batch_tokens=None if rows else tokens or actor.ppo_max_token_len_per_gpu,
+            micro_batch_rows=rows or 1,
+            clip=c.cliprange_value,
+        ),
+    )
+
+
+def _reference(
+    config: TrainerConfig, device: torch.device, policy: Policy, adapters: Adapters | None
+) -> Reference:
+    c = config.actor_rollout_ref.ref
+    if adapters is not None and c.path is None:
+        return Reference(policy, adapters.disabled)
+    model = load_weights(config, device, c.path or config.actor_rollout_ref.model.path)
+    return Reference(TokenScorer(model.requires_grad_(False), _reference_settings(config, policy.settings)))
+
+
+def _reference_settings(config: TrainerConfig, settings: PolicySettings) -> PolicySettings:
+    """The policy's own cut of a batch, so that equal weights give equal bits, unless the config says otherwise."""
+    c, actor = config.actor_rollout_ref.ref, config.actor_rollout_ref.actor
+    rows, tokens = c.log_prob_micro_batch_size_per_gpu, c.log_prob_max_token_len_per_gpu
+    by_tokens = c.log_prob_use_dynamic_bsz
+    if by_tokens is None:
+        by_tokens = rows is None and (tokens is not None or settings.micro_batch_tokens is not None)
+    if by_tokens:
+        budget = tokens or actor.ppo_max_token_len_per_gpu
+        return dataclasses.replace(settings, micro_batch_tokens=budget)
+    size = rows or settings.micro_batch_rows
+    return dataclasses.replace(settings, micro_batch_tokens=None, micro_batch_rows=size)
+
+
+def _optimizer(model: Any, optim: OptimConfig, grad_clip: float) -> MasterOptimizer:
+    return MasterOptimizer(
+        model.named_parameters(),
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        grad_clip=grad_clip,
+        fused=optim.fused,
+    )
+
+
+def _schedule(optim: OptimConfig, total_steps: int) -> Schedule:
+    span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
+    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
+    return Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio)  # pyright: ignore[reportArgumentType]

@@ -1,0 +1,132 @@
+"""The value function of PPO: a decoder with one number a token, trained on the returns."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.algo.aggregation import count_totals
+from gspo.algo.values import explained_variance, value_loss
+from gspo.training.batching import MicroBatch, micro_batch, plan_micro_batches
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.schedule import Schedule
+from gspo.types import BatchTotals, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
+
+
+@dataclass(frozen=True, slots=True)
+class CriticSettings:
+    """How a batch is cut and how far a value may move. `micro_batch_rows` counts only without `micro_batch_tokens`."""
+
+    mini_batch_groups: int = 8
+    num_epochs: int = 1
+    micro_batch_tokens: int | None = 16384
+    micro_batch_rows: int = 8
+    clip: float = 0.5
+
+
+class ValueModel(nn.Module):
+    """A causal decoder without its output layer, and a linear map from hidden states to one float32 value.
+
+    The map starts at 0, so that before any update every value is 0 and advantages are the rewards alone.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.decoder = model.base_model
+        size = model.get_output_embeddings().weight.shape[1]
+        device = next(self.decoder.parameters()).device
+        self.head = nn.Linear(size, 1, device=device, dtype=torch.float32)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, micro: MicroBatch) -> Tensor:
+        """Values [b,T]: that of response token t is taken before it is seen, where it is about to be chosen."""
+        hidden = self.decoder(input_ids=micro.input_ids, use_cache=False).last_hidden_state
+        return micro.scatter(self.head(hidden.flatten(0, 1)[micro.positions].float()).squeeze(-1))
+
+
+class Critic:
+    """A value model with its optimiser."""
+
+    def __init__(
+        self, model: ValueModel, optimizer: MasterOptimizer, schedule: Schedule, settings: CriticSettings
+    ) -> None:
+        self.model = model.eval()
+        self.optimizer = optimizer
+        self.schedule = schedule
+        self.settings = settings
+        self.device = model.head.weight.device
+
+    def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
+        s = self.settings
+        return plan_micro_batches(
+            batch, s.mini_batch_groups, max_tokens=s.micro_batch_tokens, max_rows=s.micro_batch_rows
+        )
+
+    @torch.no_grad()
+    def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `values`, those before this step's updates."""
+        values = torch.zeros_like(batch.mask)
+        for micros in self.plan(batch):
+            for rows in micros:
+                values[rows] = self.model(micro_batch(batch, rows, self.device)).cpu()
+        return dataclasses.replace(batch, values=values * batch.mask)
+
+    def update(self, batch: TrainBatch, *, step: int) -> Metrics:
+        """One optimiser step a mini-batch. A mini-batch with bad numbers is skipped, counted, and changes nothing."""
+        assert batch.values is not None and batch.returns is not None
+        metrics: Metrics = {}
+        lr = self.schedule.at(step)
+        for _ in range(self.settings.num_epochs):
+            for micros in self.plan(batch):
+                merge_metrics(metrics, self._mini_batch(batch, micros, lr))
+        metrics["critic/lr"] = Metric("last", lr)
+        explained = explained_variance(batch.values, batch.returns, batch.mask)
+        metrics["critic/vf_explained_var"] = Metric("last", explained)
+        return metrics
+
+    def _mini_batch(self, batch: TrainBatch, micros: list[list[int]], lr: float) -> Metrics:
+        totals = count_totals(batch.mask[[row for rows in micros for row in rows]])
+        metrics: Metrics = {}
+        total = torch.zeros((), device=self.device)
+        for rows in micros:
+            out = self._micro_step(batch, rows, totals)
+            total += out.loss.detach()
+            merge_metrics(metrics, out.metrics)
+        if not torch.isfinite(total):
+            self.optimizer.zero_grad()
+            return {"critic/skipped_updates": Metric("sum", 1.0)}
+        result = self.optimizer.step(lr)
+        if not result.applied:
+            return {"critic/skipped_updates": Metric("sum", 1.0)}
+        metrics["critic/grad_norm"] = Metric.mean(result.grad_norm)
+        metrics["critic/skipped_updates"] = Metric("sum", 0.0)
+        return metrics
+
+    def _micro_step(self, batch: TrainBatch, rows: list[int], totals: BatchTotals) -> LossOutput:
+        assert batch.values is not None and batch.returns is not None
+        out = value_loss(
+            self.model(micro_batch(batch, rows, self.device)),
+            batch.values[rows].to(self.device),
+            batch.returns[rows].to(self.device, torch.float32),
+            batch.mask[rows].to(self.device),
+            self.settings.clip,
+            totals,
+        )
+        out.loss.backward()
+        return out
+
+    def state_tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Weights and optimiser state, by the name of their file."""
+        return {
+            "critic/model": dict(self.model.state_dict()),
+            "critic/optimizer": self.optimizer.state_tensors(),
+        }
+
+    def load_state_tensors(self, tensors: dict[str, dict[str, Tensor]]) -> None:
+        self.model.load_state_dict(tensors["critic/model"])
+        self.optimizer.load_state_tensors(tensors["critic/optimizer"])

@@ -1,0 +1,138 @@
+"""LoRA adapters inside a model's own modules (arXiv 2106.09685), by peft: train them, switch them off, merge them.
+
+Adapters are injected in place, so the model keeps its class: the policy's forward, the native engine and the head see
+the same modules, now with adapters applied, and need no case of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ADAPTER = "default"
+# peft loads names of a model wrapped in its own classes; ours are those of the bare model.
+PREFIX = "base_model.model."
+
+
+class MissingPeft(ImportError):
+    """peft is not installed. The message says how to install it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Which modules get adapters of which rank; updates are multiplied by alpha / rank."""
+
+    rank: int
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: str | list[str] = "all-linear"
+    exclude_modules: str | list[str] | None = None
+
+
+class Adapters:
+    """The adapters of one model. Base weights are frozen; the adapters start as no change at all (B = 0)."""
+
+    def __init__(self, model: Any, settings: LoraSettings, *, seed: int) -> None:
+        try:
+            from peft import LoraConfig, inject_adapter_in_model
+            from peft.tuners.lora import LoraLayer
+        except ImportError as error:
+            raise MissingPeft(
+                "actor_rollout_ref.model.lora_rank needs peft; install it with: pip install 'gspo[lora]'"
+            ) from error
+        config = LoraConfig(
+            r=settings.rank,
+            lora_alpha=settings.alpha,  # pyright: ignore[reportArgumentType]
+            lora_dropout=settings.dropout,
+            target_modules=settings.target_modules,
+            exclude_modules=settings.exclude_modules,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=getattr(model.config, "_name_or_path", None),
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, model, ADAPTER)
+        self.model = model
+        self.config = config
+        self._layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """The adapters' weights under the names that peft reads."""
+        return {
+            PREFIX + name.replace(f".{ADAPTER}.", "."): p.detach()
+            for name, p in self.model.named_parameters()
+            if _is_adapter(name)
+        }
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
+        for name, p in self.model.named_parameters():
+            if _is_adapter(name):
+                p.copy_(tensors[PREFIX + name.replace(f".{ADAPTER}.", ".")])
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Within this the model computes with its base weights alone."""
+        for layer in self._layers:
+            layer.enable_adapters(False)
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                layer.enable_adapters(True)
+
+    def save_merged(self, folder: Path) -> None:
+        """The model with its adapters added into its weights, as an ordinary Hugging Face folder."""
+        with self._merged():
+            state = {
+                name.replace("base_layer.", ""): tensor
+                for name, tensor in self.model.state_dict().items()
+                if not _is_adapter(name)
+            }
+            self.model.save_pretrained(folder, state_dict=state)
+
+    def save_config(self, folder: Path) -> None:
+        """`adapter_config.json`, beside which peft expects `adapter_model.safetensors`."""
+        config = copy.copy(self.config)
+        for name in ("target_modules", "exclude_modules", "target_parameters"):
+            value = getattr(config, name, None)
+            if isinstance(value, set | frozenset):  # an order of its own in every process
+                setattr(config, name, sorted(value))
+        config.inference_mode = True
+        config.save_pretrained(str(folder))
+
+    @contextmanager
+    def _merged(self) -> Iterator[None]:
+        """Within this the base weights hold the adapters too; afterwards they are what they were, to the bit.
+
+        Subtracting the adapters again would leave rounding behind, so the weights are kept aside instead.
+        """
+        own = {n: p for n, p in self.model.named_parameters() if ".base_layer." in n and not _is_adapter(n)}
+        kept = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
+        try:
+            for layer in self._layers:
+                layer.merge()  # pyright: ignore[reportCallIssue]
+            yield
+        finally:
+            for layer in self._layers:
+                layer.merged_adapters.clear()
+            with torch.no_grad():
+                for name, p in own.items():
+                    p.copy_(kept[name])
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+def num_trained(model: Any) -> tuple[int, int]:
+    """(parameters that are trained, all parameters)."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)

@@ -1,0 +1,37 @@
+"""The frozen reference policy: what the policy is kept near by a KL term."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from torch import Tensor
+
+from gspo.training.policy import TokenScorer
+from gspo.types import TrainBatch
+
+
+class Reference:
+    """Scores batches under frozen weights: a model of its own, or the policy's while `frozen` holds.
+
+    With adapters the second needs no copy: `frozen` switches them off and the base weights answer.
+    """
+
+    def __init__(
+        self,
+        scorer: TokenScorer,
+        frozen: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.scorer = scorer
+        self._frozen = frozen
+
+    def log_probs(self, batch: TrainBatch) -> Tensor:
+        """Log-probs [B,T] of the batch's responses."""
+        with self._frozen():
+            return self.scorer.log_probs(batch)[0]
+
+    def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `ref_log_probs`."""
+        return dataclasses.replace(batch, ref_log_probs=self.log_probs(batch))
