@@ -38,7 +38,7 @@ def test_tokens_do_not_depend_on_slots_or_on_company(model, num_slots, decode_ch
         (alone,) = make_engine(model).generate([make_request(i, n=1 + i % 4)])
         assert [r.token_ids for r in group.rollouts] == [r.token_ids for r in alone.rollouts]
         for mine, other in zip(group.rollouts, alone.rollouts):
-            assert mine.log_probs == pytest.approx(other.log_probs, abs=1e-5)
+            assert mine.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 
 
 def test_draws_follow_seed_submission_response_and_position(model):

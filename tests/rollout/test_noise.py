@@ -10,12 +10,10 @@ from gspo.rollout.noise import sequence_key, uniform
 
 
 def _reference(key: int, position: int) -> float:
-    def mix(x: int) -> int:
-        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
-        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
-        return x ^ (x >> 31)
-
-    return (mix((mix(key) + position * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53
+    x = (key + position * 0x9E3779B97F4A7C15) % 2**64
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+    return ((x ^ (x >> 31)) >> 11) / 2**53
 
 
 def _chi_square_z(counts: torch.Tensor) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-_DECODE_SDPA = "gspo_decode_sdpa"
+_DECODE_ATTENTION = "gspo_decode"
 _SUPPORTED_LAYERS = ("full_attention", "sliding_attention")
 _SUPPORTED_ATTENTION = ("sdpa", "eager")
 
@@ -73,9 +73,9 @@ def attention_configs(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def decode_attention(configs: list[Any]) -> Iterator[None]:
-    """Within this, sdpa models attend with `grouped_sdpa`; on leaving, their configs are as before."""
+    """Within this, sdpa models attend with `grouped_attention`; on leaving, their configs are as before."""
     for config in configs:
-        config._attn_implementation_internal = _DECODE_SDPA
+        config._attn_implementation_internal = _DECODE_ATTENTION
     try:
         yield
     finally:
@@ -83,7 +83,7 @@ def decode_attention(configs: list[Any]) -> Iterator[None]:
             config._attn_implementation_internal = "sdpa"
 
 
-def grouped_sdpa(
+def grouped_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -109,4 +109,4 @@ def grouped_sdpa(
     return out.reshape(num_rows, 1, num_heads, value.shape[3]), None
 
 
-AttentionInterface.register(_DECODE_SDPA, grouped_sdpa)
+AttentionInterface.register(_DECODE_ATTENTION, grouped_attention)

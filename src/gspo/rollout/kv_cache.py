@@ -15,9 +15,8 @@ LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head s
 class SlotCache(Cache):
     """Keys and values of `num_slots` sequences, at most `max_length` tokens each. Rows 0..B-1 are in use.
 
-    Stored as [slot · position, heads, head size], so that a decode step writes whole rows of memory and reads a
-    view: attention sees [:B, :, :width] without a copy. Buffers are made on first use, with the heads and sizes
-    each layer turns out to have.
+    A decode step writes one token a row in place and attention reads the view [:B, :, :width] without a copy.
+    Buffers are made on first use, with the heads and sizes each layer turns out to have.
     """
 
     def __init__(self, num_slots: int, max_length: int) -> None:
@@ -26,13 +25,14 @@ class SlotCache(Cache):
         self.max_length = max_length
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
-        self._num_rows = 0
+        self._positions: Tensor | None = None
         self._width = 0
-        self._targets: Tensor | None = None
+        self._targets: dict[int, Tensor] = {}
 
-    def aim(self, targets: Tensor, width: int) -> None:
-        """Prepare one decode step: row b writes at flat position `targets[b]` and reads its first `width` tokens."""
-        self._targets, self._num_rows, self._width = targets, len(targets), width
+    def aim(self, positions: Tensor, width: int) -> None:
+        """Prepare one decode step: row b writes at `positions[b]` and reads its first `width` tokens."""
+        self._positions, self._width = positions, width
+        self._targets = {}
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -40,10 +40,8 @@ class SlotCache(Cache):
         """Write one token a row ([B, heads, 1, size]) and return what attention may read."""
         if layer_idx not in self._keys:
             self._allocate(layer_idx, key_states, value_states)
-        assert self._targets is not None
-        return (
-            self._write(self._keys[layer_idx], key_states, self._targets),
-            self._write(self._values[layer_idx], value_states, self._targets),
+        return self._write(self._keys[layer_idx], key_states), self._write(
+            self._values[layer_idx], value_states
         )
 
     def store(self, first_row: int, source_rows: Tensor, prefix: Sequence[LayerKV]) -> None:
@@ -53,15 +51,14 @@ class SlotCache(Cache):
             if layer_idx not in self._keys:
                 self._allocate(layer_idx, keys, values)
             for buffer, new in ((self._keys[layer_idx], keys), (self._values[layer_idx], values)):
-                slots = buffer.view(self.num_slots, self.max_length, *buffer.shape[1:])
-                slots[first_row:last_row, : new.shape[2]] = new.transpose(1, 2)[source_rows]
+                buffer[first_row:last_row, :, : new.shape[2]] = new[source_rows]
 
     def move(self, targets: Tensor, sources: Tensor, width: int) -> None:
         """Copy the first `width` tokens of rows `sources` over rows `targets`."""
         for buffers in (self._keys, self._values):
             for buffer in buffers.values():
-                slots = buffer.view(self.num_slots, self.max_length, *buffer.shape[1:])[:, :width]
-                slots[targets] = slots[sources]
+                read = buffer[:, :, :width]
+                read[targets] = read[sources]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._width
@@ -69,13 +66,21 @@ class SlotCache(Cache):
     def _allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
         # Zeros, because masked positions are multiplied by a weight of 0 and must not hold NaN.
         for buffers, like in ((self._keys, keys), (self._values, values)):
-            shape = (self.num_slots * self.max_length, like.shape[1], like.shape[3])
+            shape = (self.num_slots, like.shape[1], self.max_length, like.shape[3])
             buffers[layer_idx] = torch.zeros(shape, dtype=like.dtype, device=like.device)
 
-    def _write(self, buffer: Tensor, new: Tensor, targets: Tensor) -> Tensor:
-        buffer.index_copy_(0, targets, new[:, :, 0])
-        slots = buffer.view(self.num_slots, self.max_length, *buffer.shape[1:])
-        return slots[: self._num_rows, : self._width].transpose(1, 2)
+    def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
+        num_rows, num_heads, _, size = new.shape
+        buffer.view(-1, size).index_copy_(0, self._flat_targets(num_rows, num_heads), new.reshape(-1, size))
+        return buffer[:num_rows, :, : self._width]
+
+    def _flat_targets(self, num_rows: int, num_heads: int) -> Tensor:
+        """Where (row, head) writes in a buffer seen as [slot · head · position, size]; the same for most layers."""
+        if num_heads not in self._targets:
+            assert self._positions is not None, "aim() comes before a decode step"
+            pairs = torch.arange(num_rows * num_heads, device=self._positions.device) * self.max_length
+            self._targets[num_heads] = (pairs.view(-1, num_heads) + self._positions[:, None]).view(-1)
+        return self._targets[num_heads]
 
 
 def layers_of(cache: DynamicCache) -> list[LayerKV]:

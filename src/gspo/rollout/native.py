@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,10 +48,11 @@ class NativeEngine:
         self._max_length = max_length
         self._decode_chunk = decode_chunk
         self._version = version
-        self._new_pool = lambda: SlotPool(
-            self._decoder, tokenizer_decode, eos_token_ids, num_slots=num_slots, max_length=max_length
+        self._num_slots = num_slots
+        self._new_pool = partial(
+            SlotPool, self._decoder, tokenizer_decode, eos_token_ids, max_length=max_length
         )
-        self._pool = self._new_pool()
+        self._pool: SlotPool = self._new_pool(num_slots=num_slots)
 
     @property
     def num_in_flight(self) -> int:
@@ -61,13 +63,15 @@ class NativeEngine:
         self._pool.submit(request)
 
     def step(self) -> list[Group]:
-        groups = self._pool.advance(self._decode_chunk, self._version)
-        return sorted(groups, key=lambda g: g.submission)
+        return self._pool.advance(self._decode_chunk, self._version)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         for request in requests:
             self._check(request)
-        pool = self._new_pool()
+        if not requests:
+            return []
+        num_responses = sum(request.n for request in requests)
+        pool = self._new_pool(num_slots=min(self._num_slots, num_responses))
         progress = [pool.submit(request) for request in requests]
         while pool.num_groups:
             pool.advance(self._decode_chunk, self._version)
@@ -75,13 +79,10 @@ class NativeEngine:
 
     def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Make new weights live. `None` says that the modules themselves have changed; tensors are copied into them."""
-        requests = self.unfinished()
         if weights is not None:
             copy_weights(weights, self._decoder.model)
+        self._pool.rewind(self._version)
         self._version = version
-        self._pool.clear()
-        for request in requests:
-            self._pool.submit(request)
 
     def unfinished(self) -> list[GroupRequest]:
         return self._pool.unfinished(self._version)

@@ -22,15 +22,13 @@ def uniform(keys: Tensor, positions: Tensor) -> Tensor:
     """Numbers in [0, 1) as float64, one for each (key, position): the same bits on every device.
 
     Both are int64 and broadcast. Integer products wrap around modulo 2^64 on every backend, so the hash is exact.
+    A row of positions is the output of SplitMix64 started at the key, which is itself a hash.
     """
-    hashed = _mix(_mix(keys) + positions * _GAMMA)
-    return _shift_right(hashed, 11).to(torch.float64) * 2.0**-53
-
-
-def _mix(x: Tensor) -> Tensor:
+    x = keys + positions * _GAMMA
     x = (x ^ _shift_right(x, 30)) * _MIX_A
     x = (x ^ _shift_right(x, 27)) * _MIX_B
-    return x ^ _shift_right(x, 31)
+    x = x ^ _shift_right(x, 31)
+    return _shift_right(x, 11).to(torch.float64) * 2.0**-53
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:

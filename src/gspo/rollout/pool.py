@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -13,7 +14,7 @@ from gspo.rollout.decoder import Decoder
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.kv_cache import LayerKV, SlotCache
 from gspo.rollout.noise import uniform
-from gspo.rollout.progress import GroupProgress, SequenceProgress, begin
+from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.rollout.sampling import RowSampling, choose
 from gspo.rollout.slots import Slots
 from gspo.types import Group, Rollout
@@ -52,12 +53,18 @@ class SlotPool:
         self._slots = Slots(num_slots, max_length, decoder.device)
         # Reading a flag costs a device synchronisation on a GPU and nothing on a CPU.
         self._look_each_step = decoder.device.type == "cpu"
+        self._num_arrivals = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget everything in flight."""
-        self._groups: list[GroupProgress] = []
+        self._groups: dict[int, GroupProgress] = {}  # by arrival
+        self._whole: list[GroupProgress] = []  # of those, the ones to hand out
         self._waiting: deque[SequenceProgress] = deque()
+        self._empty()
+
+    def _empty(self) -> None:
+        """Leave no row in use; the buffers stay."""
         self._rows: list[SequenceProgress] = []
         self._longest = 0
         self._prefix: _Prefix | None = None
@@ -70,9 +77,13 @@ class SlotPool:
     def submit(self, request: GroupRequest) -> GroupProgress:
         """Queue the responses of a group behind those already waiting."""
         stops = request.params.stop_token_ids
-        group, sequences = begin(request, stops if request.params.ignore_eos else (*self._eos, *stops))
-        self._groups.append(group)
+        stops = stops if request.params.ignore_eos else (*self._eos, *stops)
+        group, sequences = begin(request, self._num_arrivals, stops)
+        self._num_arrivals += 1
+        self._groups[group.arrival] = group
         self._waiting.extend(sequences)
+        if group.is_whole:
+            self._whole.append(group)
         return group
 
     def advance(self, num_steps: int, version: int) -> list[Group]:
@@ -86,25 +97,36 @@ class SlotPool:
                     self._decode()
                     if self._look_each_step or step == num_steps - 1:
                         self._retire(version)
-        whole = [g for g in self._groups if g.is_whole]
-        if whole:
-            self._groups = [g for g in self._groups if not g.is_whole]
-        return [g.group() for g in whole]
+        whole, self._whole = self._whole, []
+        for group in whole:
+            del self._groups[group.arrival]
+        return [g.group() for g in sorted(whole, key=lambda g: (g.request.submission, g.arrival))]
+
+    def rewind(self, version: int) -> None:
+        """Forget every cache: running responses queue again with the tokens drawn so far, drawn under `version`.
+
+        The queue is then the one a fresh pool would have after `submit` of everything in `unfinished`.
+        """
+        for sequence, rollout in self._open(version):
+            sequence.begun = rollout
+        self._waiting = deque(sorted([*self._rows, *self._waiting], key=lambda s: s.order))
+        self._empty()
 
     def unfinished(self, version: int) -> list[GroupRequest]:
         """The groups in flight as requests, in order of submission, with what each response has so far."""
-        open_rollouts: dict[int, dict[int, Rollout]] = {}
-        for sequence in self._waiting:
-            open_rollouts.setdefault(id(sequence.group), {})[sequence.index] = sequence.begun
-        for sequence, rollout in zip(self._rows, self._read(range(len(self._rows)), version)):
-            open_rollouts.setdefault(id(sequence.group), {})[sequence.index] = rollout
-        requests = [g.as_request(open_rollouts.get(id(g), {})) for g in self._groups]
-        return sorted(requests, key=lambda r: r.submission)
+        return as_requests(self._groups.values(), self._open(version))
+
+    def _open(self, version: int) -> list[tuple[SequenceProgress, Rollout]]:
+        """Every response in flight with what it has so far."""
+        running = self._read(range(len(self._rows)), version)
+        return [*((s, s.begun) for s in self._waiting), *zip(self._rows, running)]
 
     def _decode(self) -> None:
-        slots, num_rows, width = self._slots, len(self._rows), self._longest + 1
+        """Draw the next token of every row; the host waits for nothing."""
+        # Rows that ended since the host last looked stand still, so this bound may run past the longest row.
+        slots, num_rows, width = self._slots, len(self._rows), min(self._longest + 1, self._cache.max_length)
         length, key, first = slots.length[:num_rows], slots.key[:num_rows], slots.first[:num_rows]
-        self._cache.aim(slots.base[:num_rows] + length, width)
+        self._cache.aim(length, width)
         logits = self._decoder.decode(slots.token[:num_rows], length, self._cache, width)
         if self._sampling is None:
             self._sampling = RowSampling.of([s.group.request.params for s in self._rows], slots.device)
@@ -123,6 +145,8 @@ class SlotPool:
             sequence = self._rows[row]
             stopped = rollout.token_ids[-1] in sequence.group.stops
             sequence.finish(rollout, self._detokenize(rollout.token_ids), "stop" if stopped else "length")
+            if sequence.group.is_whole:
+                self._whole.append(sequence.group)
         num_left = num_rows - len(ended)
         gaps = [row for row in ended if row < num_left]
         movers = [row for row in range(num_left, num_rows) if not done[row]]
@@ -213,7 +237,8 @@ class SlotPool:
 
     def _keep_prefix(self, last: SequenceProgress, layers: list[LayerKV], source: int) -> None:
         """Keep the last group's prefilled prompt while responses that share it still wait."""
-        waits = any(s.prefix_key == last.prefix_key for s in list(self._waiting)[: last.group.request.n])
+        siblings = islice(self._waiting, last.group.request.n)
+        waits = any(s.prefix_key == last.prefix_key for s in siblings)
         if not waits:
             self._prefix = None
         elif self._prefix is None or self._prefix.key != last.prefix_key:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gspo.rollout.engine import GroupRequest
@@ -16,9 +16,10 @@ EMPTY = Rollout((), (), (), (), "aborted")
 
 @dataclass(eq=False, slots=True)
 class GroupProgress:
-    """A group in flight: its request and its finished responses by index."""
+    """A group in flight: its request, its arrival number in the engine, and its finished responses by index."""
 
     request: GroupRequest
+    arrival: int
     stops: tuple[int, ...]
     finished: dict[int, Rollout] = field(default_factory=dict)
 
@@ -41,7 +42,7 @@ class GroupProgress:
 
 @dataclass(eq=False, slots=True)
 class SequenceProgress:
-    """One response in flight: `begun` holds the tokens it had when it last entered the engine."""
+    """One response in flight: `begun` holds the tokens it had when it was last queued."""
 
     group: GroupProgress
     index: int
@@ -49,13 +50,18 @@ class SequenceProgress:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Every token known when the response entered: the prompt and what was begun."""
+        """Every token known when the response was queued: the prompt and what was begun."""
         return (*self.group.request.prompt.token_ids, *self.begun.token_ids)
+
+    @property
+    def order(self) -> tuple[int, int, int]:
+        """Sorts responses as a fresh engine would queue them."""
+        return (self.group.request.submission, self.group.arrival, self.index)
 
     @property
     def prefix_key(self) -> tuple[int, int]:
         """Responses with equal keys have equal contexts: a group's fresh responses share one prefill."""
-        return (id(self.group), self.index if self.begun.token_ids else -1)
+        return (self.group.arrival, self.index if self.begun.token_ids else -1)
 
     def start(self) -> SlotStart:
         """How a slot takes this response up: everything but the last token cached, the last one fed first."""
@@ -71,7 +77,7 @@ class SequenceProgress:
         )
 
     def extended(self, tokens: Sequence[int], log_probs: Sequence[float], version: int) -> Rollout:
-        """The response with tokens generated since it entered, all under `version`; still open."""
+        """The response with the tokens generated since it was queued, all under `version`; still open."""
         begun, num_new = self.begun, len(tokens)
         return Rollout(
             token_ids=(*begun.token_ids, *tokens),
@@ -86,9 +92,11 @@ class SequenceProgress:
         self.group.finished[self.index] = dataclasses.replace(whole, finish_reason=reason, text=text)
 
 
-def begin(request: GroupRequest, stops: tuple[int, ...]) -> tuple[GroupProgress, list[SequenceProgress]]:
+def begin(
+    request: GroupRequest, arrival: int, stops: tuple[int, ...] = ()
+) -> tuple[GroupProgress, list[SequenceProgress]]:
     """Take up a request: its group, and the responses that still have to run, by index."""
-    group = GroupProgress(request, stops)
+    group = GroupProgress(request, arrival, stops)
     sequences = []
     for index in range(request.n):
         begun = request.partial[index] if index < len(request.partial) else EMPTY
@@ -97,3 +105,14 @@ def begin(request: GroupRequest, stops: tuple[int, ...]) -> tuple[GroupProgress,
         else:
             group.finished[index] = begun
     return group, sequences
+
+
+def as_requests(
+    groups: Iterable[GroupProgress], unfinished: Iterable[tuple[SequenceProgress, Rollout]]
+) -> list[GroupRequest]:
+    """The requests that continue these groups, in order of submission; `unfinished` holds what each open response has."""
+    parts: dict[int, dict[int, Rollout]] = {}
+    for sequence, rollout in unfinished:
+        parts.setdefault(sequence.group.arrival, {})[sequence.index] = rollout
+    requests = [group.as_request(parts.get(group.arrival, {})) for group in groups]
+    return sorted(requests, key=lambda r: r.submission)

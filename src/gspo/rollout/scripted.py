@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.progress import GroupProgress, SequenceProgress, begin
-from gspo.types import Group, Prompt, Rollout
+from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
+from gspo.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class ScriptedEngine:
         self._num_slots = num_slots
         self._log_prob = log_prob
         self._version = version
+        self._num_arrivals = 0
         self._groups: list[GroupProgress] = []
         self._running: list[SequenceProgress] = []
         self.loads: list[int] = []
@@ -46,7 +47,8 @@ class ScriptedEngine:
         return len(self._groups)
 
     def submit(self, request: GroupRequest) -> None:
-        group, sequences = begin(request, ())
+        group, sequences = begin(request, self._num_arrivals)
+        self._num_arrivals += 1
         self._groups.append(group)
         self._running.extend(sequences)
 
@@ -61,7 +63,7 @@ class ScriptedEngine:
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         groups = []
         for request in requests:
-            group, sequences = begin(request, ())
+            group, sequences = begin(request, arrival=0)
             for sequence in sequences:
                 while sequence.index not in group.finished:
                     self._recite(sequence)
@@ -73,11 +75,7 @@ class ScriptedEngine:
         self.loads.append(version)
 
     def unfinished(self) -> list[GroupRequest]:
-        parts: dict[int, dict[int, Rollout]] = {}
-        for sequence in self._running:
-            parts.setdefault(id(sequence.group), {})[sequence.index] = sequence.begun
-        requests = [g.as_request(parts.get(id(g), {})) for g in self._groups]
-        return sorted(requests, key=lambda r: r.submission)
+        return as_requests(self._groups, ((s, s.begun) for s in self._running))
 
     def close(self) -> None:
         self._groups, self._running = [], []

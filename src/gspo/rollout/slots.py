@@ -28,7 +28,6 @@ class Slots:
         self.device = device
         self._ints = torch.zeros(5, num_slots, dtype=torch.int64, device=device)
         self.token, self.length, self.first, self.last, self.key = self._ints.unbind(0)
-        self.base = torch.arange(num_slots, device=device) * max_length
         self.done = torch.zeros(num_slots, dtype=torch.bool, device=device)
         self.stops = torch.full((num_slots, 1), -1, dtype=torch.int64, device=device)
         self.tokens = torch.zeros(num_slots, max_length, dtype=torch.int64, device=device)
