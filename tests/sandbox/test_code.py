@@ -138,6 +138,15 @@ def test_assert_tests_that_do_not_hold(box: Sandbox, test: str):
     assert grade(box, LIBRARY, {"assert_case": [test]}) == 0.0
 
 
+def test_naming_the_function_leaves_the_program_nothing_else(box: Sandbox):
+    program = "def f(x): return 0\ndef isclose(*args): return True"
+    text = "assert isclose(f(1), 5.0)"
+    assert grade(box, program, {"assert_case": [text]}) == 1.0, "the test itself asks the program"
+    assert grade(box, program, {"assert_case": [text], "fn_name": "f"}) == 0.0
+    right = {"assert_case": ["from math import isclose\n" + text], "fn_name": "f"}
+    assert grade(box, "def f(x): return 5.0", right) == 1.0
+
+
 def test_a_function_named_like_a_builtin_is_the_programs(box: Sandbox):
     tests = {"assert_case": ["assert sum([1, 2]) == 30"]}
     assert grade(box, "def sum(items): return 30", tests) == 1.0
@@ -170,11 +179,20 @@ def test_failure_of_the_sandbox_is_no_zero():
 
 @pytest.mark.parametrize(
     "tests",
-    [{}, {"inputs": ["1"]}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}, {"assert_case": []}, [1], "{",
-     {"assert_case": ["assert ("]}, {"fn_name": "f", "inputs": [3], "outputs": [3]}],
+    [
+        {},
+        {"inputs": ["1"]},
+        {"inputs": [], "outputs": []},
+        {"inputs": ["1"], "outputs": []},
+        {"assert_case": []},
+        [1],
+        "{",
+        {"assert_case": ["assert ("]},
+        {"fn_name": "f", "inputs": [3], "outputs": [3]},
+    ],
 )
 def test_malformed_tests_are_named(tests: object):
-    with pytest.raises(ValueError, match="tests|Expecting"):
+    with pytest.raises(ValueError, match=r"tests|Expecting"):
         read_tests(tests)  # type: ignore[arg-type]
 
 

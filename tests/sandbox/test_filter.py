@@ -17,7 +17,9 @@ PID = 4242
 
 def decide(program: bytes, arch: int, number: int, args: tuple[int, ...] = ()) -> int:
     """What the kernel would answer: runs the classic BPF program on one call."""
-    data = struct.pack("=IIQ6Q", number & 0xFFFFFFFF, arch, 0, *[a & (1 << 64) - 1 for a in (*args, *[0] * (6 - len(args)))])
+    data = struct.pack(
+        "=IIQ6Q", number & 0xFFFFFFFF, arch, 0, *[a & (1 << 64) - 1 for a in (*args, *[0] * (6 - len(args)))]
+    )
     code = [struct.unpack_from("=HBBI", program, i) for i in range(0, len(program), 8)]
     at = accumulator = 0
     while True:

@@ -11,11 +11,27 @@ from hypothesis import strategies as st
 
 from gspo.rewards.sandbox.inside import plain
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary() | st.complex_numbers(allow_nan=False)
-hashable = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers(), st.text())
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False)
+)
+hashable = (
+    st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers(), st.text())
+)
 values = st.recursive(
     scalars,
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(hashable, inner) | st.sets(hashable) | st.frozensets(hashable),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(hashable, inner)
+        | st.sets(hashable)
+        | st.frozensets(hashable)
+    ),
     max_leaves=12,
 )
 
@@ -41,7 +57,7 @@ def test_round_trip_keeps_value_and_type(value: object):
 
 
 def test_integers_of_any_size():
-    value = 7 ** 20_000
+    value = 7**20_000
     assert plain.decode(plain.load_line(plain.dump_line(plain.encode(value)))) == value
 
 
@@ -52,7 +68,9 @@ class Equal(int):
     __hash__ = int.__hash__
 
 
-@pytest.mark.parametrize("value", [Equal(1), object(), [Equal(1)], {1: object()}, range(3), type("S", (str,), {})("x")])
+@pytest.mark.parametrize(
+    "value", [Equal(1), object(), [Equal(1)], {1: object()}, range(3), type("S", (str,), {})("x")]
+)
 def test_subclasses_and_objects_are_not_plain(value: object):
     with pytest.raises(plain.NotPlain):
         plain.encode(value)
@@ -64,7 +82,21 @@ def test_counters_become_dictionaries():
 
 @pytest.mark.parametrize(
     "data",
-    [{}, [], ["x", 1], ["ls", 1], [1], ["d", 1], ["d", [1]], ["b", "zz"], ["i", "q"], ["c", 1], ["s", ["l"]], ["r", 0], ["b"]],
+    [
+        {},
+        [],
+        ["x", 1],
+        ["ls", 1],
+        [1],
+        ["d", 1],
+        ["d", [1]],
+        ["b", "zz"],
+        ["i", "q"],
+        ["c", 1],
+        ["s", ["l"]],
+        ["r", 0],
+        ["b"],
+    ],
 )
 def test_malformed_tags_are_refused(data: object):
     with pytest.raises(plain.NotPlain):

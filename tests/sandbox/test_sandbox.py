@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gspo.rewards.sandbox import Sandbox, SandboxError, levels, measure_speed, examine_level
+from gspo.rewards.sandbox import Sandbox, SandboxError, examine_level, levels, measure_speed
 from gspo.rewards.sandbox.levels import LevelReport
 from gspo.rewards.sandbox.server_handle import ServerHandle, children_of
 
@@ -27,7 +27,13 @@ def test_result_of_a_good_program(box: Sandbox):
 
 @pytest.mark.parametrize(
     ("source", "code"),
-    [("raise SystemExit(3)", 3), ("import sys; sys.exit('no')", 1), ("1/0", 1), ("def f(:", 1), ("import os; os._exit(9)", 9)],
+    [
+        ("raise SystemExit(3)", 3),
+        ("import sys; sys.exit('no')", 1),
+        ("1/0", 1),
+        ("def f(:", 1),
+        ("import os; os._exit(9)", 9),
+    ],
 )
 def test_exit_codes(box: Sandbox, source: str, code: int):
     result = box.run(source, wall=WALL)
@@ -36,7 +42,7 @@ def test_exit_codes(box: Sandbox, source: str, code: int):
 
 def test_a_traceback_names_the_line(box: Sandbox):
     result = box.run("x = 1\nraise ValueError('why')", wall=WALL)
-    assert b'line 2' in result.stderr and b"ValueError: why" in result.stderr
+    assert b"line 2" in result.stderr and b"ValueError: why" in result.stderr
 
 
 def test_a_signal_is_reported(box: Sandbox):
@@ -74,7 +80,10 @@ def test_the_environment_is_empty(box: Sandbox, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_run_changes_a_later_one(box: Sandbox):
-    box.run("import builtins, json, random, sys\nbuiltins.print = None\njson.loads = None\nsys.modules['math'] = None", wall=WALL)
+    box.run(
+        "import builtins, json, random, sys\nbuiltins.print = None\njson.loads = None\nsys.modules['math'] = None",
+        wall=WALL,
+    )
     assert box.run("import math, json\nprint(json.loads('1') + math.floor(1.5))", wall=WALL).stdout == b"2\n"
 
 
@@ -103,7 +112,9 @@ def test_nothing_of_an_earlier_program_is_left_in_memory(monkeypatch: pytest.Mon
     )
     with Sandbox(0, allow_unsandboxed=True, num_servers=1) as sandbox:
         secret = b"a-secret-of-the-first-program"
-        control = sandbox.run(f"kept = {secret.decode()!r}\n" + scan, bytes(b ^ 1 for b in secret).hex().encode())
+        control = sandbox.run(
+            f"kept = {secret.decode()!r}\n" + scan, bytes(b ^ 1 for b in secret).hex().encode()
+        )
         sandbox.run("x = 'a-secret-of-' + 'the-first-program'\nprint(x, input())", secret)
         later = sandbox.run(scan, bytes(b ^ 1 for b in secret).hex().encode())
     copies = int(later.stdout)
@@ -113,7 +124,11 @@ def test_nothing_of_an_earlier_program_is_left_in_memory(monkeypatch: pytest.Mon
 
 def test_many_threads_share_one_sandbox():
     with Sandbox(num_servers=2) as sandbox, ThreadPoolExecutor(8) as pool:
-        runs = list(pool.map(lambda n: sandbox.run("print(int(input()) ** 2)", b"%d" % n, wall=WALL).stdout, range(40)))
+        runs = list(
+            pool.map(
+                lambda n: sandbox.run("print(int(input()) ** 2)", b"%d" % n, wall=WALL).stdout, range(40)
+            )
+        )
         assert len(sandbox.server_pids()) <= 2
     assert runs == [b"%d\n" % (n * n) for n in range(40)]
 
@@ -128,8 +143,8 @@ def test_a_killed_server_is_replaced_and_the_run_repeated():
 
 
 def test_a_child_dies_with_its_server():
-    server = ServerHandle(examine_level(2).granted and 2 or 1)
-    child = server.start({"mode": "script", "source": "import time\nprint(1, flush=True)\ntime.sleep(600)"}, b"", 1 << 30, 60)
+    server = ServerHandle(2 if examine_level(2).granted else 1)
+    child = server.start("script", "import time\nprint(1, flush=True)\ntime.sleep(600)", b"", 1 << 30, 60)
     while not child.stdout.data:
         server.step(10)
     (pid,) = children_of(server.process.pid)
@@ -154,7 +169,7 @@ def test_failure_of_the_sandbox_is_an_error_not_a_result(monkeypatch: pytest.Mon
             return child
 
         monkeypatch.setattr(ServerHandle, "start", start_and_kill)
-        with pytest.raises(SandboxError, match="died|gone"):
+        with pytest.raises(SandboxError, match=r"died|gone"):
             sandbox.run("import time\ntime.sleep(600)", wall=WALL)
 
 
@@ -165,7 +180,10 @@ def test_a_program_cannot_pose_as_a_failure_of_the_sandbox(box: Sandbox):
 
 def test_no_process_is_left(box: Sandbox):
     with Sandbox(num_servers=2) as sandbox:
-        threads = [threading.Thread(target=sandbox.run, args=("while True: pass",), kwargs={"wall": 0.3}) for _ in range(2)]
+        threads = [
+            threading.Thread(target=sandbox.run, args=("while True: pass",), kwargs={"wall": 0.3})
+            for _ in range(2)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

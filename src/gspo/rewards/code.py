@@ -43,7 +43,7 @@ def grade_code(
     """Score 1.0 if the program passes every test, else 0.0; `extra["tests_passed"]` is the fraction passed.
 
     `tests` is `{"inputs": […], "outputs": […]}` (standard input), the same with `"fn_name"` (calls), or
-    `{"assert_case": […]}`, also as JSON text. `timeout` seconds and `memory` bytes are each test's. After a test that
+    `{"assert_case": […]}` (with `"fn_name"`, that function alone is the program's), also as JSON text. `timeout` seconds and `memory` bytes are each test's. After a test that
     met its deadline the rest count as failed without being run. Raises SandboxError when the sandbox itself failed
     (the reward is then missing, not 0) and ValueError when the tests are malformed.
     """
@@ -114,12 +114,13 @@ class CallCase:
 
 @dataclass(frozen=True, slots=True)
 class AssertCase:
-    """The text of a test that asserts something of the program's functions."""
+    """The text of a test that asserts something of the program's functions, or of one function alone."""
 
     text: str
+    name: str = ""
 
     def judge(self, sandbox: Sandbox, source: str, timeout: float, memory: int) -> Verdict:
-        result = sandbox.check(source, self.text, wall=timeout, memory=memory)
+        result = sandbox.check(source, self.text, name=self.name, wall=timeout, memory=memory)
         return Verdict(result.ok, result.timed_out)
 
 
@@ -133,7 +134,7 @@ def read_tests(tests: Mapping[str, Any] | str) -> Sequence[Case]:
     if not isinstance(tests, Mapping):
         raise ValueError(f"tests: expected a mapping, got {type(tests).__name__}")
     if "assert_case" in tests:
-        return _assert_cases(tests["assert_case"])
+        return _assert_cases(tests["assert_case"], tests.get("fn_name") or "")
     if "inputs" not in tests or "outputs" not in tests:
         raise ValueError(f'tests: expected "inputs" and "outputs", or "assert_case"; got {sorted(tests)}')
     inputs, outputs = tests["inputs"], tests["outputs"]
@@ -152,7 +153,7 @@ def read_tests(tests: Mapping[str, Any] | str) -> Sequence[Case]:
     ]
 
 
-def _assert_cases(texts: Any) -> list[AssertCase]:
+def _assert_cases(texts: Any, name: str) -> list[AssertCase]:
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not texts:
         raise ValueError('tests: "assert_case" is empty; expected at least one test')
@@ -161,7 +162,7 @@ def _assert_cases(texts: Any) -> list[AssertCase]:
             ast.parse(text)
         except (SyntaxError, ValueError, TypeError) as error:
             raise ValueError(f'tests: "assert_case" {str(text)[:80]!r} is not Python: {error}') from None
-    return [AssertCase(text) for text in texts]
+    return [AssertCase(text, name) for text in texts]
 
 
 def _text(value: Any) -> str:
@@ -191,7 +192,7 @@ def _value(value: Any) -> Any:
 
 
 def same_output(got: bytes, expected: str) -> bool:
-    """All of the output is as expected, up to white space at the ends of lines and of the text.
+    """All of the output is as expected, line by line, up to white space around and between words.
 
     A number that is expected with a decimal point may differ by 1e-6 of it.
     """

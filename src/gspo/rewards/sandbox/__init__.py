@@ -19,6 +19,6 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "Speed",
-    "measure_speed",
     "examine_level",
+    "measure_speed",
 ]

@@ -34,7 +34,7 @@ class CallResult:
 
 def run_script(server: ServerHandle, source: str, stdin: bytes, wall: float, memory: int) -> RunResult:
     """Run a script on one server until it ends, floods its output or meets the deadline."""
-    child = server.start({"mode": "script", "source": source}, stdin, memory, _cpu(wall))
+    child = server.start("script", source, stdin, memory, _cpu(wall))
     deadline = child.started + wall
     while not child.ended and not child.stdout.truncated and time.monotonic() < deadline:
         server.step(deadline - time.monotonic())
@@ -81,9 +81,7 @@ class Sandbox:
         request = {"op": "call", "plain": True, "target": name, "args": [plain.encode(a) for a in args]}
 
         def attempt(server: ServerHandle) -> CallResult:
-            child = server.start(
-                {"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True
-            )
+            child = server.start("functions", source, b"", memory, _cpu(wall), linked=True)
             assert child.requests is not None and child.replies is not None
             child.requests.write(plain.dump_line(request))
             deadline, line = child.started + wall, None
@@ -101,15 +99,22 @@ class Sandbox:
         return self._with_server(attempt)
 
     def check(
-        self, source: str, test: str, *, wall: float = DEFAULT_WALL, memory: int = DEFAULT_MEMORY
+        self,
+        source: str,
+        test: str,
+        *,
+        name: str = "",
+        wall: float = DEFAULT_WALL,
+        memory: int = DEFAULT_MEMORY,
     ) -> CallResult:
-        """Run an assert-style test in a second confined process that calls the program's; `ok` when it held."""
+        """Run an assert-style test in a second confined process that calls the program's; `ok` when it held.
+
+        With `name`, that function alone is the program's; else every name that neither the test nor Python defines.
+        """
 
         def attempt(server: ServerHandle) -> CallResult:
-            program = server.start(
-                {"mode": "functions", "source": source}, b"", memory, _cpu(wall), linked=True
-            )
-            tester = server.start({"mode": "test", "source": test}, b"", memory, _cpu(wall), linked=True)
+            program = server.start("functions", source, b"", memory, _cpu(wall), linked=True)
+            tester = server.start("test", f"{name}\n{test}", b"", memory, _cpu(wall), linked=True)
             deadline, verdict = program.started + wall, None
             while verdict is None and _alive(program) and _alive(tester) and time.monotonic() < deadline:
                 server.step(deadline - time.monotonic())

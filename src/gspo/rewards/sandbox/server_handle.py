@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .capture import Capture, Feed, close_all, sealed_file
 from .inside.plain import MAX_BYTES
@@ -26,6 +26,9 @@ STDOUT_CAP = 8 << 20
 STDERR_CAP = 64 << 10
 START_SECONDS = 60.0
 GRACE_SECONDS = 5.0
+
+Kind = Literal["script", "functions", "test"]
+_LETTERS: dict[Kind, bytes] = {"script": b"S", "functions": b"F", "test": b"T"}
 
 _BOOT = "import sys; sys.path[:0] = [sys.argv[1]]; from inside.server import main; del sys.path[0]; main({!r}, {!r}, {!r})"
 
@@ -101,10 +104,12 @@ class ServerHandle:
         inner = children_of(self._inner_pid) if self._inner_pid != self.process.pid else []
         return inner[0] if inner else self._inner_pid
 
-    def start(self, job: dict[str, Any], stdin: bytes, memory: int, cpu: int, linked: bool = False) -> Child:
-        """Have the server fork a child that runs `job`; raises SandboxError when the server is gone."""
+    def start(
+        self, kind: Kind, source: str, stdin: bytes, memory: int, cpu: int, linked: bool = False
+    ) -> Child:
+        """Have the server fork a child that does `kind` with the source; raises SandboxError when the server is gone."""
         child = Child(next(self._numbers), linked)
-        inputs = [sealed_file(json.dumps(job).encode()), sealed_file(stdin)]
+        inputs = [sealed_file(_LETTERS[kind] + source.encode("utf-8", "surrogatepass")), sealed_file(stdin)]
         request = {"run": child.number, "memory": memory, "cpu": cpu}
         try:
             socket.send_fds(self._channel, [json.dumps(request).encode()], [*inputs, *child.child_fds()])

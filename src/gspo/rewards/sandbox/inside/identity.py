@@ -9,23 +9,30 @@ import signal
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from . import libc
 from .syscalls import CAPSET, CLONE
 
 FIRST_UID = 1_879_000_000  # far from every range that distributions hand out
 CAP_DAC_READ_SEARCH = 2
+CAP_SYS_ADMIN = 21
 _CAPABILITY_HEADER = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """How children are made: namespaces of the server, own PID namespace a child, uid, kept capabilities."""
+    """Who server and children are: namespaces, the user they become (None: stay), what the children keep of root."""
 
     network_namespace: bool
     pid_namespace: bool
-    first_uid: int | None
+    uid: int | None
     capabilities: int
+
+    def assume_as_server(self) -> None:
+        """Stop being root, keeping only what makes namespaces and lets the children read Python; raises OSError."""
+        if self.uid is not None:
+            become(self.uid, self.capabilities | (1 << CAP_SYS_ADMIN if self.pid_namespace else 0))
 
 
 def enter_namespaces() -> bool:
@@ -92,14 +99,13 @@ def _tid_address() -> int:
 
 
 def plan(network_namespace: bool, landmark: str) -> Identity:
-    """Find by trying which of namespaces and users the children can have. `landmark` must stay readable to them."""
+    """Find by trying which of namespaces and users can be had. `landmark` must stay readable."""
     pid_namespace = _works(lambda: None, pid_namespace=True)
-    if _works(lambda: become(FIRST_UID, 0, landmark)):
-        return Identity(network_namespace, pid_namespace, FIRST_UID, 0)
-    keep = 1 << CAP_DAC_READ_SEARCH
+    uid = FIRST_UID + os.getpid() % 100_000  # a user of its own, so that the kernel counts its threads alone
     # Python under a private home: without the right to read it, imports after the change of user would fail.
-    if _works(lambda: become(FIRST_UID, keep, landmark)):
-        return Identity(network_namespace, pid_namespace, FIRST_UID, keep)
+    for capabilities in (0, 1 << CAP_DAC_READ_SEARCH):
+        if _works(partial(become, uid, capabilities, landmark)):
+            return Identity(network_namespace, pid_namespace, uid, capabilities)
     return Identity(network_namespace, pid_namespace, None, 0)
 
 

@@ -14,30 +14,33 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
+# Every module here makes every fork a little slower: only what many programs use.
 COMMON = _names("""
-abc argparse array ast asyncio atexit base64 bisect bz2 calendar cmath codecs collections collections.abc
-concurrent.futures concurrent.futures.thread contextlib contextvars copy csv ctypes dataclasses datetime decimal difflib
-enum fractions functools gc getpass glob graphlib hashlib heapq hmac html io inspect itertools json keyword linecache
-locale logging math multiprocessing numbers operator os os.path pathlib pickle platform pprint queue random re reprlib
-resource secrets select selectors shlex signal socket ssl stat statistics string struct subprocess sys tempfile textwrap
-threading time timeit tokenize traceback types typing unicodedata unittest uuid warnings weakref zlib zoneinfo
-encodings.ascii encodings.idna encodings.latin_1 encodings.utf_16 encodings.utf_32 encodings.utf_8_sig
+abc array ast atexit bisect calendar collections collections.abc contextlib copy csv
+dataclasses datetime decimal enum fractions functools gc hashlib heapq inspect io itertools json linecache
+math numbers operator os os.path pathlib pprint queue random re signal statistics string struct sys textwrap threading
+time timeit traceback types typing unicodedata weakref
 """)
 
 # Without file calls nothing can be imported later: everything a program could reasonably want is there at once.
 WHOLE = _names("""
-binascii binhex bdb cmd code codeop colorsys compileall configparser copyreg curses dbm dis email email.message
-email.parser email.policy email.mime.text encodings.aliases encodings.cp1252 encodings.hex_codec encodings.rot_13 errno
-fileinput filecmp fnmatch ftplib getopt gettext gzip html.entities html.parser http http.client http.cookies imaplib
-importlib.abc importlib.metadata importlib.resources importlib.util ipaddress json.tool lzma mailbox mimetypes mmap
-modulefinder netrc numbers opcode optparse pickletools plistlib poplib posixpath profile pstats pyclbr quopri rlcompleter
-runpy sched shelve shutil smtplib sqlite3 sre_compile stringprep symtable sysconfig tabnanny tarfile telnetlib tomllib
-trace tracemalloc turtle types unittest.mock urllib urllib.error urllib.parse urllib.request wave webbrowser wsgiref
-xml.dom.minidom xml.etree.ElementTree xml.sax xmlrpc.client zipapp zipfile zipimport _strptime _pydecimal _pyio _bisect
-_heapq _random _statistics _struct _zoneinfo concurrent.futures.process multiprocessing.pool
+concurrent.futures.thread logging argparse asyncio base64 bz2 cmath codecs concurrent.futures contextvars ctypes difflib getpass glob graphlib hmac html
+keyword locale multiprocessing pickle platform reprlib resource secrets select selectors shlex socket ssl stat
+subprocess tempfile tokenize unittest uuid warnings zlib zoneinfo encodings.ascii encodings.idna encodings.latin_1
+encodings.utf_16 encodings.utf_32 encodings.utf_8_sig binascii binhex bdb cmd code codeop colorsys compileall
+configparser copyreg curses dbm dis email email.message email.parser email.policy email.mime.text encodings.aliases
+encodings.cp1252 encodings.hex_codec encodings.rot_13 errno fileinput filecmp fnmatch ftplib getopt gettext gzip
+html.entities html.parser http http.client http.cookies imaplib importlib.abc importlib.metadata importlib.resources
+importlib.util ipaddress json.tool lzma mailbox mimetypes mmap modulefinder netrc opcode optparse pickletools plistlib
+poplib posixpath profile pstats pyclbr quopri rlcompleter runpy sched shelve shutil smtplib sqlite3 sre_compile
+stringprep symtable sysconfig tabnanny tarfile telnetlib tomllib trace tracemalloc turtle unittest.mock urllib
+urllib.error urllib.parse urllib.request wave webbrowser wsgiref xml.dom.minidom xml.etree.ElementTree xml.sax
+xmlrpc.client zipapp zipfile zipimport _strptime _pydecimal _pyio _bisect _heapq _random _statistics _struct _zoneinfo
+concurrent.futures.process multiprocessing.pool
 """)
 
-NUMPY = _names("numpy numpy.fft numpy.linalg numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks")
+NUMPY = _names("numpy numpy.linalg")
+NUMPY_WHOLE = _names("numpy.fft numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks")
 
 
 def preload(numpy_parent: str, whole: bool) -> None:
@@ -56,6 +59,8 @@ def preload(numpy_parent: str, whole: bool) -> None:
     if numpy_parent:
         sys.path.append(numpy_parent)
         _import(NUMPY)
+        if whole:
+            _import(NUMPY_WHOLE)
         sys.path.remove(numpy_parent)
     importlib.invalidate_caches()
 

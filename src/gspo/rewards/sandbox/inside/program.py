@@ -76,7 +76,8 @@ def _guarded(action: Any, source: str) -> int:
 def _finish(code: int) -> NoReturn:
     """What the interpreter does at its end, less the slow clearing of memory."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]
+        if threading.active_count() > 1:
+            threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         sys.stdout.flush()
     except BaseException as error:

@@ -34,7 +34,6 @@ class Child:
     pid: int
     pidfd: int
     ready: int
-    slot: int
 
 
 class ForkServer:
@@ -54,6 +53,8 @@ class ForkServer:
         self.ruleset = landlock.make_ruleset(readable, ["/dev/null"]) if level >= 2 else -1
         self.filter = seccomp.Filter(seccomp.build(libc.machine(), 1, file_calls=level >= 2))
         self.cloner = identity.Cloner(self.identity.pid_namespace)
+        if level >= 1:
+            self.identity.assume_as_server()
         self.baseline = limits.address_space()
 
     def serve(self) -> None:
@@ -100,18 +101,17 @@ class ForkServer:
         return True
 
     def _start(self, request: dict[str, Any], fds: list[int]) -> Child:
-        slot = min(set(range(len(self.children) + 1)) - {child.slot for child in self.children.values()})
         ready, ready_child = os.pipe()
         try:
             pid = self.cloner.fork()
             if pid == 0:
-                self._be_child(request, fds, ready_child, slot)
+                self._be_child(request, fds, ready_child)
         except OSError:
             os.close(ready)
             raise
         finally:
             os.close(ready_child)
-        return Child(pid, os.pidfd_open(pid), ready, slot)
+        return Child(pid, os.pidfd_open(pid), ready)
 
     def _reap(self, poll: select.poll, signalled: set[int]) -> None:
         for number, child in list(self.children.items()):
@@ -137,46 +137,49 @@ class ForkServer:
             if threads > limits.MAX_THREADS:
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _be_child(self, request: dict[str, Any], fds: list[int], ready: int, slot: int) -> NoReturn:
+    def _be_child(self, request: dict[str, Any], fds: list[int], ready: int) -> NoReturn:
         try:
             job = _arrange(fds, ready, self.ruleset)
-            self._confine(request, slot)
+            self._confine(request["memory"], request["cpu"])
             os.write(READY_FD, b"1")
             os.close(READY_FD)
         except BaseException as error:
             os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
             os._exit(125)
-        _run(job)
+        try:
+            _run(job)
+        finally:
+            os._exit(120)  # whatever a program broke: its process never returns into the server's loop
 
-    def _confine(self, request: dict[str, Any], slot: int) -> None:
+    def _confine(self, memory: int, cpu: int) -> None:
         who = self.identity
         os.setsid()
         if self.level >= 1:
-            identity.become(None if who.first_uid is None else who.first_uid + slot, who.capabilities)
-        # After the change of user, which resets it. Had the server died before, writing to READY_FD would fail.
+            identity.become(None, who.capabilities)
+        # Had the server died before this, writing to READY_FD will fail.
         libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        own_user = self.level >= 1 and (who.first_uid is not None or who.network_namespace)
-        limits.apply(self.baseline + request["memory"], request["cpu"], count_processes=own_user)
+        own_user = self.level >= 1 and (who.uid is not None or who.network_namespace)
+        limits.apply(self.baseline + memory, cpu, count_processes=own_user)
         if self.level >= 2:
             landlock.enter(RULESET_FD)
             os.close(RULESET_FD)
         if self.level >= 1:
-            pid = os.getpid()
-            own = (
-                self.filter
-                if pid == 1
-                else seccomp.Filter(seccomp.build(libc.machine(), pid, self.level >= 2))
-            )
-            own.install()
+            self._own_filter().install()
+
+    def _own_filter(self) -> seccomp.Filter:
+        pid = os.getpid()
+        if pid == 1:
+            return self.filter
+        return seccomp.Filter(seccomp.build(libc.machine(), pid, file_calls=self.level >= 2))
 
 
-def _arrange(fds: list[int], ready: int, ruleset: int) -> dict[str, Any]:
+def _arrange(fds: list[int], ready: int, ruleset: int) -> bytes:
     """Put the child's descriptors in their places and close all others; the job that was passed."""
     job_fd, *streams = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH_FD) for fd in fds]
     ready = fcntl.fcntl(ready, fcntl.F_DUPFD, _HIGH_FD)
     if ruleset >= 0:
         ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD, _HIGH_FD)
-    job = json.loads(os.pread(job_fd, os.fstat(job_fd).st_size, 0))
+    job = os.pread(job_fd, os.fstat(job_fd).st_size, 0)
     os.closerange(len(streams), _HIGH_FD)
     for place, fd in enumerate(streams):
         os.dup2(fd, place)
@@ -187,10 +190,14 @@ def _arrange(fds: list[int], ready: int, ruleset: int) -> dict[str, Any]:
     return job
 
 
-def _run(job: dict[str, Any]) -> NoReturn:
-    program.seed_randomness(job["source"])
-    actions = {"script": program.run_script, "functions": program.serve_functions, "test": tester.run_test}
-    actions[job["mode"]](job["source"])
+ACTIONS = {b"S": program.run_script, b"F": program.serve_functions, b"T": tester.run_test}
+
+
+def _run(job: bytes) -> None:
+    """Do the job: a letter for what is to be done, then the source."""
+    source = job[1:].decode("utf-8", "surrogatepass")
+    program.seed_randomness(source)
+    ACTIONS[job[:1]](source)
 
 
 def _prepare() -> None:
