@@ -56,7 +56,7 @@ def linear_equation(rng: random.Random, level: int) -> Problem:
         )
     right = (a - c) * x + b
     steps = f"Subtract {c}x: {a - c}x + {b} = {right}. Then {a - c}x = {right - b}, so x = {x}."
-    return Problem(f"Solve for x: {a}x + {b} = {c}x + {right}.", str(x), steps)
+    return Problem(f"Solve for x: {a}x + {b} = {c}x {_signed(right)}.", str(x), steps)
 
 
 def common_divisor(rng: random.Random, level: int) -> Problem:
@@ -120,7 +120,7 @@ def choices(rng: random.Random, level: int) -> Problem:
 
 def two_equations(rng: random.Random, level: int) -> Problem:
     x, y = rng.randint(-4 * level, 4 * level), rng.randint(-4 * level, 4 * level)
-    a, b = rng.randint(1, 2 + level), rng.randint(1, 2 + level)
+    a, b = rng.randint(2, 3 + level), rng.randint(2, 3 + level)
     question = f"If x + y = {x + y} and {a}x - {b}y = {a * x - b * y}, what is x?"
     steps = f"With y = {x + y} - x: {a + b}x = {a * x - b * y} + {b} * ({x + y}) = {(a + b) * x}, so x = {x}."
     return Problem(question, str(x), steps)

@@ -13,7 +13,7 @@ _NAMES = ("Ana", "Ben", "Chloe", "Dan", "Ema", "Finn", "Gita", "Hugo")
 
 def ages(rng: random.Random, level: int) -> Problem:
     old, young = rng.sample(_NAMES, 2)
-    age, gap, years = rng.randint(4, 15 * level), rng.randint(2, 9 * level), rng.randint(1, 10)
+    age, gap, years = rng.randint(4, 15 * level), rng.randint(2, 9 * level), rng.randint(2, 10)
     total = 2 * (age + years) + gap
     question = (
         f"{old} is {gap} years older than {young}. In {years} years their ages will add up to {total}. "
