@@ -11,30 +11,11 @@ import statistics
 import time
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig, Qwen2Config
+from shapes import SHAPES, make_model
 
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.native import NativeEngine
 from gspo.types import Prompt
-
-
-def shape(name: str) -> PreTrainedConfig:
-    """The model shapes every speed figure of the project uses."""
-    sizes = {
-        "tiny": (LlamaConfig, 512, 256, 688, 6, 4, 2),
-        "smol": (LlamaConfig, 49152, 576, 1536, 30, 9, 3),
-        "qwen1.5b": (Qwen2Config, 151936, 1536, 8960, 28, 12, 2),
-    }
-    config, vocab, hidden, intermediate, layers, heads, kv_heads = sizes[name]
-    return config(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=intermediate,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        tie_word_embeddings=True,
-    )
 
 
 def requests(args: argparse.Namespace, vocab: int, run: int) -> list[GroupRequest]:
@@ -52,22 +33,23 @@ def requests(args: argparse.Namespace, vocab: int, run: int) -> list[GroupReques
 def measure(args: argparse.Namespace) -> dict[str, object]:
     """Run the rollout `--runs` times after a warm-up; the median is the figure."""
     device = torch.device(args.device)
-    torch.manual_seed(0)
-    config = shape(args.model)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, args.dtype)).to(device).eval()
+    max_length = args.plen + args.new
+    model = make_model(
+        args.model, max_length=max_length, dtype=getattr(torch, args.dtype), device=args.device
+    )
     engine = NativeEngine(
         model,
         lambda ids: "",
         eos_token_ids=(1,),
         pad_token_id=0,
         num_slots=args.slots or args.prompts * args.group,
-        max_length=args.plen + args.new,
+        max_length=max_length,
         decode_chunk=args.chunk,
         device=device,
     )
     seconds, num_tokens = [], 0
     for run in range(args.runs + 1):
-        for request in requests(args, config.vocab_size, run):
+        for request in requests(args, model.config.vocab_size, run):
             engine.submit(request)
         begin, num_tokens = time.perf_counter(), 0
         while engine.num_in_flight:
@@ -92,7 +74,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     has_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", choices=["tiny", "smol", "qwen1.5b"])
+    parser.add_argument("model", choices=sorted(SHAPES))
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--group", type=int, default=8)
     parser.add_argument("--plen", type=int, default=32)
