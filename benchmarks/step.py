@@ -1,0 +1,141 @@
+"""Time one GSPO training step on random weights, every answer forced to its full length, no KL.
+
+    python benchmarks/step.py tiny --prompts 16 --group 8 --plen 32 --new 64 --steps 5 --minibatches 4
+
+Prints one JSON line: {"model","seqs","new","s_per_step","rollout_s","trained_tok_per_s","peak_gib"}; times are medians
+over the steps after one that warms up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from typing import Any
+
+import torch
+from shapes import SHAPES, make_model
+
+from gspo.algo.losses import get_policy_loss
+from gspo.algo.settings import LossSettings
+from gspo.loop.objective import AdvantageSettings, Objective
+from gspo.rollout.engine import GroupRequest, SamplingParams
+from gspo.rollout.native import NativeEngine
+from gspo.training.batching import collate
+from gspo.training.clip_control import ClipController
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.policy import Policy, PolicySettings
+from gspo.training.schedule import Schedule
+from gspo.types import Group, Prompt, Reward
+
+
+class Work:
+    """The step of a trainer without its files: generate, score, update, publish."""
+
+    def __init__(self, model: Any, args: argparse.Namespace, device: str) -> None:
+        self.args = args
+        self.engine = NativeEngine(
+            model,
+            lambda ids: "",
+            eos_token_ids=[],
+            pad_token_id=0,
+            num_slots=args.prompts * args.group,
+            max_length=args.plen + args.new,
+            device=device,
+        )
+        self.policy = Policy(
+            model,
+            MasterOptimizer(model.named_parameters(), lr=1e-6),
+            Schedule(1e-6),
+            PolicySettings(
+                mini_batch_groups=-(-args.prompts // args.minibatches), micro_batch_tokens=args.micro_tokens
+            ),
+        )
+        settings = get_policy_loss("gspo").resolve(LossSettings())
+        self.objective = Objective("gspo", settings, AdvantageSettings(), ClipController(None))
+        generator = torch.Generator().manual_seed(1)
+        vocab = model.config.vocab_size
+        self.prompts = [
+            Prompt(f"p{i}", (), tuple(torch.randint(1, vocab, (args.plen,), generator=generator).tolist()))
+            for i in range(args.prompts)
+        ]
+
+    def rollout(self, step: int) -> list[Group]:
+        params = SamplingParams(max_tokens=self.args.new, ignore_eos=True)
+        for i, prompt in enumerate(self.prompts):
+            number = step * len(self.prompts) + i
+            self.engine.submit(GroupRequest(prompt, number, self.args.group, step, params, seed=0))
+        groups: list[Group] = []
+        while len(groups) < len(self.prompts):
+            groups += self.engine.step()
+        return [
+            g.with_rollouts(tuple(r.with_reward(Reward(float(i % 2))) for i, r in enumerate(g.rollouts)))
+            for g in groups
+        ]
+
+    def train(self, groups: list[Group], step: int) -> None:
+        batch = self.policy.score(collate(groups))
+        batch = self.objective.with_advantages(batch)
+        self.policy.update(batch, self.objective.loss(), step=step)
+        self.engine.load_weights(None, version=step + 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", choices=sorted(SHAPES))
+    for name, default in (
+        ("prompts", 16),
+        ("group", 8),
+        ("plen", 32),
+        ("new", 64),
+        ("steps", 5),
+        ("minibatches", 4),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--micro-tokens", type=int, default=16384)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU unless given")
+    args = parser.parse_args()
+    dtype = getattr(torch, args.dtype or ("bfloat16" if args.device.startswith("cuda") else "float32"))
+    model = make_model(args.model, max_length=args.plen + args.new, dtype=dtype, device=args.device)
+    print(json.dumps(measure(Work(model, args, args.device), args)))
+
+
+def measure(work: Work, args: argparse.Namespace) -> dict[str, Any]:
+    cuda = args.device.startswith("cuda")
+    wait = torch.cuda.synchronize if cuda else lambda: None
+    seconds, rollout = [], []
+    for step in range(args.steps + 1):
+        wait()
+        start = time.perf_counter()
+        groups = work.rollout(step)
+        wait()
+        middle = time.perf_counter()
+        work.train(groups, step)
+        wait()
+        seconds.append(time.perf_counter() - start)
+        rollout.append(middle - start)
+    peak = (
+        torch.cuda.max_memory_allocated() / 2**30
+        if cuda
+        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    )
+    num = args.prompts * args.group
+    median = statistics.median(seconds[1:])
+    return {
+        "model": args.model,
+        "seqs": num,
+        "new": args.new,
+        "s_per_step": round(median, 4),
+        "rollout_s": round(statistics.median(rollout[1:]), 4),
+        "trained_tok_per_s": round(num * args.new / median),
+        "peak_gib": round(peak, 2),
+    }
+
+
+if __name__ == "__main__":
+    main()
