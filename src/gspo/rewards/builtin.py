@@ -146,6 +146,14 @@ def _sandbox(level: int | None, allow_unsandboxed: bool) -> Any:
     return Sandbox(level, allow_unsandboxed=allow_unsandboxed, num_servers=1)
 
 
+@reward("reasoning_gym")
+def reasoning_gym(prompt: Prompt, response: Response) -> Reward:
+    """The score of the task's own scorer in the reasoning-gym package, disarmed."""
+    from gspo.rewards.gym import grade_gym
+
+    return grade_gym(response, prompt.ground_truth, prompt.extra)
+
+
 @reward("format", cheap=True)
 def formatted(prompt: Prompt, response: Response, *, tags: tuple[str, ...] = ("think", "answer")) -> float:
     """1 when the response is exactly `<think>…</think>` followed by `<answer>…</answer>`."""

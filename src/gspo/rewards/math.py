@@ -138,18 +138,14 @@ def is_symbolic(text: str, largest: int = 0) -> bool:
     return (
         _depth(text) <= _MAX_DEPTH
         and not re.search(rf"[0-9]{{{_MAX_DIGITS + 1}}}", text)
-        and _powers_are_tame(text, largest)
+        and powers_are_tame(text, largest)
     )
 
 
-def _powers_are_tame(text: str, largest: int) -> bool:
+def powers_are_tame(text: str, largest: int = 0, most: int = _MAX_POWERS) -> bool:
     """Few powers, none in another's exponent, small numbers as exponents and under factorials and binomials."""
     text = text.replace("**", "^")
-    if (
-        text.count("^") > _MAX_POWERS
-        or text.count("!") > 2
-        or len(re.findall(_FUNCTIONS, text)) > _MAX_FUNCTIONS
-    ):
+    if text.count("^") > most or text.count("!") > 2 or len(re.findall(_FUNCTIONS, text)) > _MAX_FUNCTIONS:
         return False
     if re.search(
         r"![ )}]*!|[0-9]{3}[ )}]*!|[)}]\s*!|\\binom\s*\{[^}]*([0-9]{3}|[^0-9}])|\^\s*\{[^}]*[\^{!]", text
