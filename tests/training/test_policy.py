@@ -90,7 +90,9 @@ def test_first_pass_is_the_same_update_as_recompute():
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize("cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}])
+@pytest.mark.parametrize(
+    "cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}]
+)
 def test_the_update_does_not_depend_on_the_micro_batches(cut):
     whole, split = policy(llama().double()), policy(llama().double(), **cut)
     for p in (whole, split):
@@ -115,6 +117,27 @@ def test_chunking_the_head_changes_neither_values_nor_gradients(monkeypatch):
         results.append((log_probs.detach(), entropy.detach(), h.grad, head.linear.weight.grad.clone()))
     for a, b in zip(*results):
         assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_recomputing_the_entropy_keeps_no_logits_and_changes_nothing():
+    model = llama()
+    head = Head.of(model)
+    hidden, targets = torch.randn(40, 32), torch.randint(0, VOCAB, (40,))
+    results = []
+    for recompute in (False, True):
+        sizes = []
+        h = hidden.clone().requires_grad_()
+        model.zero_grad()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, s=sizes: (s.append(t.numel()), t)[1], lambda t: t
+        ):
+            log_probs, entropy = chosen_log_probs(head, h, targets, 0.9, entropy=True, recompute=recompute)
+        results.append((sizes, log_probs.detach(), entropy.detach()))
+        (log_probs.sum() - 0.1 * entropy.sum()).backward()
+        results[-1] += (h.grad, head.linear.weight.grad.clone())
+    (kept, *plain), (recomputed, *again) = results
+    assert kept.count(40 * VOCAB) >= 2 and 40 * VOCAB not in recomputed
+    assert all(torch.equal(a, b) for a, b in zip(plain, again))
 
 
 def test_bad_numbers_skip_the_update_and_leave_the_weights():

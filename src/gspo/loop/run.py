@@ -21,9 +21,10 @@ from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSamplin
 from gspo.tracking.run_folder import RunLocked
 from gspo.tracking.sinks import MissingExtra
 from gspo.training.head import UnsupportedModel
+from gspo.training.lora import MissingPeft
 
 EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
-    ((DataError, RewardError, ResumeRefused, RunLocked, MissingExtra, UnsupportedModel), 2),
+    ((DataError, RewardError, ResumeRefused, RunLocked, MissingExtra, MissingPeft, UnsupportedModel), 2),
     ((StarvedSampling, GenerationLimit), 3),
     (BadNumbers, 4),
     (RewardFailures, 5),

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.training.head import UnsupportedModel
+
 ADAPTER = "default"
 # peft loads names of a model wrapped in its own classes; ours are those of the bare model.
 PREFIX = "base_model.model."
@@ -58,7 +60,13 @@ class Adapters:
         )
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            inject_adapter_in_model(config, model, ADAPTER)
+            try:
+                inject_adapter_in_model(config, model, ADAPTER)
+            except ValueError as error:
+                raise UnsupportedModel(
+                    f"actor_rollout_ref.model.target_modules={settings.target_modules!r} cannot be given adapters: "
+                    f"{error}. Name linear modules of {type(model).__name__}, or use all-linear"
+                ) from error
         self.model = model
         self.config = config
         self._layers = [m for m in model.modules() if isinstance(m, LoraLayer)]

@@ -1,0 +1,132 @@
+"""The value loss as numbers and gradients, and a critic that learns what returns depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from gspo.algo.aggregation import count_totals
+from gspo.algo.values import explained_variance, value_loss
+from gspo.training.batching import collate
+from gspo.training.critic import Critic, CriticSettings, ValueModel
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.schedule import Schedule
+
+from .models import FAMILIES, llama
+from .test_policy import groups
+
+
+def critic(model, lr: float = 1e-2, **settings) -> Critic:
+    values = ValueModel(model)
+    optimizer = MasterOptimizer(values.named_parameters(), lr=lr)
+    return Critic(values, optimizer, Schedule(lr), CriticSettings(**{"mini_batch_groups": 3, **settings}))
+
+
+def batch_with_returns(p: Critic, seed: int = 0):
+    """Returns that a value can know: 1 where the prompt's first token is even, on every token of the answer."""
+    batch = p.score(collate(groups(seed=seed)))
+    right = torch.tensor([float(prompt[0] % 2 == 0) for prompt in batch.prompt_ids])
+    return dataclasses.replace(batch, returns=right[:, None] * batch.mask)
+
+
+def test_the_value_loss_is_its_formula_in_numbers_and_gradient():
+    values = torch.tensor([[0.2, 0.9, -1.0], [0.5, 7.0, 7.0]], dtype=torch.float64, requires_grad=True)
+    old = torch.tensor([[0.0, 0.1, -1.0], [0.5, 0.0, 0.0]], dtype=torch.float64)
+    returns = torch.tensor([[1.0, 0.0, 0.0], [0.0, 9.0, 9.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1], [1, 0, 0]])
+    out = value_loss(values, old, returns, mask, 0.5, count_totals(mask))
+    # V, and V held within 0.5 of the old one: 0.2/0.2, 0.9/0.6, -1/-1, 0.5/0.5; the larger square counts.
+    squares = [0.8**2, 0.9**2, 1.0, 0.5**2]
+    assert out.loss.item() == pytest.approx(0.5 * sum(squares) / 4, rel=1e-12)
+    out.loss.backward()
+    wanted = torch.tensor([[-0.8, 0.9, -1.0], [0.5, 0.0, 0.0]], dtype=torch.float64) / 4
+    assert torch.allclose(values.grad, wanted, rtol=1e-12)
+    assert out.metrics["critic/vf_clipfrac"].result() == 0
+
+
+def test_a_value_that_left_its_range_towards_the_return_has_no_gradient():
+    values = torch.tensor([[0.9]], dtype=torch.float64, requires_grad=True)
+    zero, one = torch.zeros(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64)
+    out = value_loss(values, zero, one, torch.ones(1, 1), 0.5, count_totals(torch.ones(1, 1)))
+    out.loss.backward()
+    assert out.loss.item() == pytest.approx(0.5 * 0.5**2)
+    assert float(values.grad) == 0
+    assert out.metrics["critic/vf_clipfrac"].result() == 1
+
+
+def test_explained_variance():
+    returns, mask = torch.tensor([[0.0, 1.0, 2.0, 50.0]]), torch.tensor([[1, 1, 1, 0]])
+    assert explained_variance(returns + 3, returns, mask) == pytest.approx(
+        1
+    )  # an offset leaves nothing unexplained
+    assert explained_variance(torch.zeros(1, 4), returns, mask) == pytest.approx(0)
+    assert explained_variance(-returns, returns, mask) == pytest.approx(-3)
+    assert explained_variance(returns, torch.ones(1, 4), mask) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_value_is_taken_before_its_token_is_seen(family):
+    p = critic(FAMILIES[family]())
+    torch.nn.init.normal_(p.model.head.weight)
+    whole = groups(num=1, n=1, seed=3)
+    rollout = whole[0].rollouts[0]
+    assert len(rollout.token_ids) >= 3
+    other = dataclasses.replace(
+        rollout, token_ids=(*rollout.token_ids[:1], 63 - rollout.token_ids[1], *rollout.token_ids[2:])
+    )
+    a, b = (p.score(collate([whole[0].with_rollouts((r,))])).values[0] for r in (rollout, other))
+    assert torch.allclose(a[:2], b[:2], atol=1e-6)  # routed experts see other batches, which rounds otherwise
+    assert ((a[2:] - b[2:]).abs() > 1e-4).all()
+
+
+def test_values_start_at_zero_and_padding_has_none():
+    p = critic(llama())
+    batch = p.score(collate(groups()))
+    assert (batch.values == 0).all()
+    torch.nn.init.ones_(p.model.head.bias)
+    assert torch.equal(p.score(batch).values != 0, batch.mask.bool())
+
+
+def test_a_critic_learns_what_the_returns_depend_on():
+    p = critic(llama())
+    first = None
+    for step in range(30):
+        metrics = p.update(batch_with_returns(p), step=step)
+        first = first or metrics
+    assert first["critic/vf_explained_var"].result() == pytest.approx(0, abs=1e-6)
+    assert metrics["critic/vf_explained_var"].result() > 0.9
+    assert metrics["critic/vf_loss"].result() < 0.1 * first["critic/vf_loss"].result()
+    assert metrics["critic/lr"].result() == 1e-2 and metrics["critic/grad_norm"].result() > 0
+
+
+@pytest.mark.parametrize(
+    "cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}]
+)
+def test_the_update_does_not_depend_on_the_micro_batches(cut):
+    whole, split = (critic(llama(), **settings) for settings in ({}, cut))
+    for p in (whole, split):
+        torch.nn.init.constant_(p.model.head.weight, 0.1)
+        p.optimizer.adamw.param_groups[0]["eps"] = 1e-2  # keeps near-zero gradients from being amplified
+        p.update(batch_with_returns(p), step=0)
+    for x, y in zip(whole.model.parameters(), split.model.parameters()):
+        assert torch.allclose(x, y, atol=1e-5)
+
+
+def test_bad_numbers_skip_the_update_and_leave_the_weights():
+    p = critic(llama())
+    batch = batch_with_returns(p)
+    batch.returns[:] = float("nan")
+    before = [x.clone() for x in p.model.parameters()]
+    assert p.update(batch, step=0)["critic/skipped_updates"].result() == 2
+    assert all(torch.equal(a, b) for a, b in zip(before, p.model.parameters()))
+
+
+def test_weights_and_optimiser_round_trip_to_the_bit():
+    a, b = critic(llama()), critic(llama(seed=5))
+    a.update(batch_with_returns(a), step=0)
+    b.load_state_tensors({k: {n: t.clone() for n, t in v.items()} for k, v in a.state_tensors().items()})
+    for p in (a, b):
+        p.update(batch_with_returns(p), step=1)
+    assert all(torch.equal(x, y) for x, y in zip(a.model.parameters(), b.model.parameters()))

@@ -1,0 +1,120 @@
+"""Adapters: what is trained, what is left alone to the bit, and that merging computes the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+from gspo.training.batching import collate
+from gspo.training.head import UnsupportedModel
+from gspo.training.lora import Adapters, LoraSettings, num_trained
+from gspo.training.policy import TokenScorer
+from gspo.training.reference import Reference
+
+from .models import FAMILIES, llama
+from .test_policy import groups, policy, ready, token_loss
+
+SMALL = {"llama": llama, "qwen3_moe": FAMILIES["qwen3_moe"], "gpt2": FAMILIES["gpt2"]}
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
+
+
+def adapted(family: str = "llama", rank: int = 2):
+    model = SMALL[family]()
+    return model, Adapters(model, LoraSettings(rank, alpha=8.0), seed=1)
+
+
+def trained(family: str = "llama"):
+    model, adapters = adapted(family)
+    p = policy(model)
+    p.update(ready(p), token_loss, step=0)
+    return model, adapters, p
+
+
+def base_weights(model) -> dict[str, torch.Tensor]:
+    return {n: p.clone() for n, p in model.named_parameters() if ".lora_" not in n}
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_adapters_start_as_no_change_and_only_they_are_trained(family):
+    plain = policy(SMALL[family]())
+    model, _ = adapted(family)
+    before, batch = base_weights(model), collate(groups())
+    p = policy(model)
+    assert torch.equal(p.log_probs(batch)[0], plain.log_probs(batch)[0])
+    p.update(ready(p), token_loss, step=0)
+    assert not torch.equal(p.log_probs(batch)[0], plain.log_probs(batch)[0])
+    assert all(torch.equal(before[n], w) for n, w in base_weights(model).items())
+
+
+def test_a_small_share_of_the_parameters_is_trained():
+    model = llama(hidden_size=128, intermediate_size=256)
+    Adapters(model, LoraSettings(rank=2), seed=0)
+    some, all_ = num_trained(model)
+    assert 0 < some < 0.05 * all_
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_the_merged_folder_is_an_ordinary_model_that_computes_the_same(family, tmp_path):
+    model, adapters, p = trained(family)
+    before, batch = base_weights(model), collate(groups())
+    wanted = p.log_probs(batch)[0]
+    adapters.save_merged(tmp_path)
+    assert all(torch.equal(before[n], w) for n, w in base_weights(model).items())
+    assert torch.equal(p.log_probs(batch)[0], wanted)  # merging left nothing behind
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert {n.replace("base_layer.", "") for n in before} == {n for n, _ in merged.named_parameters()}
+    assert torch.allclose(policy(merged).log_probs(batch)[0], wanted, atol=1e-4)
+
+
+def test_peft_reads_the_saved_adapter(tmp_path):
+    from peft import PeftModel
+
+    _, adapters, p = trained()
+    adapters.save_config(tmp_path)
+    save_file(
+        {n: t.contiguous() for n, t in adapters.state_tensors().items()},
+        tmp_path / "adapter_model.safetensors",
+    )
+    model = PeftModel.from_pretrained(llama(), str(tmp_path)).base_model.model
+    batch = collate(groups())
+    assert torch.allclose(
+        TokenScorer(model, p.settings).log_probs(batch)[0], p.log_probs(batch)[0], atol=1e-6
+    )
+
+
+def test_adapters_round_trip_to_the_bit():
+    _, adapters, p = trained()
+    other, loaded = adapted()
+    loaded.load_state_tensors({n: t.clone() for n, t in adapters.state_tensors().items()})
+    batch = collate(groups())
+    assert torch.equal(policy(other).log_probs(batch)[0], p.log_probs(batch)[0])
+
+
+def test_the_reference_is_the_base_without_a_copy():
+    batch = collate(groups())
+    wanted = policy(llama()).log_probs(batch)[0]
+    model, adapters, p = trained()
+    reference = Reference(p, adapters.disabled)
+    assert torch.equal(reference.score(batch).ref_log_probs, wanted)
+    assert not torch.equal(p.log_probs(batch)[0], wanted)  # they are back on …
+    assert all(w.requires_grad for n, w in model.named_parameters() if ".lora_" in n)  # … and still trained
+
+
+def test_the_same_seed_gives_the_same_adapters_whatever_was_drawn_before():
+    torch.manual_seed(7)
+    _, a = adapted()
+    torch.manual_seed(8)
+    state = torch.get_rng_state()
+    _, b = adapted()
+    assert all(torch.equal(t, b.state_tensors()[n]) for n, t in a.state_tensors().items())
+    model = llama()
+    state = torch.get_rng_state()
+    Adapters(model, LoraSettings(2), seed=3)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_modules_that_are_not_there_are_named():
+    with pytest.raises(UnsupportedModel, match=r"target_modules=\['no_such'\]"):
+        Adapters(llama(), LoraSettings(2, target_modules=["no_such"]), seed=0)
