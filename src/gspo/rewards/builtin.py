@@ -146,7 +146,7 @@ def _sandbox(level: int | None, allow_unsandboxed: bool) -> Any:
     return Sandbox(level, allow_unsandboxed=allow_unsandboxed, num_servers=1)
 
 
-@reward("reasoning_gym")
+@reward("reasoning_gym", preload=("reasoning_gym",))
 def reasoning_gym(prompt: Prompt, response: Response) -> Reward:
     """The score of the task's own scorer in the reasoning-gym package, disarmed."""
     from gspo.rewards.gym import grade_gym

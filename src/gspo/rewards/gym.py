@@ -114,11 +114,9 @@ def _modules(package: Any) -> list[Any]:
 
 def _evaluates_answers(module: Any) -> bool:
     """Whether a class of the module scores answers with `eval`."""
-    methods = [
-        getattr(item, "score_answer", None) for item in vars(module).values() if isinstance(item, type)
-    ]
-    own = [method for method in methods if getattr(method, "__module__", None) == module.__name__]
-    return any("eval" in method.__code__.co_names for method in own if hasattr(method, "__code__"))
+    classes = [item for item in vars(module).values() if isinstance(item, type)]
+    codes: list[Any] = [getattr(vars(item).get("score_answer"), "__code__", None) for item in classes]
+    return any("eval" in code.co_names for code in codes if code)
 
 
 def _parse_expression(parse: Any, text: str, *args: Any, **kwargs: Any) -> Any:

@@ -111,7 +111,7 @@ class PoolScorer:
             future.set_result([to_wire(graded) for graded in self._cheap.grade(group.prompt, responses)])
             self._waiting.append((group, [future]))
             return
-        pool = self.start()
+        pool = self.start(group.prompt.data_source)
         parts = [responses] if self._info["takes_group"] else [[response] for response in responses]
         self._waiting.append((group, [pool.submit((group.prompt, part)) for part in parts if part]))
 
@@ -119,10 +119,13 @@ class PoolScorer:
         waiting, self._waiting = self._waiting, []
         return [self.finisher.attach(group, self._results(group, futures)) for group, futures in waiting]
 
-    def start(self) -> WorkerPool:
-        """Start the pool if it is not running; RewardError when the reward function cannot be loaded."""
+    def start(self, data_source: str = "") -> WorkerPool:
+        """Start the pool if it is not running; RewardError when the reward function cannot be loaded.
+
+        What the rows of `data_source` need is imported before workers are forked.
+        """
         if self._pool is None:
-            self._crew = self._make_crew()
+            self._crew = self._make_crew(data_source)
             self._info = self._crew.info
             # Built-in graders keep deadlines of their own and never hang. More of them at once would only make the
             # programs that they run miss theirs.
@@ -147,11 +150,13 @@ class PoolScorer:
             self._pool.close()
             self._pool = None
 
-    def _make_crew(self) -> Crew:
+    def _make_crew(self, data_source: str) -> Crew:
         if self._in_threads:
             return ThreadCrew(*build_grading(self._specs, seeded=False))
         return ProcessCrew(
-            "gspo.rewards.compose:build_grading", (self._specs, _preloads(self._specs)), memory=self._memory
+            "gspo.rewards.compose:build_grading",
+            (self._specs, _preloads(self._specs, data_source)),
+            memory=self._memory,
         )
 
     def _results(self, group: Group, futures: Sequence[Future[Any]]) -> list[Graded]:
@@ -245,11 +250,13 @@ def _is_cheap(spec: RewardSpec | RewardFunction, data_source: str) -> bool:
     return entry.cheap
 
 
-def _preloads(specs: Sequence[RewardSpec | RewardFunction]) -> list[str]:
-    """Modules to import before forking: those of the built-ins named, or of any when rows choose theirs."""
-    named = {spec.name for spec in specs if isinstance(spec, RewardSpec) and spec.path is None}
-    chosen = builtin.names() if DEFAULT.name in named else sorted(named)
-    return sorted({module for name in chosen for module in builtin.builtin(name).preload})
+def _preloads(specs: Sequence[RewardSpec | RewardFunction], data_source: str) -> list[str]:
+    """Modules to import before forking: those of the built-ins named, and of the one for the first row's source."""
+    named = [spec.name for spec in specs if isinstance(spec, RewardSpec) and spec.path is None]
+    entries = [builtin.builtin(name) for name in named if name != DEFAULT.name]
+    if DEFAULT.name in named and data_source:
+        entries.append(builtin.for_source(data_source))
+    return sorted({module for entry in entries for module in entry.preload})
 
 
 def _num_cores() -> int:
