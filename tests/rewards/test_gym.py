@@ -19,7 +19,7 @@ TASKS = [
     "n_queens",
     "spiral_matrix",
     "countdown",
-    "polynomial_multiplication",
+    "intermediate_integration",
     "prime_factorization",
     "chain_sum",
 ]
