@@ -1,0 +1,64 @@
+"""`gspo rewards try` as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from gspo.commands.rewards import app
+
+REWARD = "def score(prompt, response):\n    return {'score': len(response), 'acc': 1, 'words': len(response.split())}\n"
+
+
+def run(*arguments: str, stdin: str = "") -> tuple[int, str]:
+    result = CliRunner().invoke(app, [*arguments], input=stdin)
+    return result.exit_code, result.output
+
+
+def first_sum() -> str:
+    from gspo.data.arithmetic import load_arithmetic
+
+    return str(load_arithmetic("train", limit=1)[0].ground_truth)
+
+
+def test_a_right_and_a_wrong_answer(tmp_path: Path) -> None:
+    file = tmp_path / "answer.txt"
+    file.write_text(first_sum())
+    code, output = run("try", "--task", "arithmetic", "--answer", str(file))
+    assert code == 0 and "score      1" in output and f"truth      {first_sum()}" in output
+    code, output = run("try", "--task", "arithmetic", "--answer", "-", stdin="x")
+    assert code == 0 and "score      0" in output
+
+
+def test_a_function_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(REWARD)
+    code, output = run(
+        "try", "--task", "arithmetic", "--reward", f"{file}:score", "--answer", "-", stdin="one two"
+    )
+    assert code == 0 and "score      7" in output and "words      2" in output
+
+
+def test_a_failing_function_is_reported_with_its_traceback(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def score(prompt, response):\n    return 1 / 0\n")
+    code, output = run("try", "--task", "arithmetic", "--reward", f"{file}:score", "--answer", "-", stdin="x")
+    assert (
+        code == 1 and "ZeroDivisionError" in output and "mine.py" in output and "arithmetic/train/0" in output
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "no_such_task", "--answer", "-"], "no_such_task"),
+        (["--task", "arithmetic", "--answer", "/no/such/file"], "/no/such/file"),
+        (["--task", "arithmetic", "--answer", "-", "--reward", "nothing"], "no built-in reward 'nothing'"),
+        (["--task", "arithmetic", "--answer", "-", "--reward", "/no/file.py:f"], "there is no such file"),
+    ],
+)
+def test_bad_input_is_named(arguments: list[str], message: str) -> None:
+    code, output = run("try", *arguments, stdin="1")
+    assert code == 2 and message in output
