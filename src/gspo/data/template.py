@@ -19,10 +19,7 @@ def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -
     own special tokens (a BOS where the model has one) and nothing else.
     """
     if getattr(tokenizer, "chat_template", None):
-        options: dict[str, Any] = {"add_generation_prompt": True, **apply_chat_template_kwargs}
-        text = tokenizer.apply_chat_template(
-            [dict(m) for m in row.messages], **{**options, "tokenize": False}
-        )
+        text = _apply(row, tokenizer, apply_chat_template_kwargs)
         token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     else:
         token_ids = tokenizer("\n".join(str(m["content"]) for m in row.messages))["input_ids"]
@@ -41,6 +38,20 @@ def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -
         ground_truth=row.ground_truth,
         extra=row.extra,
     )
+
+
+def _apply(row: Row, tokenizer: Any, kwargs: dict[str, Any]) -> str:
+    from jinja2 import TemplateError
+
+    options = {"add_generation_prompt": True, **kwargs, "tokenize": False}
+    try:
+        return tokenizer.apply_chat_template([dict(m) for m in row.messages], **options)
+    except TemplateError as error:
+        raise DataError(
+            row.uid,
+            f"is refused by the model's chat template ({error}); expected messages it can show",
+            field="prompt",
+        ) from error
 
 
 def encode_answer(text: str, tokenizer: Any) -> tuple[int, ...]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo.models import resolve
@@ -9,12 +13,21 @@ from gspo.models import resolve
 if TYPE_CHECKING:
     import torch
 
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_MAX_HEADER = 100 << 20  # the limit of the safetensors format
+
+
+class ModelError(ValueError):
+    """A model that cannot or must not be loaded. The message names the file, what was found and the remedy."""
+
 
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder or hub name ("embedded" for the packaged one)."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(resolve(path), trust_remote_code=trust_remote_code)
+    with _explained(path, "tokenizer"):
+        return AutoTokenizer.from_pretrained(resolve(path), trust_remote_code=trust_remote_code)
 
 
 def load_model(
@@ -24,10 +37,109 @@ def load_model(
     device: str = "cpu",
     trust_remote_code: bool = False,
 ) -> Any:
-    """The decoder of a folder or hub name. Weights in a pickle are refused, whatever they hold."""
+    """The decoder of a folder or hub name. Weights in a pickle are refused, and so are weights with tensors missing."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        resolve(path), dtype=dtype, trust_remote_code=trust_remote_code, use_safetensors=True
-    )
+    resolved = resolve(path)
+    if Path(resolved).is_dir():
+        check_weights(Path(resolved))
+    with _explained(path, "model"), no_progress_bars():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            resolved,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    absent = sorted([*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])])
+    if absent:
+        raise ModelError(
+            f"{path}: {len(absent)} tensors that config.json asks for are not in the weights, such as {absent[0]}; "
+            "expected weights and config of one model"
+        )
     return model.to(device)
+
+
+def check_weights(folder: Path) -> list[Path]:
+    """The weight files of a folder; a ModelError when they are no safetensors, lie elsewhere or have a bad header."""
+    index = folder / _INDEX
+    if (folder / _SINGLE).is_file():
+        files = [folder / _SINGLE]
+    elif index.is_file():
+        files = _shards(index)
+    else:
+        pickles = sorted(
+            p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+        )
+        found = f"only {', '.join(pickles)}, which may run code when read" if pickles else "no weights"
+        raise ModelError(
+            f"{folder}: has {found}; expected {_SINGLE}. Convert it with save_pretrained in a place you trust"
+        )
+    for file in files:
+        _check_header(file)
+    return files
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{index}: is no index of weights ({type(error).__name__}: {error})") from None
+    for name in names:
+        if not isinstance(name, str) or name != Path(name).name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index}: names {name!r}; expected safetensors files in the same folder")
+        if not (index.parent / name).is_file():
+            raise ModelError(f"{index}: names {name!r}, which is not there; expected all shards")
+    return [index.parent / name for name in names]
+
+
+def _check_header(file: Path) -> None:
+    """Read a safetensors header as what it is, a length and JSON, before any library allocates by it."""
+    size = file.stat().st_size
+    with file.open("rb") as f:
+        length = int.from_bytes(f.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER):
+            raise ModelError(
+                f"{file}: announces a header of {length} bytes in a file of {size}; expected safetensors "
+                f"(a header of at most {_MAX_HEADER} bytes)"
+            )
+        try:
+            header = json.loads(f.read(length))
+            ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError) as error:
+            raise ModelError(f"{file}: has no safetensors header ({type(error).__name__}: {error})") from None
+    if max(ends, default=0) != size - 8 - length:
+        raise ModelError(
+            f"{file}: its tensors end at byte {max(ends, default=0)} of {size - 8 - length}; it is cut off or altered"
+        )
+
+
+@contextmanager
+def _explained(path: str, what: str) -> Iterator[None]:
+    """Turn what transformers raises about a folder or name into a ModelError that names it."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+        first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        remedy = "give a folder or hub name with a decoder's config.json, safetensors and tokenizer files"
+        if "trust_remote_code" in str(error):
+            first = "comes with code of its own, which is not run"
+            remedy = "set trust_remote_code=true if you have read and trust it"
+        raise ModelError(f"{path}: the {what} cannot be loaded: {first}; {remedy}") from error
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers from drawing its own progress bars over ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

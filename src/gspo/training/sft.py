@@ -15,7 +15,7 @@ from torch import Tensor
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError, Row
 from gspo.data.template import encode_answer, encode_prompt
-from gspo.models.load import load_model, load_tokenizer
+from gspo.models.load import load_model, load_tokenizer, no_progress_bars
 from gspo.training.batching import split_by_tokens
 from gspo.training.head import Head, chosen_log_probs, decode_hidden
 from gspo.training.optimizer import MasterOptimizer
@@ -208,7 +208,8 @@ def warm_start(
     torch.manual_seed(cfg.seed)  # dropout, where a model has it
     model = load_model(model_path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     history = train_sft(model, examples, cfg, on_step=on_step)
-    model.save_pretrained(out)
+    with no_progress_bars():
+        model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     ends = history[:10], history[-10:]
     first, last = (sum(s.loss for s in end) / len(end) for end in ends)

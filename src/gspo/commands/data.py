@@ -1,0 +1,90 @@
+"""`gspo data show` and `gspo data list`: what a dataset holds, as the model will see it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from gspo.data.columns import Columns
+from gspo.data.datasets import dataset_names, load_rows
+from gspo.data.rows import DataError, Row
+
+EXIT_BAD_DATA = 2
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Look at datasets.")
+
+
+@app.command("list")
+def list_names() -> None:
+    """Print the names that `data.train_files` takes beside files and hub names."""
+    for name in dataset_names():
+        typer.echo(name)
+    typer.echo("reasoning_gym:TASK[,key=value…]")
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Built-in name, jsonl or parquet file, or hub name.")],
+    n: Annotated[int, typer.Option("--n", min=1, help="Rows to print.")] = 3,
+    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of generated datasets.")] = 0,
+    model: Annotated[
+        str, typer.Option("--model", help="Whose tokenizer and chat template to show rows with.")
+    ] = "embedded",
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Check only the first so many rows.")
+    ] = None,
+    system_prompt: Annotated[
+        str | None, typer.Option("--system-prompt", help="System message for rows that have none.")
+    ] = None,
+    prompt_key: Annotated[str, typer.Option("--prompt-key", help="Column with the question.")] = "prompt",
+    ground_truth_key: Annotated[
+        str, typer.Option("--ground-truth-key", help="Column with the right answer; '' for none.")
+    ] = "reward_model.ground_truth",
+    data_source_key: Annotated[
+        str, typer.Option("--data-source-key", help="Column that selects the reward.")
+    ] = "data_source",
+) -> None:
+    """Read and check all rows, then print the first as the model will see them."""
+    if split not in ("train", "val"):
+        raise typer.BadParameter(f"{split!r}; expected train or val", param_hint="--split")
+    columns = Columns(prompt_key, ground_truth_key, data_source_key)
+    try:
+        rows = load_rows(
+            name,
+            split,
+            limit=limit,
+            seed=seed,
+            columns=columns,
+            system_prompt=system_prompt,  # pyright: ignore[reportArgumentType]
+        )
+        _print_rows(rows, rows[:n], model)
+    except DataError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_BAD_DATA) from None
+
+
+def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
+    from gspo.data.template import encode_prompt
+    from gspo.models.load import load_tokenizer
+
+    tokenizer = load_tokenizer(model)
+    sources = sorted({row.data_source for row in rows})
+    typer.echo(f"{len(rows)} rows, data_source {', '.join(sources)}; prompts as {model} sees them")
+    for row in shown:
+        prompt = encode_prompt(row, tokenizer)
+        typer.echo(f"\n--- {row.uid}  ({row.data_source}, {len(prompt.token_ids)} tokens)")
+        typer.echo(tokenizer.decode(list(prompt.token_ids)))
+        typer.echo(f"ground_truth: {_short(row.ground_truth)}")
+        if row.answer is not None:
+            typer.echo(f"answer: {_short(row.answer)}")
+        if row.extra:
+            typer.echo(f"extra: {_short(dict(row.extra))}")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+    return text if len(text) <= 400 else f"{text[:397]}..."
