@@ -159,6 +159,22 @@ def test_a_verdict_the_program_writes_itself_is_worth_nothing(box: Sandbox):
     assert grade(box, forged, {"assert_case": ["assert f() == 1"]}) == 0.0
 
 
+def test_a_program_that_talks_out_of_turn_gains_nothing_and_floods_nobody(box: Sandbox):
+    flood = "import os\nwhile True: os.write(4, b'{\"ok\": 1}\\n' * 1000)\ndef f(): return 1"
+    assert grade(box, flood, {"assert_case": ["assert f() == 1"]}) == 0.0
+    assert grade(box, "def f(): return 1", {"assert_case": ["assert f() == 1"]}) == 1.0
+
+
+def test_large_arguments_and_results(box: Sandbox):
+    items = list(range(400_000))
+    assert (
+        grade(box, "def f(a): return sum(a)", {"fn_name": "f", "inputs": [[items]], "outputs": [sum(items)]})
+        == 1.0
+    )
+    some = items[:100_000]
+    assert grade(box, "def f(a): return a", {"fn_name": "f", "inputs": [[some]], "outputs": [some]}) == 1.0
+
+
 def test_after_a_deadline_the_rest_is_not_run(box: Sandbox):
     tests = {"inputs": ["1", "2", "3"], "outputs": ["1", "2", "3"]}
     program = "n = int(input())\nwhile n == 2: pass\nprint(n)"

@@ -109,11 +109,33 @@ def test_depth_and_size_are_limited():
         deep = [deep]
     with pytest.raises(plain.NotPlain, match="nested"):
         plain.encode(deep)
-    with pytest.raises(plain.NotPlain, match="nested"):
+    with pytest.raises(plain.NotPlain):
         plain.load_line(b"[" * 100_000 + b"]" * 100_000)
+    nested: object = 1
+    for _ in range(plain.MAX_DEPTH + 1):
+        nested = ["l", nested]
+    with pytest.raises(plain.NotPlain, match="nested"):
+        plain.decode(nested)
     with pytest.raises(plain.NotPlain, match="longer"):
-        plain.load_line(b"1" * (plain.MAX_BYTES + 1))
-    assert plain.load_line(json.dumps("[" * 1000).encode()) == "[" * 1000, "brackets in text are no depth"
+        plain.load_line(b"1" * (plain.MAX_BYTES + 1), plain.MAX_BYTES)
+    assert plain.load_line(json.dumps("[" * 100_000).encode()) == "[" * 100_000, (
+        "brackets in text are no depth"
+    )
+
+
+def test_keys_chosen_to_collide_are_refused():
+    """Building such a table would take the judge hours."""
+    modulus = (1 << 61) - 1
+    collide = [["i", hex(k * modulus)] for k in range(1, 100_000)]
+    for data in (["s", *collide], ["f", *collide], ["d", *[[key, 0] for key in collide]]):
+        with pytest.raises(plain.NotPlain, match="same hash"):
+            plain.decode(data)
+    assert len(plain.decode(["s", *range(100_000)])) == 100_000
+
+
+def test_quotes_and_escapes_take_linear_time():
+    with pytest.raises(plain.NotPlain):
+        plain.load_line(b'"' + b'\\"' * 1_000_000)
 
 
 @pytest.mark.parametrize("line", [b"", b"{", b"nonsense", b"\xff\xfe", b"1" * 5000])

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -258,6 +260,34 @@ def test_a_level_is_refused_when_a_canary_gets_through(monkeypatch: pytest.Monke
     assert not report.granted and "read a file" in report.reason
     through = [canary.name for canary in report.canaries if not canary.refused]
     assert len(through) >= 12, through
+
+
+def test_packages_beside_the_standard_library_cannot_be_read(box: Sandbox):
+    """A package installed there, this one among them, may hold tests and answers."""
+    folder = Path(
+        sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix, "base": sys.base_prefix})
+    )
+    packages = [path for path in (folder / "site-packages").glob("*/__init__.py") if path.is_file()]
+    if not packages:
+        pytest.skip(f"no package in {folder / 'site-packages'}")
+    source = (
+        "import sys\ntry:\n    print(len(open(input()).read()) >= 0)\nexcept OSError:\n    print('refused')"
+    )
+    assert box.run(source, str(packages[0]).encode(), wall=WALL).stdout == b"refused\n"
+    if box.level >= 2:
+        assert box.run(source, str(folder / "wave.py").encode(), wall=WALL).stdout == b"True\n"
+
+
+def test_a_busy_judge_does_not_miss_an_end_that_came_in_time(box: Sandbox):
+    """The program ended long before the deadline; that the judge looks only after it must not count against it."""
+    with Sandbox(num_servers=1) as sandbox, sandbox._lease() as server:
+        child = server.start("script", "print(1)", b"", 1 << 30, 60)
+        until = time.monotonic() + 30
+        while children_of(server.pid) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert server.pump(lambda: child.ended, deadline=time.monotonic() - 1)
+        server.finish(child)
+        assert child.result(timed_out=False).stdout == b"1\n"
 
 
 def test_speed_is_measured(box: Sandbox):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .judge import DEFAULT_MEMORY, DEFAULT_WALL, CallResult, Sandbox
+from .judge import DEFAULT_MEMORY, DEFAULT_WALL, Sandbox
 from .levels import GUARANTEES, HOW_TO, CanaryReport, LevelReport, examine_level
-from .result import RunResult, SandboxError
+from .result import CallResult, RunResult, SandboxError
 from .speed import Speed, measure_speed
 
 __all__ = [

@@ -6,15 +6,14 @@ import contextlib
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from . import levels
 from .inside import plain
-from .result import RunResult, SandboxError
-from .server_handle import Child, ServerHandle, children_of
+from .relay import Relay, is_alive
+from .result import CallResult, RunResult, SandboxError
+from .server_handle import ServerHandle, children_of
 
 DEFAULT_WALL = 10.0
 DEFAULT_MEMORY = 1 << 30
@@ -22,25 +21,12 @@ DEFAULT_MEMORY = 1 << 30
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class CallResult:
-    """What a function of the program gave: plain data in `value` when `ok`, else the reason in `error`."""
-
-    ok: bool
-    value: Any
-    error: str
-    timed_out: bool
-
-
 def run_script(server: ServerHandle, source: str, stdin: bytes, wall: float, memory: int) -> RunResult:
     """Run a script on one server until it ends, floods its output or meets the deadline."""
     child = server.start("script", source, stdin, memory, _cpu(wall))
-    deadline = child.started + wall
-    while not child.ended and not child.stdout.truncated and time.monotonic() < deadline:
-        server.step(deadline - time.monotonic())
-    timed_out = not child.ended and not child.stdout.truncated
+    over = server.pump(lambda: child.ended or child.stdout.truncated, child.started + wall)
     server.finish(child)
-    return child.result(timed_out)
+    return child.result(timed_out=not over)
 
 
 class Sandbox:
@@ -84,17 +70,12 @@ class Sandbox:
             child = server.start("functions", source, b"", memory, _cpu(wall), linked=True)
             assert child.requests is not None and child.replies is not None
             child.requests.write(plain.dump_line(request))
-            deadline, line = child.started + wall, None
-            while line is None and _alive(child) and time.monotonic() < deadline:
-                server.step(deadline - time.monotonic())
-                line = child.replies.take_line()
-            timed_out = line is None and _alive(child)
+            replies = child.replies
+            over = server.pump(lambda: replies.has_line() or not is_alive(child), child.started + wall)
             server.finish(child)
-            if line is None:
-                line = child.replies.take_line()
             if child.error is not None:
                 raise SandboxError(f"the sandbox could not run a program: {child.error}")
-            return _read_reply(line, timed_out)
+            return _read_reply(replies.take_line(), timed_out=not over)
 
         return self._with_server(attempt)
 
@@ -115,20 +96,13 @@ class Sandbox:
         def attempt(server: ServerHandle) -> CallResult:
             program = server.start("functions", source, b"", memory, _cpu(wall), linked=True)
             tester = server.start("test", f"{name}\n{test}", b"", memory, _cpu(wall), linked=True)
-            deadline, verdict = program.started + wall, None
-            while verdict is None and _alive(program) and _alive(tester) and time.monotonic() < deadline:
-                server.step(deadline - time.monotonic())
-                verdict = _relay(program, tester)
-            timed_out = verdict is None and _alive(program) and _alive(tester)
+            relay = Relay(program, tester)
+            over = server.pump(lambda: relay.advance() or not relay.alive(), program.started + wall)
             server.finish(program)
             server.finish(tester)
             if tester.error is not None or program.error is not None:
                 raise SandboxError(f"the sandbox could not run a test: {tester.error or program.error}")
-            if verdict is None:
-                return CallResult(
-                    False, None, "deadline" if timed_out else "the program ended early", timed_out
-                )
-            return CallResult(verdict.get("verdict") is True, None, str(verdict.get("why", "")), False)
+            return relay.result(timed_out=not over)
 
         return self._with_server(attempt)
 
@@ -142,7 +116,7 @@ class Sandbox:
         return [child for pid in self.server_pids() for child in children_of(pid)]
 
     def close(self) -> None:
-        """End every fork-server. Runs in progress in other threads end with SandboxError."""
+        """End every fork-server; one that another thread is using ends when it is done."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -200,37 +174,15 @@ def _cpu(wall: float) -> int:
     return 4 * math.ceil(wall) + 2
 
 
-def _alive(child: Child) -> bool:
-    return not child.ended and not any(
-        capture.truncated for capture in (child.stdout, child.replies) if capture
-    )
-
-
 def _read_reply(line: bytes | None, timed_out: bool) -> CallResult:
     if line is None:
         return CallResult(
             False, None, "deadline" if timed_out else "the program ended without an answer", timed_out
         )
     try:
-        reply = plain.load_line(line)
+        reply = plain.load_line(line, plain.MAX_BYTES)
         if isinstance(reply, dict) and "ok" in reply:
             return CallResult(True, plain.decode(reply["ok"]), "", False)
         return CallResult(False, None, str(reply)[:500], False)
     except plain.NotPlain as error:
         return CallResult(False, None, f"the answer is not plain data: {error}", False)
-
-
-def _relay(program: Child, tester: Child) -> dict | None:
-    """Pass lines between the two processes; the tester's verdict when it comes."""
-    assert program.requests and program.replies and tester.requests and tester.replies
-    while (line := program.replies.take_line()) is not None:
-        tester.requests.write(line)
-    while (line := tester.replies.take_line()) is not None:
-        try:
-            message = plain.load_line(line)
-        except plain.NotPlain as error:
-            return {"verdict": False, "why": str(error)}
-        if "verdict" in message:
-            return message
-        program.requests.write(line)
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 class SandboxError(RuntimeError):
@@ -26,3 +27,13 @@ class RunResult:
     def ok(self) -> bool:
         """Ended by itself with exit code 0 and all its output kept. Earns nothing alone."""
         return self.exit_code == 0 and not self.timed_out and not self.stdout_truncated
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """What a function of the program gave: plain data in `value` when `ok`, else the reason in `error`."""
+
+    ok: bool
+    value: Any
+    error: str
+    timed_out: bool

@@ -146,6 +146,18 @@ class ServerHandle:
             else:
                 sources[fd]()
 
+    def pump(self, over: Callable[[], bool], deadline: float) -> bool:
+        """Move bytes and news until `over` or the deadline; False at the deadline.
+
+        News that came in time count even if this thread was too busy to read them before.
+        """
+        while not over():
+            if time.monotonic() >= deadline:
+                self.step(0.0)
+                return over()
+            self.step(deadline - time.monotonic())
+        return True
+
     def finish(self, child: Child) -> None:
         """End the child if it still runs, wait for its status, take its last output, release its descriptors."""
         self.kill(child)
@@ -171,7 +183,6 @@ class ServerHandle:
         child = self.children.get(message["id"])
         if child is None:
             return
-        child.wall = time.monotonic() - child.started
         if "error" in message:
             child.error = message["error"]
         elif not message["confined"]:
@@ -180,7 +191,7 @@ class ServerHandle:
                 f"a child was not confined: {bytes(child.stderr.data).decode(errors='replace').strip()}"
             )
         else:
-            child.status = message["status"]
+            child.status, child.wall = message["status"], message["wall"]
 
     def _receive(self, seconds: float) -> dict[str, Any] | None:
         poll = select.poll()

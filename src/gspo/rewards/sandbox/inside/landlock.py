@@ -30,10 +30,10 @@ def version() -> int:
         return 0
 
 
-def make_ruleset(readable: Iterable[str], devices: Iterable[str]) -> int:
-    """A descriptor of the rule: only read beneath `readable`, read and write `devices`; missing ones are skipped.
+def make_ruleset(readable: Iterable[str], listable: Iterable[str], devices: Iterable[str]) -> int:
+    """A descriptor of the rule: read beneath `readable`, list names beneath `listable`, read and write `devices`.
 
-    Made once by the server; each child enters it with one call. Raises OSError where Landlock is missing.
+    Missing ones are skipped. Made once by the server; each child enters it with one call. Raises OSError where Landlock is missing.
     """
     known = version()
     if known < 1:
@@ -45,6 +45,8 @@ def make_ruleset(readable: Iterable[str], devices: Iterable[str]) -> int:
     )
     for path in readable:
         _grant(ruleset, path, READ_FILE | READ_DIR, handled)
+    for path in listable:
+        _grant(ruleset, path, READ_DIR, handled)
     for path in devices:
         _grant(ruleset, path, READ_FILE | WRITE_FILE | TRUNCATE, handled)
     return ruleset

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import importlib
+import importlib.util
 import os
 import pkgutil
 import sys
+import sysconfig
 from collections.abc import Iterable
 
 
@@ -62,23 +65,45 @@ def preload(numpy_parent: str, whole: bool) -> None:
         if whole:
             _import(NUMPY_WHOLE)
         sys.path.remove(numpy_parent)
-    importlib.invalidate_caches()
+    importlib.util.find_spec("no_such_module")  # fills the import system's listings, which children inherit
 
 
 def readable_paths(numpy_parent: str) -> list[str]:
-    """Folders a program may read: the standard library, shared libraries, numpy, time zones."""
-    import sysconfig
+    """What a program may read: the standard library, shared libraries, numpy, time zones.
 
+    Not the packages installed beside the standard library: this one and its tests may be among them.
+    """
+    paths = [os.path.join(folder, name) for folder in listable_paths() for name in os.listdir(folder)]
     paths = [
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        os.path.join(sys.base_prefix, "lib"),
+        path for path in paths if os.path.basename(path) not in ("site-packages", "dist-packages", "test")
     ]
-    paths += [sysconfig.get_config_var("DESTSHARED") or "", "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
+    paths += [sysconfig.get_config_var("DESTSHARED") or "", *_shared_libraries()]
     paths += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom", "/dev/zero"]
     if numpy_parent:
         paths += [os.path.join(numpy_parent, name) for name in ("numpy", "numpy.libs")]
     return [path for path in dict.fromkeys(paths) if path]
+
+
+def listable_paths() -> list[str]:
+    """Folders whose names a program may list, as the import system does."""
+    return list(dict.fromkeys([sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]))
+
+
+def _shared_libraries() -> set[str]:
+    """Files that modules of the standard library may have to load."""
+    folders = [
+        "/lib",
+        "/lib64",
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/local/lib",
+        os.path.join(sys.base_prefix, "lib"),
+    ]
+    folders += glob.glob("/lib/*-linux-gnu*") + glob.glob("/usr/lib/*-linux-gnu*")
+    found = {
+        os.path.realpath(path) for folder in folders for path in glob.glob(os.path.join(folder, "lib*.so*"))
+    }
+    return {path for path in found if os.path.isfile(path)}
 
 
 def _package_path(name: str) -> list[str]:

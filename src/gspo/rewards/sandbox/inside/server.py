@@ -34,6 +34,7 @@ class Child:
     pid: int
     pidfd: int
     ready: int
+    started: float
 
 
 class ForkServer:
@@ -44,13 +45,12 @@ class ForkServer:
         self.level = level
         self.children: dict[int, Child] = {}
         networked = identity.enter_namespaces()
-        readable = preload.readable_paths(numpy_parent)
         preload.preload(numpy_parent, whole=level == 1)
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
         self.identity = identity.plan(
             networked, landmark=os.path.realpath(os.__file__) if level >= 2 else "/"
         )
-        self.ruleset = landlock.make_ruleset(readable, ["/dev/null"]) if level >= 2 else -1
+        self.ruleset = _ruleset(numpy_parent) if level >= 2 else -1
         self.filter = seccomp.Filter(seccomp.build(libc.machine(), 1, file_calls=level >= 2))
         self.cloner = identity.Cloner(self.identity.pid_namespace)
         if level >= 1:
@@ -111,7 +111,7 @@ class ForkServer:
             raise
         finally:
             os.close(ready_child)
-        return Child(pid, os.pidfd_open(pid), ready)
+        return Child(pid, os.pidfd_open(pid), ready, time.monotonic())
 
     def _reap(self, poll: select.poll, signalled: set[int]) -> None:
         for number, child in list(self.children.items()):
@@ -124,7 +124,8 @@ class ForkServer:
             os.close(child.pidfd)
             os.close(child.ready)
             del self.children[number]
-            self._reply({"id": number, "status": status, "confined": confined})
+            wall = time.monotonic() - child.started
+            self._reply({"id": number, "status": status, "confined": confined, "wall": wall})
 
     def _count_threads(self) -> None:
         """End a child with too many threads, where the kernel's own count does not apply."""
@@ -171,6 +172,11 @@ class ForkServer:
         if pid == 1:
             return self.filter
         return seccomp.Filter(seccomp.build(libc.machine(), pid, file_calls=self.level >= 2))
+
+
+def _ruleset(numpy_parent: str) -> int:
+    readable = preload.readable_paths(numpy_parent)
+    return landlock.make_ruleset(readable, preload.listable_paths(), devices=["/dev/null"])
 
 
 def _arrange(fds: list[int], ready: int, ruleset: int) -> bytes:

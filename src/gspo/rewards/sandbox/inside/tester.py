@@ -29,14 +29,14 @@ class Link:
         encoded = {k: self._encode(v) for k, v in kwargs.items()}
         self.send({"op": op, "target": target, "args": [self._encode(a) for a in args], "kwargs": encoded})
         while True:
-            reply = plain.load_line(self._in.readline())
+            reply = plain.load_line(self._in.readline(), plain.MAX_BYTES)
             if "callback" not in reply:
                 return self._result(reply)
             self.send(self._call_back(reply))
 
     def kinds(self, names: list[str]) -> dict[str, str]:
         self.send({"op": "names", "names": names})
-        return self._result(plain.load_line(self._in.readline()))
+        return self._result(plain.load_line(self._in.readline(), plain.MAX_BYTES))
 
     def _result(self, reply: dict) -> Any:
         if "error" in reply:
