@@ -20,7 +20,9 @@ def model(tmp_path_factory):
 
 
 def train(folder, model, *overrides, stop_after=None):
-    trainer = Trainer(config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False))
+    trainer = Trainer(
+        config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False)
+    )
     if stop_after is not None:
         step = trainer.train_step
 

@@ -19,17 +19,17 @@ VOCAB = 64
 
 def llama(seed: int = 0, **kw) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    shape = dict(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": True,
+    }
     return LlamaForCausalLM(LlamaConfig(**{**shape, **kw})).eval()
 
 

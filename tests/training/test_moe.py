@@ -15,7 +15,7 @@ from .test_policy import groups, policy, ready, token_loss
 
 def mixtral(seed: int = 0) -> MixtralForCausalLM:
     torch.manual_seed(seed)
-    shape = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     return MixtralForCausalLM(
         MixtralConfig(
             vocab_size=VOCAB, **shape, num_key_value_heads=2, num_local_experts=4, initializer_range=0.2
