@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -278,13 +279,11 @@ def test_packages_beside_the_standard_library_cannot_be_read(box: Sandbox):
         assert box.run(source, str(folder / "wave.py").encode(), wall=WALL).stdout == b"True\n"
 
 
-def test_a_busy_judge_does_not_miss_an_end_that_came_in_time(box: Sandbox):
+def test_a_busy_judge_does_not_miss_an_end_that_came_in_time():
     """The program ended long before the deadline; that the judge looks only after it must not count against it."""
     with Sandbox(num_servers=1) as sandbox, sandbox._lease() as server:
         child = server.start("script", "print(1)", b"", 1 << 30, 60)
-        until = time.monotonic() + 30
-        while children_of(server.pid) and time.monotonic() < until:
-            time.sleep(0.01)
+        assert select.select([server._channel], [], [], 60)[0], "the server's news"
         assert server.pump(lambda: child.ended, deadline=time.monotonic() - 1)
         server.finish(child)
         assert child.result(timed_out=False).stdout == b"1\n"
