@@ -74,13 +74,14 @@ def attention_configs(model: nn.Module) -> list[Any]:
 @contextmanager
 def decode_attention(configs: list[Any]) -> Iterator[None]:
     """Within this, sdpa models attend with `grouped_attention`; on leaving, their configs are as before."""
+    before = [config._attn_implementation_internal for config in configs]
     for config in configs:
         config._attn_implementation_internal = _DECODE_ATTENTION
     try:
         yield
     finally:
-        for config in configs:
-            config._attn_implementation_internal = "sdpa"
+        for config, name in zip(configs, before):
+            config._attn_implementation_internal = name
 
 
 def grouped_attention(
