@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gspo.rewards.compose import Grader, Overlong, as_specs, manage
 from gspo.rewards.functions import Response, RewardSpec, wrap_function
-from gspo.rewards.protocol import RewardError, TooManyFailures, check_failures
+from gspo.rewards.protocol import RewardError
 from gspo.rewards.shaping import (
     cosine_length,
     format_reward,
@@ -19,7 +19,7 @@ from gspo.rewards.shaping import (
     overlong_penalty,
     repetition_penalty,
 )
-from gspo.types import Group, Prompt, Reward, Rollout
+from gspo.types import Prompt, Reward
 
 PROMPT = Prompt("row-1", (), (), "exact", "abc")
 
@@ -134,15 +134,3 @@ def test_length_shaping() -> None:
     assert cosine_length(True, 0, 100) == 1.0 and cosine_length(True, 100, 100) == 0.5
     assert cosine_length(False, 0, 100) == -1.0 and cosine_length(False, 900, 100) == -0.5
     assert cosine_length(True, 50, 100) == pytest.approx(0.5 + 0.25 * (1 + math.cos(math.pi / 2)))
-
-
-def test_failures_are_bounded_by_their_share() -> None:
-    def group(num_failed: int) -> Group:
-        base = Rollout((), (), (), (), "stop")
-        bad = [base.with_reward(None, f"failure {i}") for i in range(num_failed)]
-        return Group(PROMPT, tuple(bad + [base.with_reward(Reward(0.0))] * (10 - num_failed)), 0, 0)
-
-    assert check_failures([group(2), group(2)]) == 4
-    assert check_failures([]) == 0
-    with pytest.raises(TooManyFailures, match=r"5 of 20(.|\n)*failure 0"):
-        check_failures([group(2), group(3)])

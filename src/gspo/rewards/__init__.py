@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gspo.rewards.compose import Overlong
     from gspo.rewards.functions import RewardSpec
     from gspo.rewards.math import grade_math
-    from gspo.rewards.protocol import RewardError, Scorer, TooManyFailures, check_failures
+    from gspo.rewards.protocol import RewardError, Scorer
     from gspo.rewards.scoring import dry_run, make_scorer
     from gspo.rewards.signatures import Response
     from gspo.types import Reward
@@ -23,8 +23,6 @@ _HOMES = {
     "RewardError": "gspo.rewards.protocol",
     "RewardSpec": "gspo.rewards.functions",
     "Scorer": "gspo.rewards.protocol",
-    "TooManyFailures": "gspo.rewards.protocol",
-    "check_failures": "gspo.rewards.protocol",
     "dry_run": "gspo.rewards.scoring",
     "grade_code": "gspo.rewards.code",
     "grade_math": "gspo.rewards.math",
@@ -39,8 +37,6 @@ __all__ = [
     "RewardError",
     "RewardSpec",
     "Scorer",
-    "TooManyFailures",
-    "check_failures",
     "dry_run",
     "grade_code",
     "grade_math",

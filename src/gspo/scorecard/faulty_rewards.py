@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -50,6 +51,14 @@ def compute_score(
 def too_many(completions: list[str], **columns: Any) -> list[float]:
     """One value more than there are completions."""
     return [1.0] * (len(completions) + 1)
+
+
+def sometimes_raising(prompt: Any, response: str, share: float = 0.0) -> float:
+    """The first character's code is even: 1 or 0; raises on a share of all responses, always the same ones."""
+    digest = hashlib.blake2b(f"{prompt.uid}/{response}".encode(errors="replace"), digest_size=4).digest()
+    if int.from_bytes(digest, "big") < share * 2**32:
+        raise KeyError(f"cannot grade {response!r}")
+    return float(bool(response) and ord(response[0]) % 2 == 0)
 
 
 def _leave_daemon(pid_file: str) -> None:

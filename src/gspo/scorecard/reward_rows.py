@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,14 +14,17 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gspo.rewards import verify
 from gspo.rewards.compose import as_specs
 from gspo.rewards.math import grade_math
 from gspo.rewards.pool import WorkerPool
-from gspo.rewards.protocol import RewardError, TooManyFailures, check_failures
+from gspo.rewards.protocol import RewardError
 from gspo.rewards.scoring import PoolScorer
 from gspo.scorecard.faulty_rewards import NONSENSE
 from gspo.scorecard.hostile_math import hostile_answers
+from gspo.scorecard.kill_rows import Bench, with_bench
 from gspo.scorecard.math_pairs import make_pairs
+from gspo.scorecard.processes import Child
 from gspo.scorecard.row import Row
 from gspo.types import Group, Prompt, Rollout
 
@@ -97,7 +101,6 @@ def raising(seed: int) -> Row:
             problems.append(f"response {index} gave {rollout.reward}, expected {len(text)}")
     if scorer.finisher.num_failed != 20:
         problems.append(f"{scorer.finisher.num_failed} failures were counted, expected 20")
-    check_failures([make_group([]).with_rollouts(tuple(rollouts))], limit=0.2)
     problems += _finish(scorer)
     return _row("F1", "reward raises in 5 %", problems, "20 of 400 missing, each named, the rest scored")
 
@@ -150,31 +153,38 @@ def hanging(seed: int) -> Row:
     return _row("F3", "64 rewards hang", problems, detail)
 
 
-def too_many_failures(seed: int) -> Row:
-    """F4: up to 20 % failures of a step are left out, more stop the run with the first exception."""
-    rng = random.Random(seed)
+def too_many_failures(bench: Bench, rng: random.Random) -> tuple[bool, str]:
+    """F4: training goes on past 5 % failed rewards, counted; 60 % stop it with the first exception."""
+    seed = f"trainer.seed={rng.randrange(1000)}"
+    few = _train(bench, "few", seed, share=0.05)
+    many = _train(bench, "many", seed, share=0.6)
     problems = []
-    for count in (20, 21, 60):
-        texts = ["raise me"] * count + ["abc"] * (100 - count)
-        rng.shuffle(texts)
-        scorer = make_pool()
-        group = make_group([]).with_rollouts(tuple(score_all(scorer, texts)))
-        problems += _finish(scorer)
-        try:
-            check_failures([group], limit=0.2)
-            stopped = ""
-        except TooManyFailures as error:
-            stopped = str(error)
-        if bool(stopped) != (count > 20):
-            problems.append(f"{count} % failures {'stopped' if stopped else 'did not stop'} the run")
-        if stopped and not ("KeyError" in stopped and "row-" in stopped and "faulty_rewards.py" in stopped):
-            problems.append(f"the reason lacks the exception or the row: {stopped}")
-    return _row(
-        "F4",
-        "over 20 % of rewards fail",
-        problems,
-        "20 % goes on, 21 % and 60 % stop with the first exception",
-    )
+    if few.wait() != 0:
+        problems.append(f"5 % failures stopped the run: {few.said()[-500:]}")
+    elif not _count_failures(bench.folder / "few"):
+        problems.append("no failure was counted in 5 %")
+    code, said = many.wait(), many.said()
+    if (
+        code == 0
+        or "KeyError" not in said
+        or "sometimes_raising" not in said
+        or "arithmetic/train/" not in said
+    ):
+        problems.append(f"60 % failures gave exit code {code}: {said[-500:]}")
+    return not problems, "; ".join(
+        problems
+    ) or f"5 % goes on; 60 % stops with exit code {code} and the first exception"
+
+
+def _count_failures(run: Path) -> float:
+    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return sum(row.get("train/reward_failures", 0.0) for row in rows)
+
+
+def _train(bench: Bench, name: str, seed: str, share: float) -> Child:
+    reward = [f"path={_MODULE}", "name=sometimes_raising", f"reward_kwargs.share={share}"]
+    overrides = [seed, "reward.num_workers=1", *(f"custom_reward_function.{setting}" for setting in reward)]
+    return bench.start(name, *overrides, reward=None)  # pyright: ignore[reportArgumentType]
 
 
 def killed_worker(seed: int) -> Row:
@@ -246,6 +256,7 @@ def hostile_math(seed: int) -> Row:
                 problems.append(f"{answer.name} took {seconds:.2f} s")
         if canary.exists():
             problems.append("the canary ran")
+    verify.close()
     if "math_verify" in sys.modules:
         problems.append("math-verify was imported into this process")
     detail = f"{len(answers)} right verdicts, the slowest {slowest:.2f} s, no canary"
@@ -260,6 +271,7 @@ def same_verdicts(seed: int) -> Row:
         f"from gspo.scorecard.reward_rows import pair_verdicts; print(pair_verdicts({_NUM_PAIRS}, {seed}, 1))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    verify.close()
     problems = ["eight threads give other verdicts than one"] * (eight != one)
     problems += [f"a subprocess gives other verdicts: {process.stderr[-300:]}"] * (
         process.stdout.strip() != one
@@ -294,7 +306,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
     "F1": raising,
     "F2": nonsense,
     "F3": hanging,
-    "F4": too_many_failures,
+    "F4": with_bench(too_many_failures, "F4", "over 20 % of rewards fail"),
     "F5": killed_worker,
     "D4": hostile_math,
     "D5": same_verdicts,
