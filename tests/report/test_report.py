@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import itertools
 import json
 import re
 import shutil
@@ -121,7 +122,7 @@ def test_a_long_run_is_sampled_evenly_within_the_budget(tmp_path: Path) -> None:
     store = collect(read_run(run), budget=sum(sizes.values()) // 4)
     carried = sorted(step for kind, step in store.chunks if kind == "train")
     assert 3 <= len(carried) < 12 and carried[-1] == 40
-    assert len({b - a for a, b in zip(carried, carried[1:])}) == 1
+    assert len({b - a for a, b in itertools.pairwise(carried)}) == 1
     assert sum(sizes[s] for s in carried) <= sum(sizes.values()) // 4
     assert f"{len(carried)} of 40 steps" in store.note
     assert len([e for e in store.index if e["kind"] == "train"]) == 40

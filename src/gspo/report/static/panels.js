@@ -229,7 +229,7 @@ G.panels = (function () {
           ...ratios(overview, index), clipping(c), clippingByBatch(c),
           single(c, "entropy", "Entropy", "Token mean, in nats. A fall to zero means the policy stopped exploring.", "actor/entropy", "--p5"),
           single(c, "grad", "Gradient norm", "Before clipping, mean over the step's mini-batches.", "actor/grad_norm", "--p6"),
-          single(c, "kl", "KL to the old policy", "Estimated on the trained tokens.", "actor/ppo_kl", "--p7"),
+          single(c, "kl", "KL to the old policy", "Estimated on the trained tokens.", "actor/ppo_kl", "--p3"),
         ],
       },
       { id: "speed", title: "Time", charts: [timing(c), speed(c)] },

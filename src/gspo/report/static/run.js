@@ -59,7 +59,12 @@ G.RunView = class {
   }
 
   // The dashboard's server may still be reading: ask again until it has all.
-  async readIndex() {
+  readIndex() {
+    this.reading ||= this.readParts().finally(() => (this.reading = null));
+    return this.reading;
+  }
+
+  async readParts() {
     for (;;) {
       const known = this.index.length ? { count: this.index.length, generation: this.generation } : null;
       const answer = await this.source.index(this.name, known);
