@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import glob
 import importlib
 import importlib.util
 import os
 import pkgutil
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -44,6 +46,12 @@ concurrent.futures.process multiprocessing.pool
 
 NUMPY = _names("numpy numpy.linalg")
 NUMPY_WHOLE = _names("numpy.fft numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks")
+
+# What the extension modules of the standard library and numpy are linked with, here and there.
+LIBRARIES = _names("""
+[cm] crypt crypto db-* dl expat ffi gcc_s gdbm* gfortran* lzma mpdec* ncurses* nsl panel* pthread python3* quadmath*
+readline rt sqlite3 ssl stdc++ tinfo* tirpc util uuid z bz2 zstd
+""")
 
 
 def preload(numpy_parent: str, whole: bool) -> None:
@@ -90,7 +98,7 @@ def listable_paths() -> list[str]:
 
 
 def _shared_libraries() -> set[str]:
-    """Files that modules of the standard library may have to load."""
+    """Files that modules of the standard library may have to load; few, as each rule costs every child a little."""
     folders = [
         "/lib",
         "/lib64",
@@ -100,10 +108,11 @@ def _shared_libraries() -> set[str]:
         os.path.join(sys.base_prefix, "lib"),
     ]
     folders += glob.glob("/lib/*-linux-gnu*") + glob.glob("/usr/lib/*-linux-gnu*")
-    found = {
-        os.path.realpath(path) for folder in folders for path in glob.glob(os.path.join(folder, "lib*.so*"))
-    }
-    return {path for path in found if os.path.isfile(path)}
+    wanted = re.compile("|".join(fnmatch.translate(f"lib{name}.so*") for name in LIBRARIES))
+    found: set[str] = set()
+    for folder in filter(os.path.isdir, folders):
+        found |= {os.path.realpath(os.path.join(folder, n)) for n in os.listdir(folder) if wanted.match(n)}
+    return found
 
 
 def _package_path(name: str) -> list[str]:
