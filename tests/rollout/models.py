@@ -14,7 +14,7 @@ from gspo.types import Prompt
 VOCAB = 64
 EOS, PAD = 1, 0
 
-_SHAPE = {
+_SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -28,9 +28,9 @@ _SHAPE = {
     "eos_token_id": EOS,
     "bos_token_id": 2,
 }
-_MOE = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
+_MOE: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
 _LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
-_GPT2 = {
+_GPT2: dict[str, Any] = {
     "n_embd": 32,
     "n_layer": 3,
     "n_head": 4,
