@@ -17,6 +17,7 @@ from gspo.algo.kl import make_controller
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import Behaviour, LossSettings
 from gspo.config import TrainerConfig
+from gspo.data.columns import as_rows
 from gspo.data.cursor import PromptCursor
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
@@ -117,6 +118,7 @@ def build(
     *,
     weights_from: Path | None = None,
     reward_fn: Any = None,
+    val_reward_fn: Any = None,
     train_dataset: Iterable[Any] | None = None,
     val_dataset: Iterable[Any] | None = None,
     tokenizer: Any = None,
@@ -131,14 +133,16 @@ def build(
     tokenizer = tokenizer or load_tokenizer(
         model_config.tokenizer_path or model_config.path, trust_remote_code=model_config.trust_remote_code
     )
-    train = _prompts(config, tokenizer, "train", train_dataset)
-    held_out = _prompts(config, tokenizer, "val", val_dataset)
-    scorer, val_scorer = (_scorer(config, reward_fn) for _ in range(2))
+    train = load_prompts(config, tokenizer, "train", train_dataset)
+    if train_dataset is not None and val_dataset is None and config.data.val_files is None:
+        val_dataset = []  # the default task's held-out questions say nothing about data of the caller's own
+    held_out = load_prompts(config, tokenizer, "val", val_dataset)
+    scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, val_reward_fn or reward_fn))
     if train:
         _try_reward(config, scorer, train[0])
     total_steps = _total_steps(config, len(train))
     roles = build_roles(config, device, total_steps, weights_from)
-    engine = _engine(config, roles.policy.model, tokenizer, device)
+    engine = build_engine(config, roles.policy.model, tokenizer, device)
     kl_reward = _kl_reward(config, scorer, roles)
     source = PromptCursor(
         train,
@@ -146,7 +150,7 @@ def build(
         shuffle=config.data.shuffle,
         total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
     )
-    sampling = _sampling(config, tokenizer)
+    sampling = sampling_settings(config, tokenizer)
     sampler = DynamicSampler(
         source, engine, kl_reward or scorer, sampling, seed=config.trainer.seed, record=record
     )
@@ -175,9 +179,12 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None) -> list[Prompt]:
+def load_prompts(
+    config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None
+) -> list[Prompt]:
+    """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given."""
     c = config.data
-    rows = _rows(config, split) if given is None else list(given)
+    rows = _rows(config, split) if given is None else as_rows(given, f"{split}_dataset")
     if not rows and split == "train":
         raise DataError("data.train_files", "has no rows; expected at least one")
     return encode_prompts(
@@ -204,7 +211,8 @@ def _rows(config: TrainerConfig, split: str) -> list[Row]:
     return rows
 
 
-def _scorer(config: TrainerConfig, reward_fn: Any) -> Scorer:
+def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
+    """The scorer that the config asks for, of `reward_fn` when one is given."""
     custom, pool, manager = config.custom_reward_function, config.reward, config.reward_model
     reward = reward_fn
     if reward is None and custom.path is not None:
@@ -271,7 +279,8 @@ def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
     return sorted({int(t) for t in flat if t is not None})
 
 
-def _engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.device) -> RolloutEngine:
+def build_engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.device) -> RolloutEngine:
+    """The rollout engine over `model`'s own tensors."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
     stops = stop_tokens(model, tokenizer)
     length = (rollout.prompt_length or data.max_prompt_length) + (
@@ -290,7 +299,8 @@ def _engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.dev
     )
 
 
-def _sampling(config: TrainerConfig, tokenizer: Any) -> SamplingSettings:
+def sampling_settings(config: TrainerConfig, tokenizer: Any) -> SamplingSettings:
+    """How training groups are drawn and filtered."""
     f, data = config.algorithm.filter_groups, config.data
     return SamplingSettings(
         train_batch_size=data.train_batch_size,
@@ -302,7 +312,7 @@ def _sampling(config: TrainerConfig, tokenizer: Any) -> SamplingSettings:
         strategy=f.strategy,  # pyright: ignore[reportArgumentType]
         max_num_gen_batches=f.max_num_gen_batches,
         on_limit=f.on_limit,  # pyright: ignore[reportArgumentType]
-        max_staleness=f.max_staleness,
+        max_staleness=f.max_staleness if f.enable else 0,  # without filtering there is nothing to save
         max_in_flight=f.max_in_flight,
         predict=f.predict,  # pyright: ignore[reportArgumentType]
         predict_weight=f.predict_weight,

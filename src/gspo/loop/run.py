@@ -16,6 +16,7 @@ from gspo.data.rows import DataError
 from gspo.loop.checkpoint import CheckpointError
 from gspo.loop.resume import ResumeRefused
 from gspo.loop.trainer import BadNumbers, Trainer
+from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
 from gspo.tracking.run_folder import RunLocked
@@ -24,7 +25,19 @@ from gspo.training.head import UnsupportedModel
 from gspo.training.lora import MissingPeft
 
 EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
-    ((DataError, RewardError, ResumeRefused, RunLocked, MissingExtra, MissingPeft, UnsupportedModel), 2),
+    (
+        (
+            DataError,
+            RewardError,
+            ResumeRefused,
+            RunLocked,
+            MissingExtra,
+            MissingPeft,
+            UnsupportedModel,
+            ModelError,
+        ),
+        2,
+    ),
     ((StarvedSampling, GenerationLimit), 3),
     (BadNumbers, 4),
     (RewardFailures, 5),

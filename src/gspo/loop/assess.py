@@ -1,0 +1,96 @@
+"""Assessing a model without training it: greedy and sampled answers to a dataset's held-out questions."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gspo.config import TrainerConfig
+from gspo.loop.build import build_engine, build_scorer, choose_device, load_prompts
+from gspo.loop.evaluation import Evaluation, Evaluator
+from gspo.loop.roles import load_weights
+from gspo.models.load import load_tokenizer
+from gspo.rewards.answers import extract_answer
+from gspo.rollout.engine import SamplingParams
+from gspo.seeding import derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """Greedy answers, and sampled ones when more than one a question was asked for."""
+
+    num_questions: int
+    greedy: Evaluation
+    sampled: Evaluation | None
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, by way of drawing and data source."""
+        ways = {"greedy": self.greedy, "sampled": self.sampled}
+        return {
+            "num_questions": self.num_questions,
+            "seconds": round(self.seconds, 2),
+            **{name: _plain(evaluation) for name, evaluation in ways.items() if evaluation is not None},
+        }
+
+
+def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None) -> Assessment:
+    """Evaluate `model.path` on `data.val_files`: greedily, and with `num_samples` > 1 also by sampling.
+
+    Sampling follows `rollout.val_kwargs`. The same config gives the same answers.
+    """
+    torch.set_num_threads(config.trainer.num_threads or len(os.sched_getaffinity(0)))
+    device = choose_device(config.trainer.device)
+    c, val = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.val_kwargs
+    tokenizer = load_tokenizer(c.tokenizer_path or c.path, trust_remote_code=c.trust_remote_code)
+    prompts = load_prompts(config, tokenizer, "val")
+    scorer = build_scorer(config, reward_fn)
+    start = time.monotonic()
+    try:
+        engine = build_engine(config, load_weights(config, device, c.path).eval(), tokenizer, device)
+        length = config.actor_rollout_ref.rollout.response_length or config.data.max_response_length
+        seed, size = derive_seed(config.trainer.seed, "eval"), config.data.val_batch_size
+
+        def run(params: SamplingParams, n: int) -> Evaluation:
+            evaluator = Evaluator(
+                engine, scorer, prompts, params, n=n, seed=seed, batch_size=size, answer_of=_answer
+            )
+            return evaluator.run(0)
+
+        greedy = run(SamplingParams(length, temperature=0.0), 1)
+        sampled = None
+        if num_samples > 1:
+            params = SamplingParams(length, temperature=val.temperature, top_k=val.top_k, top_p=val.top_p)
+            sampled = run(params, num_samples)
+    finally:
+        scorer.close()
+    return Assessment(len(prompts), greedy, sampled, time.monotonic() - start)
+
+
+def _answer(source: str, text: str) -> str:
+    """What votes for a majority: the final answer where one is found, else the whole text."""
+    return extract_answer(text) or text.strip()
+
+
+def _plain(evaluation: Evaluation) -> dict[str, Any]:
+    """`{"accuracy", "interval", "sources": {source: {measure: value}}}` of an evaluation."""
+    sources: dict[str, dict[str, float]] = {}
+    for name, metric in evaluation.metrics.items():
+        source, measure = _split(name)
+        sources.setdefault(source, {})[measure] = metric.result()
+    interval = None if evaluation.interval is None else list(evaluation.interval)
+    return {"accuracy": evaluation.accuracy, "interval": interval, "sources": sources}
+
+
+def _split(name: str) -> tuple[str, str]:
+    """`val-core/{source}/acc/mean@4` → (source, `acc/mean@4`); a source may itself hold slashes."""
+    path = name.split("/", 1)[1]
+    for tail in ("response_length/mean", "reward_failures"):
+        if path.endswith(f"/{tail}"):
+            return path.removesuffix(f"/{tail}"), tail
+    source, kind, measure = path.rsplit("/", 2)
+    return source, f"{kind}/{measure}"
