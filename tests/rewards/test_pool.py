@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gspo.rewards import Overlong, RewardError, dry_run, make_scorer
+from gspo.rewards import Overlong, RewardError, builtin, dry_run, make_scorer
 from gspo.rewards.compose import as_specs
 from gspo.rewards.crew import ProcessCrew
 from gspo.rewards.pool import WorkerPool
@@ -291,6 +292,24 @@ def test_cheap_builtins_stay_in_process_and_others_go_to_the_pool() -> None:
     assert "'poetry'" in (unknown.rollouts[0].failure or "")
     scorer.close()
     assert isinstance(make_scorer("exact"), InProcessScorer)
+
+
+def test_a_registered_reward_is_known_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rewards_of_mine.py").write_text(
+        "import os\nfrom gspo.rewards import reward\n"
+        "@reward('mine', sources=('my_data',))\ndef mine(prompt, response):\n"
+        "    return {'score': len(response), 'worker': os.environ.get('GSPO_REWARD_WORKER') is not None}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(builtin, "_REGISTRY", dict(builtin._REGISTRY))
+    importlib.import_module("rewards_of_mine")
+    scorer = make_scorer()
+    prompt = Prompt("r", (), (), "my_data", None)
+    scorer.submit(Group(prompt, (Rollout((), (), (), (), "stop", text="abc"),), 0, 0))
+    (group,) = scorer.collect()
+    scorer.close()
+    assert group.rollouts[0].reward is not None, group.rollouts[0].failure
+    assert group.rollouts[0].reward.score == 3 and group.rollouts[0].reward.extra == {"worker": 1.0}
 
 
 def test_composition_manager_and_shaping_reach_the_reward() -> None:

@@ -34,7 +34,10 @@ _REGISTRY: dict[str, Builtin] = {}
 def reward(
     name: str, *, sources: tuple[str, ...] = (), cheap: bool = False, preload: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a reward function under a name, and as the default of its data sources."""
+    """Register a reward function under a name, and as the default of its data sources.
+
+    Its module must be importable by name, since workers import it too.
+    """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         _REGISTRY[name] = Builtin(fn, name, (name, *sources), cheap, preload)
@@ -46,6 +49,11 @@ def reward(
 def names() -> list[str]:
     """The names of all built-in rewards."""
     return sorted(_REGISTRY)
+
+
+def registering_modules() -> list[str]:
+    """Modules beside this one that registered rewards: a worker must import them to know the same names."""
+    return sorted({entry.fn.__module__ for entry in _REGISTRY.values()} - {__name__, "__main__"})
 
 
 def builtin(name: str) -> Builtin:

@@ -256,7 +256,10 @@ def _preloads(specs: Sequence[RewardSpec | RewardFunction], data_source: str) ->
     entries = [builtin.builtin(name) for name in named if name != DEFAULT.name]
     if DEFAULT.name in named and data_source:
         entries.append(builtin.for_source(data_source))
-    return sorted({module for entry in entries for module in entry.preload})
+    return [
+        *builtin.registering_modules(),
+        *sorted({module for entry in entries for module in entry.preload}),
+    ]
 
 
 def _num_cores() -> int:
