@@ -289,6 +289,16 @@ def test_a_busy_judge_does_not_miss_an_end_that_came_in_time():
         assert child.result(timed_out=False).stdout == b"1\n"
 
 
+def test_limits_of_the_judge_are_not_the_programs(box: Sandbox):
+    code = (
+        "import resource\nfrom gspo.rewards.sandbox import Sandbox\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))\n"
+        "with Sandbox(num_servers=1) as s: print(s.run('print(len(bytearray(500 << 20)))').stdout)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{b'524288000' + bytes([10])!r}\n"
+
+
 def test_speed_is_measured(box: Sandbox):
     speed = measure_speed(box, seconds=0.1)
     assert speed.trivial > 0 and speed.typical > 0

@@ -40,8 +40,14 @@ def apply(memory: int, cpu_seconds: int, count_processes: bool) -> None:
         resource.setrlimit(name, (value, value))
 
 
-def raise_main_stack() -> None:
-    """Allow this process and its children a larger main stack, so that programs may recurse deeply."""
+def lift() -> None:
+    """Lift what this process inherited as far as it may, and allow a larger main stack so that programs can recurse.
+
+    A worker that starts a server may be limited itself; its programs have limits of their own.
+    """
+    for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_NPROC):
+        hard = resource.getrlimit(name)[1]
+        resource.setrlimit(name, (hard, hard))
     hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
     wanted = MAIN_STACK if hard == resource.RLIM_INFINITY else min(MAIN_STACK, hard)
     resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))

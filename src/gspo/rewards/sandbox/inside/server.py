@@ -210,7 +210,7 @@ def _prepare() -> None:
     """Make this interpreter look to its children like a fresh one."""
     import site
 
-    limits.raise_main_stack()
+    limits.lift()
     threading.stack_size(8 << 20)
     site.setquit()  # `-S` left these out
     site.setcopyright()
