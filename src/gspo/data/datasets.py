@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -105,13 +106,11 @@ def _records_to_rows(
     records: Iterable[tuple[str, Any]], limit: int | None, columns: Columns | None
 ) -> list[Row]:
     """The first `limit` records; GSM8K's own format is recognised unless columns are named."""
-    rows: list[Row] = []
-    for where, record in records:
-        if limit is not None and len(rows) >= limit:
-            break
-        gsm8k = (columns is None or columns == Columns()) and is_gsm8k(record)
-        rows.append(to_gsm8k_row(record, where) if gsm8k else to_row(record, where, columns))
-    return rows
+    named = columns is not None and columns != Columns()
+    return [
+        to_gsm8k_row(record, where) if not named and is_gsm8k(record) else to_row(record, where, columns)
+        for where, record in itertools.islice(records, limit)
+    ]
 
 
 def _with_system_prompt(row: Row, text: str) -> Row:

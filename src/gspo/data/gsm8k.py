@@ -5,7 +5,8 @@ A record has `question` and `answer`; the number after the answer's last `####` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +52,7 @@ def load_gsm8k(
     """
     name = "train" if split == "train" else "test"
     records = hub_records(HUB_NAME, name, config="main") if path is None else read_records(_file(path, name))
-    return _rows(records, limit)
-
-
-def _rows(records: Iterable[tuple[str, Any]], limit: int | None) -> list[Row]:
-    rows: list[Row] = []
-    for where, record in records:
-        if limit is not None and len(rows) >= limit:
-            break
-        rows.append(to_gsm8k_row(record, where))
-    return rows
+    return [to_gsm8k_row(record, where) for where, record in itertools.islice(records, limit)]
 
 
 def _file(path: str, name: str) -> str:

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.data.cursor import PromptCursor
+from gspo.data.rows import DataError
+from gspo.types import Prompt
+
+
+def prompts(n: int) -> list[Prompt]:
+    return [Prompt(uid=f"p{i}", messages=(), token_ids=(i,)) for i in range(n)]
+
+
+def drain(cursor: PromptCursor, n: int) -> list[str]:
+    out = []
+    for _ in range(n):
+        prompt = cursor.next()
+        assert prompt is not None
+        out.append(prompt.uid)
+    return out
+
+
+def test_every_epoch_hands_out_each_prompt_once_in_another_order() -> None:
+    cursor = PromptCursor(prompts(50), seed=3)
+    epochs = [drain(cursor, 50) for _ in range(3)]
+    assert all(sorted(e) == sorted(p.uid for p in prompts(50)) for e in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert drain(PromptCursor(prompts(50), seed=3), 50) == epochs[0]
+    assert drain(PromptCursor(prompts(50), seed=4), 50) != epochs[0]
+
+
+def test_order_is_frozen() -> None:
+    """A checkpoint from another numpy must meet the same order."""
+    assert drain(PromptCursor(prompts(8), seed=0), 8) == ["p6", "p4", "p1", "p3", "p5", "p0", "p7", "p2"]
+
+
+def test_without_shuffle_the_order_is_the_data() -> None:
+    assert drain(PromptCursor(prompts(3), seed=0, shuffle=False), 6) == ["p0", "p1", "p2"] * 2
+
+
+def test_ends_after_total_epochs_but_hands_out_what_was_put_back() -> None:
+    cursor = PromptCursor(prompts(4), seed=0, total_epochs=2)
+    drain(cursor, 8)
+    assert cursor.next() is None
+    cursor.put_back(cursor.by_uid("p2"))
+    assert drain(cursor, 1) == ["p2"]
+    assert cursor.next() is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 9),
+    actions=st.lists(st.one_of(st.none(), st.integers(0, 8)), max_size=40),
+    cut=st.integers(0, 40),
+)
+def test_resume_anywhere_gives_the_same_stream(size: int, actions: list[int | None], cut: int) -> None:
+    """None draws, a number puts that prompt back; after `cut` actions the second cursor goes through JSON."""
+
+    def play(resume_at: int | None) -> list[str]:
+        cursor, out = PromptCursor(prompts(size), seed=1), []
+        for i, action in enumerate(actions):
+            if i == resume_at:
+                state = json.loads(json.dumps(cursor.state_dict()))
+                cursor = PromptCursor(prompts(size), seed=1)
+                cursor.load_state_dict(state)
+            if action is None:
+                out += drain(cursor, 1)
+            else:
+                cursor.put_back(cursor.by_uid(f"p{action % size}"))
+        return out + drain(cursor, 2 * size)
+
+    assert play(cut) == play(None)
+
+
+def test_state_does_not_grow_with_the_data() -> None:
+    small, large = PromptCursor(prompts(5), seed=0), PromptCursor(prompts(5000), seed=0)
+    drain(small, 5), drain(large, 4000)
+    assert len(json.dumps(large.state_dict())) <= len(json.dumps(small.state_dict())) + 6
+
+
+@pytest.mark.parametrize(
+    ("other", "field"),
+    [
+        (PromptCursor(prompts(4), seed=1), "seed"),
+        (PromptCursor(prompts(5), seed=0), "epoch_size"),
+        (PromptCursor(prompts(4), seed=0, shuffle=False), "shuffle"),
+    ],
+)
+def test_state_of_another_run_is_refused(other: PromptCursor, field: str) -> None:
+    with pytest.raises(DataError, match=field):
+        PromptCursor(prompts(4), seed=0).load_state_dict(other.state_dict())
+
+
+def test_bad_data_is_named() -> None:
+    with pytest.raises(DataError, match="no prompts"):
+        PromptCursor([], seed=0)
+    with pytest.raises(DataError, match=r"p1.*unique"):
+        PromptCursor([*prompts(2), prompts(2)[1]], seed=0)
+    with pytest.raises(DataError, match="no prompt 'gone'"):
+        PromptCursor(prompts(2), seed=0).by_uid("gone")

@@ -1,0 +1,163 @@
+"""Rows from files: verl's format, GSM8K's, named columns; broken ones are named by file and line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gspo.data.columns import Columns, as_rows
+from gspo.data.datasets import load_rows
+from gspo.data.rows import DataError, Row
+from gspo.scorecard.data_rows import BROKEN
+
+VERL = {
+    "prompt": [{"role": "user", "content": "1+1="}],
+    "data_source": "math",
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "train", "index": 0, "answer": "it is 2"},
+}
+
+
+def write(path: Path, *records: object) -> str:
+    path.write_text("".join(json.dumps(r) + "\n" for r in records))
+    return str(path)
+
+
+def test_verl_rows(tmp_path: Path) -> None:
+    name = write(tmp_path / "a.jsonl", VERL, VERL)
+    rows = load_rows(name)
+    assert [r.uid for r in rows] == [f"{name}:1", f"{name}:2"]
+    assert rows[0].messages == ({"role": "user", "content": "1+1="},)
+    assert (rows[0].data_source, rows[0].ground_truth, rows[0].answer) == ("math", "2", "it is 2")
+    assert rows[0].extra == {"ability": "math", "split": "train", "index": 0, "answer": "it is 2"}
+
+
+def test_blank_lines_keep_the_count(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text("\n" + json.dumps(VERL) + "\n\n{\n")
+    with pytest.raises(DataError, match=r"a\.jsonl:4: is not JSON"):
+        load_rows(str(file))
+    assert load_rows(str(file), limit=1)[0].uid.endswith(":2")
+
+
+def test_parquet_equals_jsonl(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    file = tmp_path / "a.parquet"
+    parquet.write_table(pa.Table.from_pylist([VERL, {**VERL, "data_source": "gsm8k"}]), file)
+    rows = load_rows(str(file))
+    (same,) = load_rows(write(tmp_path / "a.jsonl", VERL))
+    assert (rows[0].messages, rows[0].ground_truth, rows[0].extra) == (
+        same.messages,
+        same.ground_truth,
+        same.extra,
+    )
+    assert [r.data_source for r in rows] == ["math", "gsm8k"]
+    assert rows[1].uid == f"{file}:2"
+
+
+def test_broken_parquet_is_named(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    bad = tmp_path / "bad.parquet"
+    bad.write_bytes(b"PAR1 nothing of the kind")
+    with pytest.raises(DataError, match=r"bad\.parquet:1: is no readable parquet"):
+        load_rows(str(bad))
+    file = tmp_path / "b.parquet"
+    parquet.write_table(pa.Table.from_pylist([VERL, {**VERL, "prompt": None}]), file)
+    with pytest.raises(DataError, match=r"b\.parquet:2: field 'prompt' is missing"):
+        load_rows(str(file))
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_broken_rows_are_named(tmp_path: Path, name: str) -> None:
+    line, field = BROKEN[name]
+    file = tmp_path / "x.jsonl"
+    file.write_bytes(json.dumps(VERL).encode() + b"\n" + line + b"\n")
+    with pytest.raises(DataError) as caught:
+        load_rows(str(file))
+    assert str(caught.value).startswith(f"{file}:2: ")
+    assert field in str(caught.value)
+
+
+def test_empty_and_absent_files(tmp_path: Path) -> None:
+    (tmp_path / "e.jsonl").touch()
+    with pytest.raises(DataError, match=r"e\.jsonl:1: has no rows"):
+        load_rows(str(tmp_path / "e.jsonl"))
+    with pytest.raises(DataError, match="is no file"):
+        load_rows(str(tmp_path / "absent.jsonl"))
+    with pytest.raises(DataError, match="is a folder"):
+        load_rows(str(tmp_path))
+
+
+def test_named_columns(tmp_path: Path) -> None:
+    name = write(tmp_path / "a.jsonl", {"q": "2+2=", "meta": {"a": 4}, "task": "math", "sol": "four"})
+    columns = Columns("q", "meta.a", "task", "sol")
+    (row,) = load_rows(name, columns=columns)
+    assert (row.messages[0]["content"], row.ground_truth, row.data_source, row.answer) == (
+        "2+2=",
+        4,
+        "math",
+        "four",
+    )
+    with pytest.raises(
+        DataError, match=r"a\.jsonl:1: field 'prompt' is missing.*q, meta, task, sol.*prompt_key"
+    ):
+        load_rows(name)
+    with pytest.raises(DataError, match="field 'solution' is missing"):
+        load_rows(name, columns=Columns("q", "meta.a", "task", "solution"))
+
+
+def test_a_reward_that_needs_no_truth(tmp_path: Path) -> None:
+    name = write(tmp_path / "a.jsonl", {"prompt": "say hello"})
+    with pytest.raises(DataError, match="ground_truth_key"):
+        load_rows(name)
+    (row,) = load_rows(name, columns=Columns(ground_truth_key=""))
+    assert (row.ground_truth, row.data_source) == (None, "unknown")
+
+
+def test_python_objects() -> None:
+    ready = Row("mine", ({"role": "user", "content": "x"},))
+    rows = as_rows([ready, VERL], "train_dataset")
+    assert rows[0] is ready
+    assert rows[1].uid == "train_dataset:2"
+    with pytest.raises(DataError, match="train_dataset:1: is a int"):
+        as_rows([3], "train_dataset")  # pyright: ignore[reportArgumentType]
+
+
+GSM = {"question": "Tom has 1,200 pens and buys 34. How many?", "answer": "1,200 + 34 = 1,234\n#### 1,234"}
+
+
+def test_gsm8k_files_and_folders(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", GSM, GSM)
+    write(tmp_path / "test.jsonl", {**GSM, "answer": "#### -7"})
+    by_path = load_rows(str(tmp_path / "train.jsonl"))
+    by_folder = load_rows(f"gsm8k:{tmp_path}")
+    assert by_path == by_folder
+    assert (by_path[0].ground_truth, by_path[0].data_source, by_path[0].answer) == (
+        "1234",
+        "gsm8k",
+        GSM["answer"],
+    )
+    assert by_path[0].messages[0]["content"].startswith(GSM["question"])
+    assert [r.ground_truth for r in load_rows(f"gsm8k:{tmp_path}", "val")] == ["-7"]
+    assert len(load_rows(f"gsm8k:{tmp_path}", limit=1)) == 1
+
+
+@pytest.mark.parametrize("answer", ["no mark", "#### ", "#### twelve", "#### 1 2", 7])
+def test_gsm8k_without_a_number(tmp_path: Path, answer: object) -> None:
+    name = write(tmp_path / "train.jsonl", GSM, {**GSM, "answer": answer})
+    with pytest.raises(DataError, match=r"train\.jsonl:2: field 'answer'"):
+        load_rows(name)
+
+
+def test_system_prompt_goes_before_rows_that_have_none(tmp_path: Path) -> None:
+    own = {**VERL, "prompt": [{"role": "system", "content": "own"}, {"role": "user", "content": "x"}]}
+    rows = load_rows(write(tmp_path / "a.jsonl", VERL, own), system_prompt="S")
+    assert [r.messages[0]["content"] for r in rows] == ["S", "own"]
+    assert len(rows[0].messages) == 2

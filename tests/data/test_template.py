@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gspo.data.rows import DataError, Row, user_message
+from gspo.data.template import encode_answer, encode_prompt, encode_prompts
+from gspo.models.tokenizer import build_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer()
+
+
+def row(text: str, uid: str = "r") -> Row:
+    return Row(uid, user_message(text), "math", "1", extra={"k": 1})
+
+
+def test_chat_template_is_applied_and_fields_are_kept(tokenizer: Any) -> None:
+    prompt = encode_prompt(row("1+1="), tokenizer)
+    assert tokenizer.decode(list(prompt.token_ids)) == "<user>1+1=<assistant>"
+    assert (prompt.uid, prompt.data_source, prompt.ground_truth, prompt.extra) == ("r", "math", "1", {"k": 1})
+
+
+def test_template_arguments_reach_the_template(tokenizer: Any) -> None:
+    prompt = encode_prompt(row("1"), tokenizer, add_generation_prompt=False)
+    assert tokenizer.decode(list(prompt.token_ids)) == "<user>1"
+
+
+def test_whole_conversations_are_shown(tokenizer: Any) -> None:
+    messages = (
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    )
+    prompt = encode_prompt(Row("r", messages), tokenizer)
+    assert tokenizer.decode(list(prompt.token_ids)) == "<system>S<user>a<assistant>b<eos><user>c<assistant>"
+
+
+def test_without_a_template_contents_are_joined_and_no_eos_closes_the_prompt() -> None:
+    class Plain:
+        chat_template = None
+        eos_token_id = 9
+
+        def __call__(self, text: str) -> dict[str, list[int]]:
+            self.seen = text
+            return {"input_ids": [1, 5, 6, 9]}
+
+    plain = Plain()
+    messages = ({"role": "system", "content": "S"}, {"role": "user", "content": "Q"})
+    assert encode_prompt(Row("r", messages), plain).token_ids == (1, 5, 6)
+    assert plain.seen == "S\nQ"
+
+
+def test_a_message_the_template_refuses_names_the_row(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"row7: field 'prompt'.*tool"):
+        encode_prompt(Row("row7", ({"role": "tool", "content": "x"},)), tokenizer)
+
+
+def test_an_answer_ends_with_eos(tokenizer: Any) -> None:
+    ids = encode_answer("75", tokenizer)
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(list(ids)) == "75<eos>"
+
+
+@pytest.mark.parametrize(
+    ("truncation", "shown"),
+    [("left", "3456<assistant>"), ("right", "<user>1234"), ("middle", "<user>156<assistant>")],
+)
+def test_truncation(tokenizer: Any, truncation: Any, shown: str) -> None:
+    (prompt,) = encode_prompts([row("123456")], tokenizer, max_prompt_length=5, truncation=truncation)
+    assert tokenizer.decode(list(prompt.token_ids)) == shown
+
+
+def test_over_long_prompts_are_an_error_or_filtered(tokenizer: Any) -> None:
+    rows = [row("1", "a"), row("123456789", "b"), row("2", "c")]
+    with pytest.raises(DataError, match=r"b: field 'prompt' is 11 tokens.*max_prompt_length=5"):
+        encode_prompts(rows, tokenizer, max_prompt_length=5)
+    kept = encode_prompts(rows, tokenizer, max_prompt_length=5, filter_overlong_prompts=True)
+    assert [p.uid for p in kept] == ["a", "c"]
+    assert len(encode_prompts(rows, tokenizer, max_prompt_length=11)) == 3
+    with pytest.raises(DataError, match="left no prompt"):
+        encode_prompts(rows, tokenizer, max_prompt_length=2, filter_overlong_prompts=True)
+    with pytest.raises(DataError, match="truncation"):
+        encode_prompts(rows, tokenizer, truncation="top")  # pyright: ignore[reportArgumentType]
