@@ -111,7 +111,13 @@ class ForkServer:
             raise
         finally:
             os.close(ready_child)
-        return Child(pid, os.pidfd_open(pid), ready, time.monotonic())
+        try:
+            return Child(pid, os.pidfd_open(pid), ready, time.monotonic())
+        except OSError:
+            os.close(ready)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
 
     def _reap(self, poll: select.poll, signalled: set[int]) -> None:
         for number, child in list(self.children.items()):
