@@ -32,7 +32,12 @@ def to_gsm8k_row(record: Any, where: str) -> Row:
             raise DataError(where, "is missing or no text; expected GSM8K's format", field=name)
     truth = record["answer"].rpartition("####")[2].strip().replace(",", "")
     if "####" not in record["answer"] or not _is_number(truth):
-        raise DataError(where, f"ends in {record['answer'][-30:]!r}; expected `#### number`", field="answer")
+        raise DataError(
+            where,
+            f"ends in {record['answer'][-30:]!r}; expected `#### number` "
+            "(columns of another format are named with data.prompt_key and data.ground_truth_key)",
+            field="answer",
+        )
     return Row(
         uid=where,
         messages=user_message(f"{record['question'].strip()}\n{INSTRUCTION}"),

@@ -37,7 +37,10 @@ def load_reasoning_gym(
 
 
 def score(text: str, extra: Mapping[str, Any]) -> float:
-    """The package's own score, 0 to 1, of the text between the last `<answer>` tags, or of the whole text, stripped."""
+    """The package's own score, 0 to 1, of the text between the last `<answer>` tags, or of the whole text, stripped.
+
+    Some of its scorers evaluate the answer: call this through `gspo.rewards` only, which confines them.
+    """
     problems = _dataset(extra["task"], extra["options"], extra["seed"], extra["size"])
     return float(problems.score_answer(final_answer(text), problems[extra["index"]]))
 
