@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any, Literal
 
 from .capture import Capture, Feed, close_all, sealed_file
 from .inside.plain import MAX_BYTES
+from .launch import launch
 from .result import RunResult, SandboxError
 
 STDOUT_CAP = 8 << 20
@@ -29,8 +27,6 @@ GRACE_SECONDS = 5.0
 
 Kind = Literal["script", "functions", "test"]
 _LETTERS: dict[Kind, bytes] = {"script": b"S", "functions": b"F", "test": b"T"}
-
-_BOOT = "import sys; sys.path[:0] = [sys.argv[1]]; from inside.server import main; del sys.path[0]; main({!r}, {!r}, {!r})"
 
 
 class Child:
@@ -90,7 +86,7 @@ class ServerHandle:
         self._numbers = itertools.count(1)
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
-            self.process, self._inner_pid = _launch(level, far.fileno())
+            self.process, self._inner_pid = launch(level, far.fileno())
         hello = self._receive(START_SECONDS)
         if hello is None:
             reason = self._stderr_tail()
@@ -245,65 +241,3 @@ def children_of(pid: int) -> list[int]:
         with contextlib.suppress(OSError):
             found += [int(word) for word in thread.read_text().split()]
     return found
-
-
-def numpy_parent() -> str:
-    """The folder numpy is imported from here, "" where it is not installed."""
-    spec = importlib.util.find_spec("numpy")
-    return str(Path(spec.origin).resolve().parent.parent) if spec is not None and spec.origin else ""
-
-
-def _launch(level: int, descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a server on the socket `descriptor`; the process started and the one whose death ends all of it."""
-    # The real interpreter: a virtual environment's link or a shim script may lie where the server cannot read.
-    python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-    here = str(Path(__file__).resolve().parent)
-    boot = _BOOT.format(descriptor, level, numpy_parent())
-    command = [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", boot, here]
-    if level < 3:
-        process = _popen(command, [descriptor])
-        return process, process.pid
-    info, info_far = os.pipe()
-    try:
-        process = _popen([*_bubblewrap(python, here, info_far), *command], [descriptor, info_far])
-        os.close(info_far)
-        info_far = -1
-        with open(info, closefd=False) as file:
-            text = file.read()
-    finally:
-        close_all([fd for fd in (info, info_far) if fd >= 0])
-    return process, json.loads(text)["child-pid"] if text.strip() else process.pid
-
-
-def _popen(command: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
-    threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    env = {"PYTHONHASHSEED": "0", **threads}
-    if "LD_LIBRARY_PATH" in os.environ:
-        env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-    return subprocess.Popen(
-        command,
-        env=env,
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        pass_fds=descriptors,
-        start_new_session=True,
-    )
-
-
-def _bubblewrap(python: str, here: str, info: int) -> list[str]:
-    """The command that gives the server a file system of the interpreter and libraries alone, and no network."""
-    found = shutil.which("bwrap")
-    if found is None:
-        raise SandboxError(
-            "sandbox level 3 needs bubblewrap: install the package `bubblewrap` (program `bwrap`)"
-        )
-    folders = [sys.base_prefix, os.path.dirname(python), here, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
-    folders += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo"]
-    if numpy_parent():
-        folders += [os.path.join(numpy_parent(), name) for name in ("numpy", "numpy.libs")]
-    command = [found, "--unshare-all", "--info-fd", str(info), "--proc", "/proc", "--dev", "/dev"]
-    for folder in dict.fromkeys(folders):
-        command += ["--ro-bind-try", folder, folder]
-    return [*command, "--chdir", "/", "--"]
