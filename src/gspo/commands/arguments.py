@@ -16,7 +16,11 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def load_arguments(
-    arguments: Sequence[str], config: Path | None = None, *, show_warnings: bool = True
+    arguments: Sequence[str],
+    config: Path | None = None,
+    *,
+    recipe: str | Path | None = None,
+    show_warnings: bool = True,
 ) -> ResolvedConfig:
     """The config that the words ask for. Everything wrong with it is printed at once, and exit code 2 follows."""
     words, overrides, flags = split_arguments(arguments)
@@ -27,7 +31,7 @@ def load_arguments(
         for word in words
     ]
     try:
-        resolved = load(config, overrides, flags)
+        resolved = load(config, overrides, flags, recipe=recipe)
     except ConfigErrors as errors:
         problems += errors.problems
         resolved = None

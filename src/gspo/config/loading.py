@@ -67,10 +67,18 @@ def load(
     flags: Sequence[str] = (),
     *,
     base: TrainerConfig | Mapping[str, Any] | None = None,
+    recipe: str | Path | None = None,
 ) -> ResolvedConfig:
-    """Resolve defaults < recipe < file < Python (`base`) < flags < overrides; ConfigErrors lists all that is wrong."""
+    """Resolve defaults < recipe < file < Python (`base`) < flags < overrides; ConfigErrors lists all that is wrong.
+
+    `recipe` is a YAML file of defaults that give way like the embedded model's, which lies above it.
+    """
     problems: list[Problem] = []
     written: list[Entry] = []
+    defaults: list[Entry] = []
+    if recipe is not None:
+        defaults, bad = read_yaml(Path(recipe), Layer.RECIPE, f"recipe {Path(recipe).name}")
+        problems += bad
     if config_path is not None:
         entries, bad = read_yaml(Path(config_path), Layer.FILE)
         written += entries
@@ -81,7 +89,7 @@ def load(
         entries, bad = reader(tokens)
         written += entries
         problems += bad
-    return _resolve(written, problems)
+    return _resolve(written, problems, defaults)
 
 
 def resolve(config: TrainerConfig | Mapping[str, Any]) -> ResolvedConfig:
@@ -89,14 +97,15 @@ def resolve(config: TrainerConfig | Mapping[str, Any]) -> ResolvedConfig:
     return load(base=config)
 
 
-def _resolve(written: list[Entry], problems: list[Problem]) -> ResolvedConfig:
+def _resolve(written: list[Entry], problems: list[Problem], defaults: Sequence[Entry] = ()) -> ResolvedConfig:
     settings = Settings()
     for key, leaf in tree.leaves().items():
         settings[key] = Setting(leaf.default, Origin(Layer.DEFAULT, "default"))
     asked, deferred = names.translate(_interpolate(written, problems), problems)
-    model = next((e.value for e in reversed(asked) if e.name == MODEL), settings[MODEL].value)
+    named = [e.value for e in (*defaults, *asked) if e.name == MODEL]
+    model = named[-1] if named else settings[MODEL].value
     recipe = read_yaml(RECIPE, Layer.RECIPE, "recipe embedded")[0] if model == "embedded" else []
-    for entry in recipe + sorted(asked, key=lambda e: e.name != "trainer.plugins"):
+    for entry in [*defaults, *recipe] + sorted(asked, key=lambda e: e.name != "trainer.plugins"):
         _set(settings, entry, problems)
     derive.derive(settings, deferred, problems)
     config = _build(settings)

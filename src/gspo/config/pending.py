@@ -14,7 +14,6 @@ from gspo.config.settings import Settings
 
 WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {
-    "algorithms: doctor": ("trainer.on_alarm",),
     "algorithms: user-registered losses": ("trainer.plugins",),
     "loop: sampler": (
         "algorithm.filter_groups.order",

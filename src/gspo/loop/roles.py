@@ -40,6 +40,12 @@ class Roles:
     def __post_init__(self) -> None:
         self.routers = RouterWatch(self.policy.model)
 
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the learning rates of this run's schedules."""
+        for role in (self.policy, self.critic):
+            if role is not None:
+                role.schedule = dataclasses.replace(role.schedule, lr=role.schedule.lr * factor)
+
     def save_model(self, folder: Path) -> None:
         """The policy as an ordinary Hugging Face folder; adapters are merged into it and described beside."""
         if self.adapters is None:

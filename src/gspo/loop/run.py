@@ -1,8 +1,8 @@
 """`gspo train` behind the command line: errors become one message and an exit code.
 
 0 done · 1 unexpected · 2 config, data, reward or resume problem · 3 sampling starved or over its limit ·
-4 bad numbers · 5 too many rewards failed · 6 checkpoint cannot be written or read · 130 Ctrl-C · 143 SIGTERM,
-both after saving.
+4 bad numbers · 5 too many rewards failed · 6 checkpoint cannot be written or read · 7 paused by an alarm ·
+130 Ctrl-C · 143 SIGTERM; the last three after saving.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.loop import checkpoint, closing, records
+from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
 from gspo.loop.build import Parts, build
 from gspo.loop.evaluation import Evaluation
 from gspo.loop.resume import Resume, find_resume, resolve_config
@@ -46,6 +47,7 @@ class Trainer:
         train_dataset: Iterable[Any] | None = None,
         val_dataset: Iterable[Any] | None = None,
         *,
+        val_reward_fn: Any = None,
         tokenizer: Any = None,
         console: Console | None = None,
     ) -> None:
@@ -61,22 +63,15 @@ class Trainer:
         try:
             for note in resume.notes:
                 self.console.say(note)
-            self.parts: Parts = build(
-                self.config,
-                weights_from=resume.checkpoint.path if resume.checkpoint else None,
-                reward_fn=reward_fn,
-                train_dataset=train_dataset,
-                val_dataset=val_dataset,
-                tokenizer=tokenizer,
-                record=self._record,
-            )
-            self.group_log = GroupLog(self.run.groups)
-            self.step = 0
-            self.total_steps = self.parts.total_steps
-            self.counters = {"generated_tokens": 0, "wasted_tokens": 0, "seconds": 0.0, "bad_steps_in_row": 0}
-            if resume.checkpoint is not None:
-                self._restore(resume.checkpoint)
-            self.run.cut_after(self.step or -1)  # step 0 is evaluated again
+            self._given = {
+                "reward_fn": reward_fn,
+                "val_reward_fn": val_reward_fn,
+                "train_dataset": None if train_dataset is None else list(train_dataset),
+                "val_dataset": None if val_dataset is None else list(val_dataset),
+                "tokenizer": tokenizer,
+            }
+            self.alarms = Alarms(self.run, self.config.trainer.on_alarm, self.console.warn)
+            self._assemble(resume.checkpoint)
             self._clock_started = time.monotonic()
             self._last_save = (time.monotonic(), 0.0)  # when it ended, how long it took
             write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
@@ -92,6 +87,31 @@ class Trainer:
             self.run.close()
             raise
 
+    def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
+        """Build the parts and take up the state of a checkpoint, or of the beginning."""
+        self.parts: Parts = build(
+            self.config,
+            weights_from=loaded.path if loaded else None,
+            record=self._record,
+            **self._given,
+        )
+        self.group_log = GroupLog(self.run.groups)
+        self.step = 0
+        self.total_steps = self.parts.total_steps
+        self.counters: dict[str, float] = {
+            "generated_tokens": 0,
+            "wasted_tokens": 0,
+            "seconds": 0.0,
+            "bad_steps_in_row": 0,
+            "rollbacks": 0,
+        }
+        if loaded is not None:
+            self._restore(loaded)
+        self.run.cut_after(self.step or -1)  # step 0 is evaluated again
+        self.alarms.restore(self.step, list(self.run.rows()))
+        self.counters["rollbacks"] = max(self.counters["rollbacks"], self.alarms.num_rollbacks())
+        self.parts.roles.scale_lr(LR_FACTOR ** self.counters["rollbacks"])
+
     def fit(self) -> dict[str, Any]:
         """Train to the end, or until asked to stop; returns what the last line of `gspo train` prints."""
         self._clock_started = time.monotonic() - self.counters["seconds"]
@@ -105,6 +125,8 @@ class Trainer:
             except DataExhausted as end:
                 self.console.say(str(end))
                 self.total_steps = self.step
+            except Paused as pause:
+                return self._pause(pause)
             except (SamplingError, BadNumbers):  # raised between updates, so the weights are those of a step
                 self._save_unless_saved()
                 raise
@@ -156,7 +178,15 @@ class Trainer:
                 self.group_log.write(self.step, trained)
         if self._evaluation_is_due():
             merge_metrics(metrics, self._evaluate().metrics)
-        self._track(metrics)
+        values = self._track(metrics)
+        action = self.alarms.heed(self.step, values, int(self.counters["rollbacks"]))
+        if action == "rollback":
+            self._roll_back()
+            return
+        if action == "pause":
+            raise Paused(
+                f"an alarm paused the run at step {self.step} (trainer.on_alarm={self.config.trainer.on_alarm})"
+            )
         self._check_numbers(metrics)
         if self._save_is_due():
             self.save()
@@ -234,7 +264,7 @@ class Trainer:
             self.counters[name] += int(metrics[f"train/{name}"].result())
             metrics[f"train/total_{name}"] = Metric("last", self.counters[name])
 
-    def _track(self, metrics: Metrics) -> None:
+    def _track(self, metrics: Metrics) -> dict[str, float]:
         """One row for this step: to the run folder first, then to whoever watches."""
         merge_metrics(metrics, self.clock.metrics())
         values = {name: metric.result() for name, metric in metrics.items()}
@@ -244,6 +274,7 @@ class Trainer:
         for sink in self.sinks:
             sink.log(self.step, values)
         self.console.step(self.step, self.total_steps, values)
+        return values
 
     def _check_numbers(self, metrics: Metrics) -> None:
         skipped = [metrics.get(f"{role}/skipped_updates") for role in ("actor", "critic")]
@@ -286,6 +317,25 @@ class Trainer:
     def _save_unless_saved(self) -> None:
         if not (self.run.checkpoints / f"step-{self.step:06d}").exists():
             self.save()
+
+    def _roll_back(self) -> None:
+        """Go back to the last checkpoint before this step, with a lower learning rate."""
+        path = checkpoint_before(self.run.checkpoints, self.step)
+        assert path is not None  # an alarm asks for a rollback only when there is one
+        step = self.step
+        self.parts.close()
+        self._assemble(checkpoint.load(path))
+        self.console.say(
+            f"rolled back from step {step} to {path}; the learning rate is now {LR_FACTOR:g} of what it was"
+        )
+
+    def _pause(self, pause: Paused) -> dict[str, Any]:
+        self._save_unless_saved()
+        self.console.say(
+            f"{pause}; saved in {self.run.path}, the alarm is in {self.alarms.file.name}. Go on as it is with the same "
+            f"command, or from an earlier checkpoint of {self.run.checkpoints} under another trainer.experiment_name"
+        )
+        return {**closing.result(self.run, self.step, self.counters), "stopped": EXIT_PAUSED}
 
     def _stop_early(self) -> dict[str, Any]:
         self._save_unless_saved()

@@ -1,0 +1,159 @@
+"""Alarms: each rule goes off for its cause and not for success; warn, pause and rollback do what they say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gspo.loop import alarms
+from gspo.loop.alarms import EXIT_PAUSED, RULES, AlarmWatch
+from gspo.loop.run import train as run_train
+from gspo.loop.trainer import Trainer
+from gspo.scorecard.small_run import config, even_first_byte, final_state, make_model
+from gspo.tracking.console import Console
+
+HEALTHY = {
+    "actor/pg_loss": 0.01,
+    "actor/grad_norm": 0.3,
+    "actor/entropy": 0.6,
+    "actor/skipped_updates": 0.0,
+    "actor/seq_importance_ratio/min": 0.99,
+    "actor/seq_importance_ratio/max": 1.01,
+    "actor/pg_clipfrac": 0.1,
+    "actor/pg_clipfrac_later": 0.15,
+    "critic/score_all/mean": 0.4,
+    "critic/score/mean": 0.5,
+    "train/filtered_prompts_ratio": 0.6,
+    "train/groups_generated": 64,
+    "train/groups_all_right": 10,
+    "response_length/mean": 20.0,
+    "response_length/clip_ratio": 0.05,
+}
+
+
+def names(*changes: dict) -> list[list[str]]:
+    """Alarms of each row, in a run of healthy rows with these changes."""
+    watch = AlarmWatch()
+    return [[a.name for a in watch.observe({**HEALTHY, **c, "step": i})] for i, c in enumerate(changes)]
+
+
+CAUSES = {
+    "not_finite": {"actor/skipped_updates": 1.0},
+    "ratio_explosion": {"actor/seq_importance_ratio/max": 12.0},
+    "clip_fraction": {"actor/pg_clipfrac_later": 0.85},
+    "entropy_collapse": {"actor/entropy": 0.01},
+    "keep_rate": {"train/filtered_prompts_ratio": 0.04},
+    "length_collapse": {"response_length/mean": 4.0},
+    "answers_cut": {"response_length/clip_ratio": 0.7},
+    "reward_hacking": {"critic/score_all/mean": 0.9, "val-core/a/acc/mean@1": 0.3},
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_rule_goes_off_for_its_cause_alone_and_once(name):
+    start = {"val-core/a/acc/mean@1": 0.5}
+    seen = names(start, {}, {}, CAUSES[name], CAUSES[name], {}, CAUSES[name])
+    assert seen[:3] == [[], [], []] and seen[3] == [name] and seen[4] == [] and seen[6] == [name]
+
+
+def test_healthy_rows_and_success_raise_nothing():
+    learnt = {"critic/score_all/mean": 0.97, "actor/entropy": 0.01, "val-core/a/acc/mean@1": 0.95}
+    assert names({"val-core/a/acc/mean@1": 0.3}, {}, {}, {}, learnt, learnt) == [[]] * 6
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None])
+def test_a_number_that_is_not_finite_is_named(value):
+    (alarm,) = AlarmWatch().observe({**HEALTHY, "actor/grad_norm": value, "step": 0})
+    assert alarm.name == "not_finite" and "actor/grad_norm" in alarm.text
+
+
+def test_every_text_has_a_cause_with_its_number_and_a_remedy():
+    assert "12" in (alarms.ratio_explosion([{**HEALTHY, **CAUSES["ratio_explosion"]}]) or "")
+    assert "clip_target" in (alarms.clip_fraction([{**HEALTHY, **CAUSES["clip_fraction"]}]) or "")
+    easy = {**HEALTHY, "train/filtered_prompts_ratio": 0.01, "train/groups_all_right": 60}
+    assert "harder data" in (alarms.keep_rate([easy]) or "")
+    assert "easier data" in (alarms.keep_rate([{**easy, "train/groups_all_right": 1}]) or "")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def at_step(*steps: int):
+    """A rule that goes off in these steps."""
+    return lambda rows: "made to go off; do nothing" if rows[-1]["step"] in steps else None
+
+
+def trainer(folder, model, *overrides) -> Trainer:
+    return Trainer(
+        config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False)
+    )
+
+
+def rows(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def on_file(folder) -> list[tuple]:
+    text = (folder / "run" / "alarms.jsonl").read_text()
+    return [(a["step"], a["name"], a["action"]) for a in map(json.loads, text.splitlines())]
+
+
+def test_warn_writes_the_alarm_and_goes_on(tmp_path, model, monkeypatch):
+    monkeypatch.setitem(RULES, "made", at_step(2))
+    assert trainer(tmp_path, model).fit()["steps"] == 4
+    assert on_file(tmp_path) == [(2, "made", "warn")]
+
+
+def test_pause_saves_stops_with_its_exit_code_and_goes_on_to_the_same_bits(tmp_path, model, monkeypatch):
+    monkeypatch.setitem(RULES, "made", at_step(2, 3))
+    assert trainer(tmp_path / "warned", model).fit()["steps"] == 4
+    resolved = config(tmp_path / "paused", model, "trainer.on_alarm=pause")
+    given = {"reward_fn": even_first_byte, "console": Console(enabled=False)}
+    assert run_train(resolved, **given) == EXIT_PAUSED
+    assert rows(tmp_path / "paused")[-1]["step"] == 2
+    assert run_train(resolved, **given) == 0
+    assert on_file(tmp_path / "paused") == [(2, "made", "pause")]
+    assert final_state(tmp_path / "paused" / "run") == final_state(tmp_path / "warned" / "run")
+
+
+def test_rollback_returns_once_with_half_the_rate_and_a_repeat_pauses(tmp_path, model, monkeypatch):
+    went_off = []
+
+    def twice(history):
+        step = history[-1]["step"]
+        if step == 3 or (step == 4 and went_off):
+            went_off.append(step)
+            return "made to go off; do nothing"
+        return None
+
+    monkeypatch.setitem(RULES, "made", twice)
+    run = trainer(tmp_path, model, "trainer.on_alarm=rollback")
+    result = run.fit()
+    assert (result["stopped"], result["steps"]) == (EXIT_PAUSED, 3)
+    assert on_file(tmp_path) == [(3, "made", "rollback"), (3, "made", "pause")]
+    rates = {row["step"]: row["actor/lr"] for row in rows(tmp_path) if "actor/lr" in row}
+    assert rates == pytest.approx({1: 1e-3, 2: 1e-3, 3: 5e-4})
+
+
+def test_a_killed_run_keeps_the_halved_rate_of_its_rollback(tmp_path, model, monkeypatch):
+    left = [3]
+    monkeypatch.setitem(RULES, "made", lambda r: "x" if r[-1]["step"] in left else None)
+    run = trainer(tmp_path, model, "trainer.on_alarm=rollback")
+    while run.counters["rollbacks"] == 0:
+        run.train_step()
+    assert run.step == 2
+    run.close()  # as if killed before the next checkpoint
+    left.clear()
+    again = trainer(tmp_path, model, "trainer.on_alarm=rollback")
+    assert (again.step, again.counters["rollbacks"]) == (2, 1)
+    assert again.fit()["steps"] == 4
+    assert [r["actor/lr"] for r in rows(tmp_path) if "actor/lr" in r] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4])
+
+
+def test_rollback_without_an_earlier_checkpoint_pauses(tmp_path, model, monkeypatch):
+    monkeypatch.setitem(RULES, "made", at_step(1))
+    result = trainer(tmp_path, model, "trainer.on_alarm=rollback").fit()
+    assert (result["stopped"], result["steps"]) == (EXIT_PAUSED, 1)
