@@ -163,6 +163,7 @@ class Maker:
             "log_probs": behaviour,
         }
         response["old_log_probs"] = [v + rng.gauss(0, 0.01) for v in behaviour]
+        response["new_log_probs"] = [v + rng.gauss(0, 0.02) for v in response["old_log_probs"]]
 
     def step(self, step: int) -> dict[str, Any]:
         """One training step: its groups and its metric row."""

@@ -216,13 +216,18 @@ def test_a_link_opens_its_group_with_coloured_tokens(tab: Tab, report: Path) -> 
     tints = page.eval_on_selector_all(
         "#rollouts .response:first-child .token", "t => t.map(e => e.style.backgroundColor)"
     )
-    ratios = [old - mu for old, mu in zip(first["old_log_probs"], first["log_probs"])]
+    ratios = [new - old for new, old in zip(first["new_log_probs"], first["old_log_probs"])]
     strongest = max(range(len(ratios)), key=lambda i: abs(ratios[i]))
     up, down = (page.evaluate(f"G.css('{name}')") for name in ("--token-up", "--token-down"))
     wanted = up if ratios[strongest] > 0 else down
     assert tints[strongest].startswith(
         "rgba({}, {}, {}".format(*(int(wanted[i : i + 2], 16) for i in (1, 3, 5)))
     )
+    page.select_option("#rollouts .legend select", "ratio")
+    other = page.eval_on_selector_all(
+        "#rollouts .response:first-child .token", "t => t.map(e => e.style.backgroundColor)"
+    )
+    assert other != tints
     page.focus("#rollouts .response:first-child .tokens")
     page.keyboard.press("ArrowRight")
     assert "token 1" in page.inner_text("#rollouts .response:first-child .readout")

@@ -74,13 +74,15 @@ def test_token_numbers_survive_packing() -> None:
         "tokens": ["a", "b"],
         "log_probs": [-0.1234567, -2.0],
         "old_log_probs": [-0.1234517, -2.5],
+        "new_log_probs": [-0.1234527, -1.5],
         "score": 1.0,
     }
     holes = {"text": "c", "tokens": ["c"], "log_probs": [None], "old_log_probs": [-1.0]}
     lonely = {"text": "d", "tokens": ["d"], "log_probs": [-1.0], "failure": None, "extra": {}}
     packed = gzip.decompress(pack([{"uid": "u", "responses": [trained, holes, lonely, "noise"]}])).decode()
     first, second, third = json.loads(packed)["responses"]
-    assert (first["mlp"], first["mlr"], first["score"]) == ([-123, -2000], [5, -500000], 1.0)
+    assert (first["mlp"], first["mlr"], first["mln"]) == ([-123, -2000], [5, -500000], [-1, 1000000])
+    assert first["score"] == 1.0 and "log_probs" not in first and "new_log_probs" not in first
     assert "mlp" not in second and "log_probs" not in second
     assert third == {"text": "d", "tokens": ["d"], "mlp": [-1000]}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gspo.report import words
 from gspo.report.run import Run
-from gspo.report.verdict import judge, start_and_end
+from gspo.report.verdict import DROPPED, judge, start_and_end
 
 
 def overview(run: Run) -> dict[str, Any]:
@@ -91,10 +91,7 @@ def _kept_tile(run: Run) -> dict[str, str] | None:
     kept = run.total("train/groups_kept")
     if not kept:
         return None
-    dropped = [
-        run.total(f"train/groups_{f}") or 0.0
-        for f in ("all_right", "all_wrong", "same_score", "stale_dropped")
-    ]
+    dropped = [run.total(name) or 0.0 for name in DROPPED]
     judged = kept + sum(dropped)
     return _tile("Groups kept", words.percent(kept / judged, 0), f"{kept:,.0f} of {judged:,.0f}")
 

@@ -29,6 +29,8 @@ FATES = (
     ("all_right", "all right", "#2e9e6b"),
     ("all_wrong", "all wrong", "#dd6b4d"),
     ("stale_dropped", "stale", "#8b5fbf"),
+    ("surplus", "surplus", "#b7d0f5"),
+    ("reward_failed", "reward failed", "#c2255c"),
     ("skipped", "skipped", "#a4acb8"),
 )
 STAGES = (BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, "#a3600d", "#6b7280")

@@ -15,6 +15,7 @@ from gspo.report import reading
 from gspo.report.index import index_step
 from gspo.report.run import Run
 
+LOG_PROBS = ("log_probs", "old_log_probs", "new_log_probs")
 DEFAULT_BUDGET = 32 << 20  # bytes of group files; their chunks come out smaller
 
 
@@ -76,32 +77,32 @@ def pack(records: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _slim(response: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        k: v
-        for k, v in response.items()
-        if k not in ("log_probs", "old_log_probs") and v not in (None, {}, [])
-    }
+    return {k: v for k, v in response.items() if k not in LOG_PROBS and v not in (None, {}, [])}
 
 
 def _add_log_probs(responses: Sequence[Mapping[str, Any]], slim: Sequence[dict[str, Any]]) -> None:
-    """Add `mlp` and, where π_old is known, `mlr` to each slim response; all at once, since token lists are most of a run."""
+    """Add `mlp` (μ), `mlr` (π_old against μ) and `mln` (π_θ against π_old) where they are known.
+
+    All responses at once: token lists are most of a run, and numpy rounds them in bulk.
+    """
     chosen = [(r, s) for r, s in zip(responses, slim) if r.get("log_probs")]
-    behaviour, old = [], []
-    for response, _ in chosen:
-        values, anchor = response["log_probs"], response.get("old_log_probs")
-        behaviour += values
-        old += anchor if anchor and len(anchor) == len(values) else [None] * len(values)
-    mu, pi = np.array(behaviour, dtype=float), np.array(old, dtype=float)  # None becomes NaN
-    holes = np.isnan(mu), np.isnan(pi - mu)
-    milli = np.rint(np.nan_to_num(mu, neginf=-1e6) * 1e3).astype(int).tolist()
-    micro = np.rint(np.nan_to_num(pi - mu) * 1e6).astype(int).tolist()
-    start = 0
-    for response, out in chosen:
-        part = slice(start, start := start + len(response["log_probs"]))
-        if not holes[0][part].any():
-            out["mlp"] = milli[part]
-            if not holes[1][part].any():
-                out["mlr"] = micro[part]
+    columns = []
+    for name in LOG_PROBS:
+        values: list[float | None] = []
+        for response, _ in chosen:
+            size, found = len(response["log_probs"]), response.get(name)
+            values += found if found and len(found) == size else [None] * size
+        columns.append(np.array(values, dtype=float))  # None becomes NaN
+    behaviour, old, new = columns
+    kinds = {"mlp": behaviour * 1e3, "mlr": (old - behaviour) * 1e6, "mln": (new - old) * 1e6}
+    for name, values in kinds.items():
+        known = np.isfinite(values)
+        integers = np.rint(np.where(known, values, 0.0)).astype(int).tolist()
+        start = 0
+        for response, out in chosen:
+            part = slice(start, start := start + len(response["log_probs"]))
+            if known[part].all():
+                out[name] = integers[part]
 
 
 def _size(path: Path) -> int:

@@ -22,6 +22,8 @@ DROPPED = {
     "train/groups_all_wrong": "all wrong",
     "train/groups_same_score": "same score",
     "train/groups_stale_dropped": "stale",
+    "train/groups_surplus": "surplus",
+    "train/groups_reward_failed": "reward failed",
 }
 
 

@@ -3,40 +3,42 @@
 
 G.detail = (function () {
   const MANY = 6000; // tokens of a group above which responses are shown as plain text until asked
-  let colouring = "ratio";
+  const KINDS = {
+    update: { label: "log-ratio π_θ / π_old", text: "blue: the update made the token more likely, orange: less", values: "log_updates" },
+    ratio: { label: "log-ratio π_old / μ", text: "blue: more likely under the old policy than when sampled, orange: less", values: "log_ratios" },
+    surprise: { label: "surprise (1 − p)", text: "darker: less likely when sampled", values: "log_probs" },
+  };
+  let preferred = "update";
 
-  // A report stores integers, the run folder plain log-probs: bring both to `log_probs` and `log_ratios`.
+  // A report stores integers, the run folder plain log-probs: bring both to `log_probs`, `log_ratios`, `log_updates`.
   function unpack(response) {
+    const { log_probs: behaviour, old_log_probs: old, new_log_probs: fresh } = response;
+    const minus = (a, b) => (a && a.length && b && a.length === b.length ? a.map((v, i) => v - b[i]) : null);
     if (response.mlp) response.log_probs = response.mlp.map((v) => v / 1e3);
-    if (response.mlr) response.log_ratios = response.mlr.map((v) => v / 1e6);
+    response.log_ratios = response.mlr ? response.mlr.map((v) => v / 1e6) : minus(old, behaviour);
+    response.log_updates = response.mln ? response.mln.map((v) => v / 1e6) : minus(fresh, old);
   }
 
-  function ratiosOf(response) {
-    if (response.log_ratios) return response.log_ratios;
-    const { log_probs: behaviour, old_log_probs: old } = response;
-    return behaviour && old ? old.map((v, i) => v - behaviour[i]) : null;
-  }
-
-  function scaleOf(record) {
+  function scaleOf(record, kind) {
     let top = 0;
-    for (const response of record.responses) for (const v of ratiosOf(response) || []) top = Math.max(top, Math.abs(v));
+    for (const response of record.responses) for (const v of response[KINDS[kind].values] || []) top = Math.max(top, Math.abs(v));
     return top;
   }
 
-  function paint(span, response, i, scale) {
-    const value = colouring === "ratio" ? (ratiosOf(response) || [])[i] : (response.log_probs || [])[i];
+  function paint(span, response, i, { kind, scale }) {
+    const value = (response[KINDS[kind].values] || [])[i];
     if (value === undefined || value === null) return;
-    const strength = colouring === "ratio" ? (scale > 0 ? Math.abs(value) / scale : 0) : 1 - Math.exp(Math.min(0, value));
-    const color = colouring === "ratio" ? (value >= 0 ? "--token-up" : "--token-down") : "--token-rare";
+    const surprise = kind === "surprise";
+    const strength = surprise ? 1 - Math.exp(Math.min(0, value)) : scale > 0 ? Math.abs(value) / scale : 0;
+    const color = surprise ? "--token-rare" : value >= 0 ? "--token-up" : "--token-down";
     if (strength > 0.01) span.style.backgroundColor = G.alpha(G.css(color), 0.06 + 0.7 * Math.sqrt(strength));
   }
 
-  function tokens(response, scale) {
+  function tokens(response, look) {
     const readout = G.h("p", { class: "readout", "aria-live": "polite", hidden: true });
-    const ratios = ratiosOf(response);
     const spans = response.tokens.map((text, i) => {
       const span = G.h("span", { class: "token" }, /^\n+$/.test(text) ? "↵" + text : text);
-      paint(span, response, i, scale);
+      paint(span, response, i, look);
       return span;
     });
     let at = -1;
@@ -47,7 +49,8 @@ G.detail = (function () {
       spans[i].classList.add("current");
       const parts = [`token ${i + 1} ${JSON.stringify(response.tokens[i])}`];
       if (response.log_probs) parts.push(`log-prob ${G.number(response.log_probs[i])} (${G.percent(Math.exp(response.log_probs[i]))})`);
-      if (ratios) parts.push(`log-ratio ${G.number(ratios[i])}`);
+      if (response.log_updates) parts.push(`log π_θ/π_old ${G.number(response.log_updates[i])}`);
+      if (response.log_ratios) parts.push(`log π_old/μ ${G.number(response.log_ratios[i])}`);
       readout.hidden = false;
       readout.textContent = parts.join(" · ");
     };
@@ -82,9 +85,9 @@ G.detail = (function () {
     return G.h("span", { class: "mark bad" }, value > 0 ? `part ${G.number(value, 3)}` : "wrong");
   }
 
-  function card(response, i, scale, plain) {
+  function card(response, i, look, plain) {
     const body = G.h("div", {});
-    const fill = (asTokens) => G.replace(body, asTokens ? tokens(response, scale) : G.h("div", { class: "text" }, response.text || "(empty)"));
+    const fill = (asTokens) => G.replace(body, asTokens ? tokens(response, look) : G.h("div", { class: "text" }, response.text || "(empty)"));
     const able = Array.isArray(response.tokens) && response.tokens.length > 0;
     fill(able && !plain);
     return G.h("article", { class: "response", "aria-label": `Response ${i + 1}` },
@@ -93,14 +96,13 @@ G.detail = (function () {
       body, response.failure && G.h("p", { class: "failure" }, response.failure));
   }
 
-  function legend(record, scale, redraw) {
-    const select = G.h("select", { "aria-label": "Colour tokens by", onchange: (e) => { colouring = e.target.value; redraw(); } },
-      G.h("option", { value: "ratio" }, "log-ratio π_old / μ"), G.h("option", { value: "surprise" }, "surprise (1 − p)"));
-    select.value = colouring;
-    const text = colouring === "surprise" ? "darker: less likely when sampled"
-      : scale < 5e-6 ? "every log-ratio is 0: engine and trainer agree on these tokens"
-      : `blue: more likely under the old policy than when sampled, orange: less; full colour at ±${G.number(scale, 2)}`;
-    return G.h("div", { class: "legend" }, G.h("label", {}, "Colour tokens by ", select), G.h("span", { class: "note" }, text + ". Point at a token, or use the arrow keys in a response, for its numbers."));
+  function legend(record, look, redraw) {
+    const known = Object.keys(KINDS).filter((k) => record.responses.some((r) => r[KINDS[k].values]));
+    const select = G.h("select", { "aria-label": "Colour tokens by", onchange: (e) => { preferred = e.target.value; redraw(); } }, known.map((k) => G.h("option", { value: k }, KINDS[k].label)));
+    select.value = look.kind;
+    const { text } = KINDS[look.kind];
+    const scale = look.kind === "surprise" ? "" : look.scale < 5e-6 ? ". Here every one is 0" : `; full colour at ±${G.number(look.scale, 2)}`;
+    return G.h("div", { class: "legend" }, G.h("label", {}, "Colour tokens by ", select), G.h("span", { class: "note" }, `${text}${scale}. Point at a token, or use the arrow keys in a response, for its numbers.`));
   }
 
   const content = (value) => (typeof value === "string" ? value : Array.isArray(value) ? value.map((p) => p.text ?? JSON.stringify(p)).join("\n") : JSON.stringify(value));
@@ -108,14 +110,15 @@ G.detail = (function () {
   return function detail(record, group, browser) {
     const fate = G.fate(group.fate);
     record.responses.forEach(unpack);
-    const scale = scaleOf(record);
     const plain = record.responses.reduce((sum, r) => sum + (r.num_tokens || 0), 0) > MANY;
     const trained = record.responses.some((r) => Array.isArray(r.tokens));
     const cards = G.h("div", { class: "responses" });
     const holder = G.h("div", {});
     const draw = () => {
-      G.replace(holder, trained && legend(record, scale, draw));
-      G.replace(cards, record.responses.map((r, i) => card(r, i, scale, plain)));
+      const kind = [preferred, "update", "ratio", "surprise"].find((k) => record.responses.some((r) => r[KINDS[k].values])) || "surprise";
+      const look = { kind, scale: scaleOf(record, kind) };
+      G.replace(holder, trained && legend(record, look, draw));
+      G.replace(cards, record.responses.map((r, i) => card(r, i, look, plain)));
     };
     draw();
     const pill = G.h("span", { class: "pill" }, fate.label);

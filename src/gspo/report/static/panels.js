@@ -2,7 +2,7 @@
 // Which charts a run gets, and the numbers in them. A chart without data is left out.
 
 G.panels = (function () {
-  const FATES = ["kept", "carried", "same_score", "all_right", "all_wrong", "stale_dropped", "reward_failed", "skipped"];
+  const FATES = ["kept", "carried", "same_score", "all_right", "all_wrong", "stale_dropped", "surplus", "reward_failed", "skipped"];
   const clean = (text) => text.replaceAll("_", " ");
 
   function rows(columns, names) {
