@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS   ?=
+# Tests run two processes side by side; more threads than cores would make them wait for each other.
+TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: train test test-slow test-gpu check format scorecard docs clean
 
@@ -11,13 +13,13 @@ train: $(VENV)/.core
 	@$(BIN)/gspo train $(ARGS)
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)
+	@$(TEST) -n 2 --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)
 
 test-slow: $(VENV)/.test
-	@$(BIN)/python -m pytest -m "slow and not gpu and not vllm" $(ARGS)
+	@$(TEST) -m "slow and not gpu and not vllm" $(ARGS)
 
 test-gpu: $(VENV)/.test
-	@$(BIN)/python -m pytest -m gpu $(ARGS)
+	@$(TEST) -m gpu $(ARGS)
 
 check: $(VENV)/.check
 	@$(BIN)/ruff format --check .

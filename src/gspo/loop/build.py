@@ -125,7 +125,7 @@ def build(
     record: Record | None = None,
 ) -> Parts:
     """Everything a run needs. Data and reward are tried before the weights are loaded."""
-    torch.set_num_threads(config.trainer.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.trainer.num_threads or default_threads())
     device = choose_device(config.trainer.device)
     if config.trainer.deterministic:
         torch.use_deterministic_algorithms(True)
@@ -171,6 +171,12 @@ def build(
         if config.algorithm.adv_estimator == "remax"
         else None,
     )
+
+
+def default_threads() -> int:
+    """As many as OMP_NUM_THREADS says, else one a core this process may use."""
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    return int(named) if named.isdigit() and int(named) else len(os.sched_getaffinity(0))
 
 
 def choose_device(name: str) -> torch.device:

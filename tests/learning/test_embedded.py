@@ -1,0 +1,80 @@
+"""The flagship run: the embedded model gets better because of the reward, and not without it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from gspo.config import load
+from gspo.loop.trainer import Trainer
+from gspo.rewards import Reward
+from gspo.seeding import derive_seed
+from gspo.tracking.console import Console
+
+
+def train(folder, *overrides, reward=None, patch=None):
+    config = load(None, [f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.num_threads=1", *overrides])
+    trainer = Trainer(config, reward_fn=reward, console=Console(enabled=False))
+    if patch is not None:
+        patch(trainer)
+    result = trainer.fit()
+    rows = [json.loads(line) for line in (trainer.run.metrics_file).read_text().splitlines()]
+    return result, rows
+
+
+def test_eight_steps_teach_the_embedded_model_to_work_it_out(tmp_path):
+    result, rows = train(
+        tmp_path,
+        "trainer.total_training_steps=8",
+        "actor_rollout_ref.actor.optim.total_training_steps=24",
+        "data.num_val_samples=256",
+    )
+    assert result["start_acc"] <= 0.45
+    assert result["final_acc"] >= 0.75
+    lengths = [rows[i]["val-aux/arithmetic/response_length/mean"] for i in (0, -1)]
+    assert lengths[1] > 2 * lengths[0]  # it learnt to think before it answers
+    assert rows[1]["actor/seq_importance_ratio/mb0"] == 1.0
+    assert 0.05 <= sum(r["actor/pg_clipfrac_later"] for r in rows[1:]) / 8 <= 0.45
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_whole_recipe_reaches_its_accuracy(tmp_path, seed):
+    result, rows = train(tmp_path, f"trainer.seed={seed}")
+    assert result["start_acc"] <= 0.45 and result["final_acc"] >= 0.90
+    later = [r["actor/pg_clipfrac_later"] for r in rows if "actor/pg_clipfrac_later" in r]
+    assert 0.05 <= sum(later) / len(later) <= 0.35
+
+
+def coin(prompt, response: str) -> Reward:
+    """A reward that knows nothing of the answer; the accuracy it reports is the real one."""
+    heads = derive_seed(0, "coin", hash((prompt.uid, tuple(response.token_ids), response.index)) & 0xFFFF) % 2
+    right = response.rsplit(";", 1)[-1].strip() == str(prompt.ground_truth)
+    return Reward(score=float(heads), acc=float(right))
+
+
+@pytest.mark.slow
+def test_a_random_reward_teaches_nothing(tmp_path):
+    result, _ = train(tmp_path, "algorithm.filter_groups.metric=seq_reward", reward=coin)
+    assert abs(result["final_acc"] - result["start_acc"]) < 0.15
+
+
+@pytest.mark.slow
+def test_shuffled_advantages_teach_nothing(tmp_path):
+    def patch(trainer):
+        objective = trainer.parts.objective
+        honest = objective.with_advantages
+
+        def shuffled(batch, *args, **kwargs):
+            batch = honest(batch, *args, **kwargs)
+            order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(trainer.step))
+            per_row = (batch.advantages * batch.mask).sum(-1) / batch.mask.sum(-1)
+            batch.advantages = per_row[order][:, None] * batch.mask
+            return batch
+
+        objective.with_advantages = shuffled
+
+    result, _ = train(tmp_path, patch=patch)
+    assert abs(result["final_acc"] - result["start_acc"]) < 0.15
