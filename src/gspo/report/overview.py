@@ -103,7 +103,7 @@ def _clip_tile(run: Run) -> dict[str, str] | None:
     low, high = run.last("actor/clip_ratio_low"), run.last("actor/clip_ratio_high")
     band = clip_band(run)
     low, high = band["low"] if low is None else low, band["high"] if high is None else high
-    detail = (
-        f"band 1 − {low:.2g} to 1 + {high:.2g}" if low is not None and high is not None else "mean over steps"
-    )
+    detail = "mean over steps"
+    if low is not None and high is not None:
+        detail += f"; band ±{low:.2g}" if low == high else f"; band −{low:.2g} to +{high:.2g}"
     return _tile("Clip fraction", words.percent(sum(values) / len(values)), detail)

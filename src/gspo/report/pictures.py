@@ -184,12 +184,16 @@ def _ratios(run: Run, index: Sequence[dict[str, Any]]) -> Figure | None:
         left.plot(x, -low, "--", color=RED, linewidth=1.2)
         right.axvspan(-low[-1], high[-1], color=RED, alpha=0.08, linewidth=0, label="clip band, last step")
     values = np.concatenate([np.asarray(e["ratios"], dtype=float) for e in steps])
-    right.hist(values, bins=60, range=tuple(np.quantile(values, [0.002, 0.998])), color=BLUE)
+    reach = np.abs(np.quantile(values, [0.002, 0.998])).max() or 1e-6
+    width = 0.0 if low is None or high is None else max(low.max(), high.max())
+    if width and np.abs(q).max() > 5 * width:  # far tails would flatten the band to a line
+        left.set_yscale("symlog", linthresh=width)
+    reach = min(reach, 6 * width) if width else reach
+    right.hist(np.clip(values, -reach, reach), bins=60, color=BLUE)
     left.set_title("Sequence ratio − 1", fontsize=10)
     right.set_title("Its distribution, all steps", fontsize=10)
     right.set_xlabel("ratio − 1")
-    for axis in (left.yaxis, right.xaxis):
-        axis.get_major_formatter().set_powerlimits((-2, 3))
+    right.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
     return _finish(figure, [left, right], True)
 
 

@@ -60,7 +60,7 @@ G.chart = (function () {
       width,
       height: HEIGHT,
       padding: [12, 12, 0, 0],
-      scales: { x: { time: false, range: spec.xRange }, y: { range: spec.yRange || (spec.stack ? fromZero : nice) } },
+      scales: { x: { time: false, range: spec.xRange }, y: { range: spec.yRange || (spec.asinh ? undefined : spec.stack ? fromZero : nice), ...(spec.asinh ? { distr: 4, asinh: spec.asinh } : {}) } },
       series: [{ label: spec.xLabel || "step", value: (u, v) => ((v = v ?? latest(spec.x, spec)) === null ? "–" : (spec.xFormat || G.number)(v)) }, ...series],
       bands: spec.bands && spec.bands.map((b) => ({ ...b, fill: G.alpha(G.css(b.color), b.alpha) })),
       axes: axes(spec),

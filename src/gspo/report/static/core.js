@@ -34,7 +34,7 @@ G.number = function (value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 1e6) return (value / 1e6).toPrecision(3) + " M";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isInteger(value)) return value.toLocaleString("en").replace(/^-/, "−");
   if (size >= 1e4) return Math.round(value).toLocaleString("en");
   if (size < 1e-3) return value.toExponential(2).replace("e-", "e−").replace(/^-/, "−");
   return value.toPrecision(digits).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "").replace(/^-/, "−");

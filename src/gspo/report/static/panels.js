@@ -2,7 +2,7 @@
 // Which charts a run gets, and the numbers in them. A chart without data is left out.
 
 G.panels = (function () {
-  const FATES = ["kept", "carried", "same_score", "all_right", "all_wrong", "stale_dropped", "surplus", "reward_failed", "skipped"];
+  const FATES = ["kept", "same_score", "all_right", "all_wrong", "stale_dropped", "surplus", "reward_failed", "skipped", "carried"];
   const clean = (text) => text.replaceAll("_", " ");
 
   function rows(columns, names) {
@@ -94,7 +94,7 @@ G.panels = (function () {
     const names = FATES.filter((f) => present.includes(`train/groups_${f}`));
     const series = names.map((f) => ({ label: G.fate(f).label, color: G.fate(f).color, values: of(`train/groups_${f}`), metric: `train/groups_${f}` })).filter((s) => s.values.some((v) => v));
     if (!series.length) return null;
-    return { id: "fates", title: "Groups by fate", note: "What became of the groups of each step.", x, series, stack: true, bars: x.length <= 150, xRange: x.length <= 150 ? halfStep : undefined };
+    return { id: "fates", title: "Groups by fate", note: "What became of the groups judged in each step; on top, those left in flight or queued for the next.", x, series, stack: true, bars: x.length <= 150, xRange: x.length <= 150 ? halfStep : undefined };
   }
 
   const halfStep = (u, low, high) => [low - 0.6, high + 0.6];
@@ -162,12 +162,20 @@ G.panels = (function () {
       note: "Ratio − 1 of trained responses, new policy over old, at their own mini-batch. Dashed: the clip band.",
       bands: [{ series: [1, 5], color: "--p0", alpha: 0.13 }, { series: [2, 4], color: "--p0", alpha: 0.25 }], ySize: 66,
     };
+    const width = Math.max(...highs.map((v) => v || 0), ...lows.map((v) => v || 0));
+    const reach = Math.max(...series.slice(0, 5).flatMap((s) => s.values.map(Math.abs)));
+    if (width > 0 && reach > 5 * width) {
+      // far tails would flatten the band to a line: linear up to the band, logarithmic beyond
+      fan.asinh = width;
+      fan.note += " The scale is logarithmic beyond it.";
+    }
     return [fan, histogram(entries, sorted, lows, highs)];
   }
 
   function histogram(entries, sorted, lows, highs) {
     const all = Float64Array.from(entries.flatMap((e) => e.ratios)).sort();
-    const low = Math.min(quantile(all, 0.002), -1.3 * (lows.at(-1) || 0)), high = Math.max(quantile(all, 0.998), 1.3 * (highs.at(-1) || 0));
+    const edge = (q, eps) => (eps ? Math.min(6 * eps, Math.max(Math.abs(quantile(all, q)), 1.5 * eps)) : Math.abs(quantile(all, q)));
+    const low = -edge(0.002, Math.max(...lows)), high = edge(0.998, Math.max(...highs));
     const bins = 48, width = (high - low) / bins || 1e-9;
     const inside = new Array(bins).fill(0), outside = new Array(bins).fill(0);
     entries.forEach((entry, i) => {
@@ -180,7 +188,7 @@ G.panels = (function () {
     const total = all.length, out = outside.reduce((a, b) => a + b, 0);
     return {
       id: "ratio-hist", title: "Distribution of the sequence ratio", x: inside.map((_, i) => low + (i + 0.5) * width), xLabel: "ratio − 1",
-      note: `All ${total.toLocaleString("en")} trained responses; ${G.percent(out / total)} lay outside their step's band. The clip acts only where the advantage pushes further out.`,
+      note: `All ${total.toLocaleString("en")} trained responses; ${G.percent(out / total)} lay outside their step's band${all[0] < low || all.at(-1) > high ? ", the outermost bars hold all beyond them" : ""}. The clip acts only where the advantage pushes further out.`,
       series: [{ label: "inside the band", values: inside, color: "--p0" }, { label: "outside", values: outside, color: "--bad" }],
       stack: true, bars: true, barSize: 1, noLatest: true, xFormat: (v) => G.number(v, 3), xRange: () => [low - width / 2, high + width / 2],
     };
