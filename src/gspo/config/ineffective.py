@@ -110,7 +110,7 @@ _DEAD = (
     ),
     Dead(
         ("algorithm.gamma",),
-        lambda c: c.algorithm.adv_estimator not in ("gae", "reinforce_plus_plus"),
+        lambda c: c.algorithm.adv_estimator not in ("gae", "reinforce_plus_plus", "remax"),
         "this estimator does not discount",
         "remove it",
     ),
@@ -211,6 +211,12 @@ _DEAD = (
         lambda c: c.actor_rollout_ref.model.lora_rank == 0,
         "there are no adapters",
         f"set {MODEL}.lora_rank, or remove it",
+    ),
+    Dead(
+        (f"{MODEL}.lora_dropout",),
+        lambda c: c.actor_rollout_ref.model.lora_rank > 0,
+        "dropout is always off in reinforcement learning, so that ratios compare like with like",
+        "remove it",
     ),
     Dead(
         tuple(f"{ROLLOUT}.{k}" for k in ("enable_chunked_prefill", "enable_prefix_caching", "engine_kwargs")),

@@ -210,6 +210,9 @@ def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(
             "algorithm.use_kl_in_reward", message, f"keep one, or mean it: {ACTOR}.use_kl_loss", "warning"
         )
+    if algorithm.use_kl_in_reward and algorithm.kl_penalty not in ("kl", "k1"):
+        message = "in a reward this estimate leaves out a part of the KL's gradient, so no coefficient holds the policy"
+        yield report("algorithm.kl_penalty", message, "algorithm.kl_penalty=kl", "warning")
     if c.actor_rollout_ref.actor.use_kl_loss and c.actor_rollout_ref.actor.kl_loss_coef == 0:
         message = "the KL term has weight 0 and only costs a forward of the reference"
         yield report(f"{ACTOR}.kl_loss_coef", message, f"set {ACTOR}.use_kl_loss=false", "warning")
