@@ -7,7 +7,7 @@ ARGS   ?=
 # Tests run two processes side by side; more threads than cores would make them wait for each other.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: train test test-slow test-gpu check format scorecard docs clean
+.PHONY: train test test-slow test-gpu test-browser check format scorecard docs clean
 
 train: $(VENV)/.core
 	@$(BIN)/gspo train $(ARGS)
@@ -20,6 +20,9 @@ test-slow: $(VENV)/.test
 
 test-gpu: $(VENV)/.test
 	@$(TEST) -m gpu $(ARGS)
+
+test-browser: $(VENV)/.test
+	@$(TEST) -m browser $(ARGS)
 
 check: $(VENV)/.check
 	@$(BIN)/ruff format --check .

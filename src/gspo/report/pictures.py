@@ -24,7 +24,6 @@ BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, RED = (
 )
 FATES = (
     ("kept", "kept", BLUE),
-    ("carried", "carried", "#7fb0f2"),
     ("same_score", "same score", "#c9a227"),
     ("all_right", "all right", "#2e9e6b"),
     ("all_wrong", "all wrong", "#dd6b4d"),
@@ -32,6 +31,7 @@ FATES = (
     ("surplus", "surplus", "#b7d0f5"),
     ("reward_failed", "reward failed", "#c2255c"),
     ("skipped", "skipped", "#a4acb8"),
+    ("carried", "carried", "#7fb0f2"),
 )
 STAGES = (BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, "#a3600d", "#6b7280")
 
@@ -107,7 +107,7 @@ def _learning(run: Run) -> Figure | None:
 def _finish(figure: Figure, axes: Sequence[Any], drawn: bool) -> Figure | None:
     for ax in axes:
         if ax.get_legend_handles_labels()[0]:
-            ax.legend(fontsize=8, frameon=False)
+            ax.legend(fontsize=8, framealpha=0.85, edgecolor="none")
     return figure if drawn else None
 
 
@@ -119,10 +119,10 @@ def _stack(ax: Any, run: Run, parts: Sequence[tuple[str, str, str]]) -> bool:
     if not keep:
         return False
     x = np.array([run.rows[i]["step"] for i in keep], dtype=float)
-    base = np.zeros(len(x))
+    edges, base = np.append(x - 0.5, x[-1] + 0.5), np.zeros(len(x) + 1)
     for label, color, values in columns:
-        y = np.array([values[i] or 0.0 for i in keep])
-        ax.fill_between(x, base, base + y, step="mid", color=color, label=label, linewidth=0)
+        y = np.array([values[i] or 0.0 for i in [*keep, keep[-1]]])
+        ax.fill_between(edges, base, base + y, step="post", color=color, label=label, linewidth=0)
         base = base + y
     return True
 

@@ -88,11 +88,11 @@ def _add_log_probs(responses: Sequence[Mapping[str, Any]], slim: Sequence[dict[s
     chosen = [(r, s) for r, s in zip(responses, slim) if r.get("log_probs")]
     columns = []
     for name in LOG_PROBS:
-        values: list[float | None] = []
+        column: list[float | None] = []
         for response, _ in chosen:
             size, found = len(response["log_probs"]), response.get(name)
-            values += found if found and len(found) == size else [None] * size
-        columns.append(np.array(values, dtype=float))  # None becomes NaN
+            column += found if found and len(found) == size else [None] * size
+        columns.append(np.array(column, dtype=float))  # None becomes NaN
     behaviour, old, new = columns
     kinds = {"mlp": behaviour * 1e3, "mlr": (old - behaviour) * 1e6, "mln": (new - old) * 1e6}
     for name, values in kinds.items():

@@ -2,13 +2,14 @@
 // One group: the question, then every response with its numbers and its tokens coloured.
 
 G.detail = (function () {
+  const ZERO = 5e-6; // log-ratios up to here are rounding
   const MANY = 6000; // tokens of a group above which responses are shown as plain text until asked
   const KINDS = {
     update: { label: "log-ratio π_θ / π_old", text: "blue: the update made the token more likely, orange: less", values: "log_updates" },
     ratio: { label: "log-ratio π_old / μ", text: "blue: more likely under the old policy than when sampled, orange: less", values: "log_ratios" },
     surprise: { label: "surprise (1 − p)", text: "darker: less likely when sampled", values: "log_probs" },
   };
-  let preferred = "update";
+  let preferred = null; // what the reader chose
 
   // A report stores integers, the run folder plain log-probs: bring both to `log_probs`, `log_ratios`, `log_updates`.
   function unpack(response) {
@@ -23,6 +24,13 @@ G.detail = (function () {
     let top = 0;
     for (const response of record.responses) for (const v of response[KINDS[kind].values] || []) top = Math.max(top, Math.abs(v));
     return top;
+  }
+
+  // The reader's choice where it exists here, else the first log-ratio that is not zero throughout.
+  function choose(record) {
+    const known = Object.keys(KINDS).filter((k) => record.responses.some((r) => r[KINDS[k].values]));
+    if (known.includes(preferred)) return preferred;
+    return known.find((k) => k !== "surprise" && scaleOf(record, k) > ZERO) || known[0] || "surprise";
   }
 
   function paint(span, response, i, { kind, scale }) {
@@ -101,7 +109,7 @@ G.detail = (function () {
     const select = G.h("select", { "aria-label": "Colour tokens by", onchange: (e) => { preferred = e.target.value; redraw(); } }, known.map((k) => G.h("option", { value: k }, KINDS[k].label)));
     select.value = look.kind;
     const { text } = KINDS[look.kind];
-    const scale = look.kind === "surprise" ? "" : look.scale < 5e-6 ? ". Here every one is 0" : `; full colour at ±${G.number(look.scale, 2)}`;
+    const scale = look.kind === "surprise" ? "" : look.scale <= ZERO ? ". Here every one is 0" : `; full colour at ±${G.number(look.scale, 2)}`;
     return G.h("div", { class: "legend" }, G.h("label", {}, "Colour tokens by ", select), G.h("span", { class: "note" }, `${text}${scale}. Point at a token, or use the arrow keys in a response, for its numbers.`));
   }
 
@@ -115,7 +123,7 @@ G.detail = (function () {
     const cards = G.h("div", { class: "responses" });
     const holder = G.h("div", {});
     const draw = () => {
-      const kind = [preferred, "update", "ratio", "surprise"].find((k) => record.responses.some((r) => r[KINDS[k].values])) || "surprise";
+      const kind = choose(record);
       const look = { kind, scale: scaleOf(record, kind) };
       G.replace(holder, trained && legend(record, look, draw));
       G.replace(cards, record.responses.map((r, i) => card(r, i, look, plain)));
