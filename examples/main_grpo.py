@@ -1,0 +1,23 @@
+"""An existing training script with the trainer class exchanged: the one changed line is the import.
+
+python examples/main_grpo.py algorithm.filter_groups.enable=True data.train_batch_size=32 actor_rollout_ref.rollout.n=5
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from gspo.config import load
+from gspo.trainer.ppo import PPOTrainerWithSampling as RayPPOTrainer
+
+
+def main(arguments: Sequence[str]) -> dict[str, Any]:
+    """Train as the `key=value` arguments say; the result."""
+    trainer = RayPPOTrainer(config=load(overrides=list(arguments)))
+    return trainer.fit()
+
+
+if __name__ == "__main__":
+    print(main(sys.argv[1:]))

@@ -1,0 +1,20 @@
+"""GSPO with dynamic sampling: `python main_gspo_dynamic.py [key=value …]`, on config/gspo_dynamic_sampling.yaml."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gspo.commands.door import train
+
+CONFIG = Path(__file__).parent / "config" / "gspo_dynamic_sampling.yaml"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train; the exit code is that of `gspo train`."""
+    return train(arguments, config=CONFIG)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,10 @@
+"""Validate the installed program: `python validate_gspo.py`, the same as `gspo validate`. About two minutes."""
+
+from __future__ import annotations
+
+import sys
+
+from gspo.validate.run import main
+
+if __name__ == "__main__":
+    sys.exit(main())

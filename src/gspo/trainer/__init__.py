@@ -1,0 +1,1 @@
+"""The import paths of verl's trainer: `gspo.trainer.ppo` and `gspo.trainer.config`."""

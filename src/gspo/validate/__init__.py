@@ -1,0 +1,1 @@
+"""The checks behind `gspo validate` and `gspo doctor`."""

@@ -1,0 +1,72 @@
+"""Dynamic sampling on a scripted world: groups of one outcome must be left out, mixed ones kept, all counted."""
+
+from __future__ import annotations
+
+from gspo.data.cursor import PromptCursor
+from gspo.rollout.engine import SamplingParams
+from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
+from gspo.sampling.dynamic import DynamicSampler
+from gspo.sampling.settings import SamplingSettings, Strategy
+from gspo.types import Group, Prompt, Reward
+from gspo.validate.check import Verdict
+
+KINDS = ("all_right", "mixed", "all_wrong")
+NEEDED, SIZE = 4, 3
+
+
+class _Marker:
+    """Scores a response by its prompt's kind: the first response of a mixed group is right."""
+
+    def __init__(self) -> None:
+        self._groups: list[Group] = []
+
+    def submit(self, group: Group) -> None:
+        kind = group.prompt.data_source
+        right = [kind == "all_right" or (kind == "mixed" and i == 0) for i in range(len(group.rollouts))]
+        rollouts = (r.with_reward(Reward(float(x), float(x))) for r, x in zip(group.rollouts, right))
+        self._groups.append(group.with_rollouts(tuple(rollouts)))
+
+    def collect(self) -> list[Group]:
+        groups, self._groups = self._groups, []
+        return groups
+
+    def close(self) -> None:
+        self._groups = []
+
+
+def keep_rule(strategy: Strategy) -> Verdict:
+    """A batch holds mixed groups only, in order of submission, and the others are counted by their reason."""
+    prompts = [
+        Prompt(f"p{i}", ({"role": "user", "content": "?"},), (1,), data_source=KINDS[i % 3])
+        for i in range(36)
+    ]
+    settings = SamplingSettings(
+        train_batch_size=NEEDED,
+        n=SIZE,
+        params=SamplingParams(max_tokens=4),
+        gen_batch_size=6,
+        strategy=strategy,
+        max_staleness=0,
+    )
+    sampler = DynamicSampler(
+        PromptCursor(prompts, seed=0, shuffle=False, total_epochs=None),
+        ScriptedEngine(lambda prompt, submission, index: ScriptedAnswer((1, 2), "x")),
+        _Marker(),
+        settings,
+        seed=0,
+    )
+    groups, report = sampler.next_batch()
+    kinds = [g.prompt.data_source for g in groups]
+    numbers = [g.submission for g in groups]
+    dropped = {kind: report.fates[kind] for kind in ("all_right", "all_wrong")}
+    good = kinds == ["mixed"] * NEEDED and numbers == sorted(numbers) and min(dropped.values()) > 0
+    return (
+        good,
+        f"batch of {', '.join(kinds)}; left out: {dropped['all_right']} all right, {dropped['all_wrong']} all wrong",
+    )
+
+
+CHECKS = {
+    "dynamic sampling, stream": lambda: keep_rule("stream"),
+    "dynamic sampling, rounds": lambda: keep_rule("rounds"),
+}
