@@ -23,6 +23,7 @@ from gspo.training.optimizer import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings, TokenScorer
 from gspo.training.reference import Reference
 from gspo.training.schedule import Schedule
+from gspo.types import TrainBatch
 
 ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
 SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another
@@ -45,6 +46,11 @@ class Roles:
         for role in (self.policy, self.critic):
             if role is not None:
                 role.schedule = dataclasses.replace(role.schedule, lr=role.schedule.lr * factor)
+
+    def with_reference(self, batch: TrainBatch) -> TrainBatch:
+        """The batch scored by the reference, which the config must have asked for."""
+        assert self.reference is not None
+        return self.reference.score(batch)
 
     def save_model(self, folder: Path) -> None:
         """The policy as an ordinary Hugging Face folder; adapters are merged into it and described beside."""

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from torch import Tensor
+
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.loop import checkpoint, closing, records
 from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
@@ -142,16 +144,13 @@ class Trainer:
             groups, sampling = parts.sampler.next_batch()
         with clock("old_log_prob"):
             batch = parts.policy.score(collate(groups))
-        if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
+        if self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
-                batch = roles.reference.score(batch)
+                batch = roles.with_reference(batch)
         if roles.critic is not None:
             with clock("values"):
                 batch = roles.critic.score(batch)
-        baselines, extra = None, {}
-        if parts.baseline is not None:
-            with clock("baseline"):
-                baselines, extra = parts.baseline.score(groups, self.step)
+        baselines, extra = self._greedy_baselines(groups)
         with clock("adv"):
             weights = records.row_weights(groups, sampling.weights)
             batch = parts.objective.with_advantages(batch, weights, baselines)
@@ -190,6 +189,13 @@ class Trainer:
         self._check_numbers(metrics)
         if self._save_is_due():
             self.save()
+
+    def _greedy_baselines(self, groups: list[Group]) -> tuple[Tensor | None, Metrics]:
+        """The baseline of each row where the estimator takes one (remax), and its metrics."""
+        if self.parts.baseline is None:
+            return None, {}
+        with self.clock("baseline"):
+            return self.parts.baseline.score(groups, self.step)
 
     def _update_policy(self, batch: TrainBatch) -> Update:
         """Train the policy, unless only the critic is trained yet (`trainer.critic_warmup`)."""
