@@ -88,7 +88,7 @@ def test_naive_changes_nothing_and_dapo_fills_acc() -> None:
 )
 def test_overlong_penalty_of_dapo(length: int, penalty: float) -> None:
     assert overlong_penalty(length, max_length=16, buffer=4) == penalty
-    managed = manage(Reward(1.0), length, "dapo", Overlong(16, 4, factor=2.0))
+    managed = manage(Reward(1.0), length, "dapo", Overlong(16, 4, factor=2.0, log=True))
     assert managed.score == 1.0 + 2 * penalty and managed.acc == 1.0
     assert managed.extra == {"overlong_reward": 2 * penalty, "overlong": float(penalty < 0)}
 

@@ -55,12 +55,6 @@ class FilterGroupsConfig(Section):
         doc="stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.",
         ge=1,
     )
-    order: str = key(
-        default="submission",
-        doc="stream: submission takes the lowest numbers, so slow groups are never passed over; completion takes the "
-        "first that end, a bias towards short answers.",
-        choices=("submission", "completion"),
-    )
     predict: str = key(
         default="off",
         doc="skip passes over prompts that the ledger expects to be all right or all wrong; off is the exact method.",

@@ -14,25 +14,6 @@ from gspo.config.settings import Settings
 
 WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {
-    "algorithms: user-registered losses": ("trainer.plugins",),
-    "loop: sampler": (
-        "algorithm.filter_groups.order",
-        "algorithm.filter_groups.predict_discount",
-    ),
-    "rewards: weighted composition": ("reward.functions",),
-    "rewards: datasets": (
-        "data.train_split",
-        "data.val_split",
-        "data.prompt_key",
-        "data.ground_truth_key",
-        "data.data_source_key",
-        "data.system_prompt",
-    ),
-    "rewards: sandbox and pool": (
-        "reward_model.reward_kwargs.overlong_buffer_cfg.log",
-        "reward.sandbox_level",
-        "reward.allow_unsandboxed_code",
-    ),
     "scale-out: FSDP2": (
         "actor_rollout_ref.actor.strategy",
         "actor_rollout_ref.actor.fsdp_config.param_offload",

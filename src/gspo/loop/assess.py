@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from gspo.config import TrainerConfig
-from gspo.loop.build import build_engine, build_scorer, choose_device, load_prompts
+from gspo.loop.build import build_engine, build_scorer, choose_device, default_threads, load_prompts
 from gspo.loop.evaluation import Evaluation, Evaluator
 from gspo.loop.roles import load_weights
 from gspo.models.load import load_tokenizer
@@ -43,7 +42,7 @@ def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None
 
     Sampling follows `rollout.val_kwargs`. The same config gives the same answers.
     """
-    torch.set_num_threads(config.trainer.num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.trainer.num_threads or default_threads())
     device = choose_device(config.trainer.device)
     c, val = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.val_kwargs
     tokenizer = load_tokenizer(c.tokenizer_path or c.path, trust_remote_code=c.trust_remote_code)

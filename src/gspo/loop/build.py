@@ -17,7 +17,7 @@ from gspo.algo.kl import make_controller
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import Behaviour, LossSettings
 from gspo.config import TrainerConfig
-from gspo.data.columns import as_rows
+from gspo.data.columns import Columns, as_rows
 from gspo.data.cursor import PromptCursor
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
@@ -26,6 +26,7 @@ from gspo.loop.evaluation import Evaluator
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.kl_reward import KlScorer
 from gspo.loop.objective import AdvantageSettings, Objective
+from gspo.loop.plugins import import_plugins
 from gspo.loop.resume import ResumeRefused
 from gspo.loop.roles import Roles, build_roles
 from gspo.models.load import load_tokenizer
@@ -125,6 +126,7 @@ def build(
     record: Record | None = None,
 ) -> Parts:
     """Everything a run needs. Data and reward are tried before the weights are loaded."""
+    import_plugins(config.trainer.plugins)
     torch.set_num_threads(config.trainer.num_threads or default_threads())
     device = choose_device(config.trainer.device)
     if config.trainer.deterministic:
@@ -162,7 +164,7 @@ def build(
         engine=engine,
         sampler=sampler,
         evaluator=evaluator,
-        objective=_objective(config),
+        objective=build_objective(config),
         total_steps=total_steps,
         fingerprint=_fingerprint(config, roles, train, total_steps),
         scorers=[scorer, val_scorer],
@@ -190,7 +192,8 @@ def load_prompts(
 ) -> list[Prompt]:
     """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given."""
     c = config.data
-    rows = _rows(config, split) if given is None else as_rows(given, f"{split}_dataset")
+    columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
+    rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
     if not rows and split == "train":
         raise DataError("data.train_files", "has no rows; expected at least one")
     return encode_prompts(
@@ -203,7 +206,7 @@ def load_prompts(
     )
 
 
-def _rows(config: TrainerConfig, split: str) -> list[Row]:
+def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
     c = config.data
     files = c.train_files if split == "train" else (c.val_files or c.train_files)
     limit = c.num_train_samples if split == "train" else c.num_val_samples
@@ -213,21 +216,31 @@ def _rows(config: TrainerConfig, split: str) -> list[Row]:
         if split == "val" and c.val_files is None and os.path.exists(name):
             continue  # a file has no held-out part of its own
         # Held-out questions are the same for every seed, so that runs can be compared.
-        rows += load_rows(name, split, limit=limit, seed=config.trainer.seed if split == "train" else 0)  # pyright: ignore[reportArgumentType]
-    return rows
+        rows += load_rows(
+            name,
+            split,  # pyright: ignore[reportArgumentType]
+            limit=limit,
+            seed=config.trainer.seed if split == "train" else 0,
+            columns=columns,
+            hub_split=c.train_split if split == "train" else c.val_split,
+            system_prompt=c.system_prompt,
+        )
+    return rows[:limit]
 
 
 def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
     """The scorer that the config asks for, of `reward_fn` when one is given."""
     custom, pool, manager = config.custom_reward_function, config.reward, config.reward_model
     reward = reward_fn
-    if reward is None and custom.path is not None:
+    if reward is None and pool.functions:
+        reward = pool.functions
+    elif reward is None and custom.path is not None:
         reward = RewardSpec(custom.name, path=custom.path, kwargs=dict(custom.reward_kwargs))
     buffer = manager.reward_kwargs.overlong_buffer_cfg
     overlong = None
     if buffer.enable:
         limit = manager.reward_kwargs.max_resp_len or config.data.max_response_length
-        overlong = Overlong(limit, buffer.len, buffer.penalty_factor)
+        overlong = Overlong(limit, buffer.len, buffer.penalty_factor, buffer.log)
     return make_scorer(
         reward,
         manager=manager.reward_manager,  # pyright: ignore[reportArgumentType]
@@ -238,6 +251,8 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
         overlong=overlong,
         format_weight=pool.format_weight,
         repetition_penalty=pool.repetition_penalty,
+        sandbox_level=pool.sandbox_level,
+        allow_unsandboxed_code=pool.allow_unsandboxed_code,
     )
 
 
@@ -323,6 +338,7 @@ def sampling_settings(config: TrainerConfig, tokenizer: Any) -> SamplingSettings
         predict=f.predict,  # pyright: ignore[reportArgumentType]
         predict_weight=f.predict_weight,
         predict_min_prob=f.predict_min_prob,
+        predict_discount=f.predict_discount,
         max_failure_rate=config.reward.max_failure_rate,
     )
 
@@ -358,7 +374,8 @@ def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles) -> KlScorer 
     return KlScorer(scorer, roles.policy, roles.reference, controller, c.kl_penalty)
 
 
-def _objective(config: TrainerConfig) -> Objective:
+def build_objective(config: TrainerConfig) -> Objective:
+    """The loss, its settings with every default filled in, and the terms beside it."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     loss = actor.policy_loss
     settings = LossSettings(

@@ -108,7 +108,9 @@ def trained_details(
                 {
                     "advantage": float(advantages[row]),
                     "ratio": ratios[row],
+                    "token_ids": list(rollout.token_ids),
                     "tokens": [token_text(t) for t in rollout.token_ids],
+                    "loss_mask": list(rollout.loss_mask),
                     **{name: values[row][:size] for name, values in rounded.items()},
                 }
             )

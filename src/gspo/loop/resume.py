@@ -10,7 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gspo.config import ResolvedConfig, TrainerConfig, resolve
+from gspo.config import ConfigErrors, ResolvedConfig, TrainerConfig, resolve
+from gspo.config.pending import essential
 from gspo.loop import checkpoint
 from gspo.tracking.run_folder import RunFolder
 
@@ -37,7 +38,11 @@ class Resume:
 
 
 def resolve_config(cfg: TrainerConfig | ResolvedConfig) -> ResolvedConfig:
-    return cfg if isinstance(cfg, ResolvedConfig) else resolve(cfg)
+    """A checked config; one that asks for what nothing computes yet is refused rather than half obeyed."""
+    resolved = cfg if isinstance(cfg, ResolvedConfig) else resolve(cfg)
+    if refused := essential(resolved.warnings):
+        raise ConfigErrors(refused)
+    return resolved
 
 
 def find_resume(resolved: ResolvedConfig) -> Resume:

@@ -35,6 +35,7 @@ class Overlong:
     max_length: int
     buffer: int
     factor: float = 1.0
+    log: bool = False  # whether the penalty becomes a metric of its own
 
 
 class Grader:
@@ -119,7 +120,9 @@ def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong
     if overlong is None:
         return dataclasses.replace(reward, acc=acc)
     penalty = overlong_penalty(num_tokens, overlong.max_length, overlong.buffer, overlong.factor)
-    extra = {**reward.extra, "overlong_reward": penalty, "overlong": float(penalty < 0)}
+    extra = dict(reward.extra)
+    if overlong.log:
+        extra |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}
     return dataclasses.replace(reward, score=reward.score + penalty, acc=acc, extra=extra)
 
 

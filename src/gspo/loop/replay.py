@@ -1,0 +1,236 @@
+"""Shadow losses: what other losses would have made of the groups a run was trained on.
+
+The group files hold, for every trained response, its advantage and its tokens' log-probs under μ, π_old and π_θ as its
+own mini-batch saw them. A loss is a function of these, so its clip fraction and its gradient **with respect to the
+log-probs** follow exactly, without a model (log-probs are recorded to 1e-5). With a checkpoint the same gradient is
+taken on to the parameters, through that model's own derivative of the log-probs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from gspo.algo.aggregation import count_totals
+from gspo.algo.losses import get_policy_loss
+from gspo.algo.settings import LossSettings
+from gspo.config import TrainerConfig, load
+from gspo.data.rows import Row
+from gspo.data.template import encode_prompt
+from gspo.loop.build import build_objective
+from gspo.models.load import load_model, load_tokenizer
+from gspo.tracking.group_log import read_groups
+from gspo.tracking.run_folder import RunFolder, step_of
+from gspo.training.batching import micro_batch, mini_batches
+from gspo.training.policy import PolicySettings, TokenScorer
+from gspo.types import LossInputs, TrainBatch
+
+MAX_ROWS = 16  # responses a forward when the gradient is taken to the parameters
+Encode = Callable[[Sequence[Mapping[str, Any]]], tuple[int, ...]]
+
+
+class ReplayError(ValueError):
+    """A run or a step that cannot be replayed; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shadow:
+    """One loss on one step: clip fraction, gradient norm, and the cosine to the gradient of the trained loss."""
+
+    step: int
+    loss: str
+    value: float
+    clip_fraction: float
+    grad_norm: float
+    cosine: float | None  # None where one of the two gradients is 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    batch: TrainBatch
+    log_probs: Tensor
+    mini_batches: list[list[int]]
+
+
+class Replay:
+    """Reads a run's recorded groups and computes other losses on them."""
+
+    def __init__(self, folder: Path, checkpoint: Path | None = None) -> None:
+        self.run = RunFolder(folder)
+        if not self.run.config_file.is_file():
+            raise ReplayError(f"{folder}: is not a run folder; expected config.yaml in it")
+        self.config = _read_config(self.run.config_file)
+        self.trained = self.config.actor_rollout_ref.actor.policy_loss.loss_mode
+        self._rows = {row["step"]: row for row in self.run.rows()}
+        self._scorer = None if checkpoint is None else _Jacobian(checkpoint, self.config)
+        self._encode = None if checkpoint is None else _encoder(checkpoint, self.config)
+
+    @property
+    def space(self) -> str:
+        """What gradient norms and cosines are taken in."""
+        return "log-probs" if self._scorer is None else "parameters"
+
+    def steps(self) -> list[int]:
+        """The steps whose groups are on file."""
+        return sorted(step_of(f.name) for f in self.run.groups.glob("step-*.jsonl.gz"))
+
+    def shadows(self, step: int, losses: Sequence[str]) -> list[Shadow]:
+        """Every loss on one step's mini-batches, the trained one first."""
+        recorded = _read_step(self.run, step, self.config, self._encode)
+        names = list(dict.fromkeys([self.trained, *losses]))
+        gradients = {name: self._gradient(recorded, name, step) for name in names}
+        own = gradients[self.trained][2]
+        return [
+            Shadow(step, name, value, clipped, float(grad.norm()), _cosine(grad, own))
+            for name, (value, clipped, grad) in gradients.items()
+        ]
+
+    def _gradient(self, recorded: _Step, name: str, step: int) -> tuple[float, float, Tensor]:
+        """Mean loss and clip fraction over the mini-batches, and their gradients one after another."""
+        settings = self._settings(name, step)
+        batch = recorded.batch
+        by_token = torch.zeros_like(recorded.log_probs)
+        values, clipped = [], []
+        for rows in recorded.mini_batches:
+            leaf = recorded.log_probs[rows].clone().requires_grad_(True)
+            assert batch.old_log_probs is not None and batch.advantages is not None
+            out = get_policy_loss(name)(
+                LossInputs(
+                    log_probs=leaf,
+                    old_log_probs=batch.old_log_probs[rows],
+                    advantages=batch.advantages[rows],
+                    mask=batch.mask[rows],
+                    totals=count_totals(batch.mask[rows]),
+                    rollout_log_probs=batch.rollout_log_probs[rows],
+                ),
+                settings,
+            )
+            out.loss.backward()
+            assert leaf.grad is not None
+            by_token[rows] = leaf.grad
+            values.append(float(out.loss))
+            clipped.append(out.metrics["actor/pg_clipfrac"].result())
+        gradient = by_token.flatten()
+        if self._scorer is not None:
+            gradient = torch.cat(
+                [self._scorer.pull(recorded.batch, by_token, rows) for rows in recorded.mini_batches]
+            )
+        return sum(values) / len(values), sum(clipped) / len(clipped), gradient
+
+    def _settings(self, name: str, step: int) -> LossSettings:
+        """The run's own settings, with the step's clip range, for the trained loss; a loss's defaults for others."""
+        own = build_objective(self.config).settings
+        if name != self.trained:
+            return LossSettings(norm_length=own.norm_length, behaviour=own.behaviour)
+        row = self._rows.get(step, {})
+        low, high = (row.get(f"actor/clip_ratio_{side}") for side in ("low", "high"))
+        return dataclasses.replace(own, clip_low=low or own.clip_low, clip_high=high or own.clip_high)
+
+
+def mean_over_steps(shadows: Sequence[Shadow]) -> dict[str, dict[str, float | None]]:
+    """By loss, the means over steps."""
+    out: dict[str, dict[str, float | None]] = {}
+    for name in dict.fromkeys(s.loss for s in shadows):
+        mine = [s for s in shadows if s.loss == name]
+        cosines = [s.cosine for s in mine if s.cosine is not None]
+        out[name] = {
+            "clip_fraction": sum(s.clip_fraction for s in mine) / len(mine),
+            "grad_norm": sum(s.grad_norm for s in mine) / len(mine),
+            "cosine": sum(cosines) / len(cosines) if cosines else None,
+        }
+    return out
+
+
+class _Jacobian:
+    """Takes a gradient with respect to log-probs on to the parameters of a checkpoint's model."""
+
+    def __init__(self, folder: Path, config: TrainerConfig) -> None:
+        model = load_model(str(folder), dtype="float32")
+        temperature = config.actor_rollout_ref.rollout.temperature
+        self._scorer = TokenScorer(model, PolicySettings(temperature=temperature, micro_batch_tokens=None))
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def pull(self, batch: TrainBatch, by_token: Tensor, rows: Sequence[int]) -> Tensor:
+        """Σ_it (∂L/∂logp_it) ∂logp_it/∂θ over a mini-batch, flat."""
+        total = torch.zeros(sum(p.numel() for p in self._parameters), dtype=torch.float64)
+        for start in range(0, len(rows), MAX_ROWS):
+            part = list(rows[start : start + MAX_ROWS])
+            log_probs, _ = self._scorer.forward(micro_batch(batch, part, "cpu"))
+            weighted = (log_probs.double() * by_token[part]).sum()
+            grads = torch.autograd.grad(weighted, self._parameters)
+            total += torch.cat([g.flatten().double() for g in grads])
+        return total
+
+
+def _read_config(path: Path) -> TrainerConfig:
+    saved = OmegaConf.to_container(OmegaConf.load(path))
+    return load(base=saved).config  # pyright: ignore[reportArgumentType]
+
+
+def _encoder(folder: Path, config: TrainerConfig) -> Encode:
+    """Messages to prompt tokens, as the run's own data were encoded."""
+    tokenizer = load_tokenizer(str(folder))
+    options = config.data.apply_chat_template_kwargs
+
+    def encode(messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+        return encode_prompt(Row("recorded", tuple(messages)), tokenizer, **options).token_ids
+
+    return encode
+
+
+def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode | None) -> _Step:
+    """The trained groups of a step as the batch they were, in its order and mini-batches."""
+    path = run.groups / f"step-{step:06d}.jsonl.gz"
+    if not path.is_file():
+        raise ReplayError(f"{path}: no such file; a run records groups with trainer.save_groups=true")
+    groups = [g for g in read_groups(path) if g["responses"] and "new_log_probs" in g["responses"][0]]
+    if not groups:
+        raise ReplayError(f"{path}: holds no trained group with its log-probs")
+    groups.sort(key=lambda g: g["submission"])
+    rows = list(_rows(groups, encode))
+    width = max(len(r["new_log_probs"]) for _, _, r in rows)
+
+    def padded(values: Iterator[Sequence[float]]) -> Tensor:
+        return torch.tensor([[*v, *([0.0] * (width - len(v)))] for v in values], dtype=torch.float64)
+
+    mask = padded(r.get("loss_mask") or [1.0] * len(r["new_log_probs"]) for _, _, r in rows)
+    batch = TrainBatch(
+        prompt_ids=[p for _, p, _ in rows],
+        response_ids=[tuple(r.get("token_ids", ())) for _, _, r in rows],
+        mask=mask,
+        group_ids=torch.tensor([g for g, _, _ in rows]),
+        scores=torch.tensor([r["score"] or 0.0 for _, _, r in rows]),
+        rollout_log_probs=padded(r["log_probs"] for _, _, r in rows),
+        old_log_probs=padded(r["old_log_probs"] for _, _, r in rows),
+        advantages=torch.tensor([r["advantage"] for _, _, r in rows], dtype=torch.float64)[:, None] * mask,
+    )
+    size = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    cut = mini_batches(batch.group_ids, size)
+    return _Step(batch, padded(r["new_log_probs"] for _, _, r in rows), cut)
+
+
+def _rows(
+    groups: Sequence[Mapping[str, Any]], encode: Encode | None
+) -> Iterator[tuple[int, tuple[int, ...], Mapping[str, Any]]]:
+    """(group number, prompt tokens where they are needed, response) of every trained response."""
+    for number, group in enumerate(groups):
+        prompt = () if encode is None else encode(group["messages"])
+        for response in group["responses"]:
+            if encode is not None and "token_ids" not in response:
+                raise ReplayError(
+                    f"prompt {group['uid']!r}: token ids were not recorded; leave --checkpoint out"
+                )
+            yield number, prompt, response
+
+
+def _cosine(a: Tensor, b: Tensor) -> float | None:
+    norms = float(a.norm() * b.norm())
+    return float(a @ b) / norms if norms > 0 and math.isfinite(norms) else None

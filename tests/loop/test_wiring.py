@@ -1,0 +1,99 @@
+"""Keys that choose data, rewards and plugins reach what they name."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gspo.data.rows import DataError
+from gspo.loop.build import load_prompts
+from gspo.loop.trainer import Trainer
+from gspo.rewards import RewardError
+from gspo.scorecard.small_run import config, even_first_byte, make_model
+from gspo.tracking.console import Console
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def open_trainer(folder, model, *overrides, reward=None):
+    trainer = Trainer(config(folder, model, *overrides), reward_fn=reward, console=Console(enabled=False))
+    trainer.close()
+    return trainer
+
+
+def first_prompt(trainer):
+    return load_prompts(trainer.config, trainer.parts.tokenizer, "train")[0]
+
+
+def test_columns_and_system_prompt_of_a_file(tmp_path, model):
+    data = tmp_path / "rows.jsonl"
+    rows = [{"q": f"{i}+1=", "gold": {"value": i + 1}, "kind": "arithmetic"} for i in range(8)]
+    data.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    trainer = open_trainer(
+        tmp_path,
+        model,
+        f"data.train_files={data}",
+        "data.val_files=null",
+        "data.num_train_samples=null",
+        "data.prompt_key=q",
+        "data.ground_truth_key=gold.value",
+        "data.data_source_key=kind",
+        "data.system_prompt=Add.",
+        "data.shuffle=false",
+        reward=even_first_byte,
+    )
+    prompt = first_prompt(trainer)
+    assert [m["content"] for m in prompt.messages] == ["Add.", "0+1="]
+    assert (prompt.ground_truth, prompt.data_source) == (1, "arithmetic")
+    assert trainer.parts.evaluator is None  # a file has no held-out part of its own
+
+
+def test_a_broken_row_is_named_by_file_and_line(tmp_path, model):
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "1+1=", "ground_truth": "2"}\n{"prompt": 7, "ground_truth": "2"}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: field 'prompt'"):
+        open_trainer(tmp_path, model, f"data.train_files={data}", reward=even_first_byte)
+
+
+def test_weighted_reward_functions_add_up(tmp_path, model):
+    module = tmp_path / "two.py"
+    module.write_text(
+        "def one(prompt, response):\n    return 1.0\n\n\ndef half(prompt, response):\n    return 0.5\n"
+    )
+    functions = [{"path": str(module), "name": "one"}, {"path": str(module), "name": "half", "weight": 4.0}]
+    trainer = Trainer(
+        config(tmp_path, model, f"reward.functions={json.dumps(functions)}", "algorithm.filter_groups.enable=false"),
+        console=Console(enabled=False),
+    )
+    trainer.train_step()
+    row = list(trainer.run.rows())[-1]
+    trainer.close()
+    assert row["critic/score/mean"] == pytest.approx(3.0)
+
+
+def test_a_filter_metric_that_the_reward_lacks_is_found_at_the_start(tmp_path, model):
+    with pytest.raises(RewardError, match=r"filter_groups\.metric='style'.*acc"):
+        open_trainer(tmp_path, model, "algorithm.filter_groups.metric=style", reward=even_first_byte)
+
+
+def test_a_plugin_registers_a_loss(tmp_path, model):
+    plugin = tmp_path / "my_losses.py"
+    plugin.write_text(
+        "from gspo.algo import policy_loss\nfrom gspo.algo.losses import gspo\n\n\n"
+        "@policy_loss('mine', clip_low=0.1, clip_high=0.1, aggregation='seq-mean-token-mean', levels=('sequence',))\n"
+        "def mine(x, settings):\n    return gspo(x, settings)\n"
+    )
+    trainer = open_trainer(
+        tmp_path,
+        model,
+        f"trainer.plugins=[{plugin}]",
+        "actor_rollout_ref.actor.policy_loss.loss_mode=mine",
+        reward=even_first_byte,
+    )
+    assert trainer.parts.objective.loss_mode == "mine"
+    with pytest.raises(DataError, match=r"trainer\.plugins.*nowhere"):
+        open_trainer(tmp_path, model, "trainer.plugins=[nowhere.py]", reward=even_first_byte)
