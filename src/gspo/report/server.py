@@ -135,8 +135,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _overview(self, path: Path, query: dict[str, list[str]]) -> None:
         tag = f'"{self.server.runs.tag(path)}"'
-        if self.headers.get("If-None-Match") == tag:
-            self._send(b"", "application/json", status=HTTPStatus.NOT_MODIFIED, tag=tag)
+        if self._unchanged(tag):
             return
         body = self.server.runs.overview(path, _integer(query, "after"), _integer(query, "epoch"))
         self._send(_dump(body), "application/json", tag=tag)
@@ -144,8 +143,13 @@ class Handler(BaseHTTPRequestHandler):
     def _compare(self, names: list[str]) -> None:
         if not 1 < len(names) <= MAX_COMPARED:
             raise Missing
-        runs = [self.server.runs.run(self._run(name)) for name in names]
-        self._send_json({"comparison": compare_runs(runs), "overviews": [overview(run) for run in runs]})
+        paths = [self._run(name) for name in names]
+        tag = f'"{"-".join(self.server.runs.tag(path) for path in paths)}"'
+        if self._unchanged(tag):
+            return
+        runs = [self.server.runs.run(path) for path in paths]
+        body = {"comparison": compare_runs(runs), "overviews": [overview(run) for run in runs]}
+        self._send(_dump(body), "application/json", tag=tag)
 
     def _groups(self, path: Path, kind: str, step: int) -> None:
         folder = path / ("groups" if kind == "train" else "evals")
@@ -170,10 +174,15 @@ class Handler(BaseHTTPRequestHandler):
     def _send_json(self, value: Any) -> None:
         body = _dump(value)
         tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-        if self.headers.get("If-None-Match") == tag:
-            self._send(b"", "application/json", status=HTTPStatus.NOT_MODIFIED, tag=tag)
-        else:
+        if not self._unchanged(tag):
             self._send(body, "application/json", tag=tag)
+
+    def _unchanged(self, tag: str) -> bool:
+        """Whether the reader holds this already; then it has been told so."""
+        same = self.headers.get("If-None-Match") == tag
+        if same:
+            self._send(b"", "application/json", status=HTTPStatus.NOT_MODIFIED, tag=tag)
+        return same
 
     def _send(
         self, body: bytes, kind: str, *, status: HTTPStatus = HTTPStatus.OK, tag: str = "", encoding: str = ""

@@ -5,10 +5,28 @@
   const boot = JSON.parse(document.getElementById("boot").textContent);
   const app = document.getElementById("app");
   const main = G.h("main", { id: "main", tabindex: "-1" });
-  const frame = (title, extra) => app.append(
-    G.h("a", { class: "skip", href: "#main", onclick: (e) => { e.preventDefault(); main.focus(); } }, "Skip to the content"),
-    G.header(title, extra), main, G.h("div", { id: "announce", class: "sr", "aria-live": "polite" }));
-  const problem = (error) => main.append(G.h("p", { class: "problem", role: "alert" }, `This page could not be drawn: ${error.message}`));
+  const frame = (title, extra) =>
+    app.append(
+      G.h(
+        "a",
+        {
+          class: "skip",
+          href: "#main",
+          onclick: (e) => {
+            e.preventDefault();
+            main.focus();
+          },
+        },
+        "Skip to the content",
+      ),
+      G.header(title, extra),
+      main,
+      G.h("div", { id: "announce", class: "sr", "aria-live": "polite" }),
+    );
+  const problem = (error) =>
+    main.append(
+      G.h("p", { class: "problem", role: "alert" }, `This page could not be drawn: ${error.message}`),
+    );
   G.theme.start();
 
   async function report() {
@@ -37,7 +55,8 @@
   function keys(browser) {
     addEventListener("keydown", (event) => {
       const target = event.target;
-      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName)) return;
+      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName))
+        return;
       const rollouts = browser();
       if (!rollouts) return;
       if (event.key === "j") rollouts.step(1);
@@ -68,7 +87,11 @@
     }
     async route() {
       const address = G.address.read();
-      const key = address.compare ? `compare ${address.compare}` : address.run ? `run ${address.run}` : "home";
+      const key = address.compare
+        ? `compare ${address.compare}`
+        : address.run
+          ? `run ${address.run}`
+          : "home";
       if (key === this.key) {
         if (this.view && this.view.rollouts) {
           if (this.view.rollouts.follow(address) && address.group) this.view.jump("rollouts", false);
@@ -86,7 +109,15 @@
         else if (address.run) await this.openRun(address.run);
         else this.drawHome();
       } catch (error) {
-        if (this.key === key) main.replaceChildren(G.h("p", { class: "problem", role: "alert" }, `${address.run || address.compare}: this run cannot be read (${error.message}). `, G.h("a", { href: "#" }, "All runs")));
+        if (this.key === key)
+          main.replaceChildren(
+            G.h(
+              "p",
+              { class: "problem", role: "alert" },
+              `${address.run || address.compare}: this run cannot be read (${error.message}). `,
+              G.h("a", { href: "#" }, "All runs"),
+            ),
+          );
       }
     }
     async openRun(name) {
@@ -106,21 +137,89 @@
     drawHome() {
       if (this.key !== "home") return;
       const { runs, folder } = this.runs;
-      const compare = G.h("button", { type: "button", disabled: this.picked.size < 2, onclick: () => (location.hash = G.address.link({ compare: [...this.picked].join(",") })) },
-        this.picked.size < 2 ? "Compare: choose two or more" : `Compare ${this.picked.size} runs`);
+      const compare = G.h(
+        "button",
+        {
+          type: "button",
+          disabled: this.picked.size < 2,
+          onclick: () => (location.hash = G.address.link({ compare: [...this.picked].join(",") })),
+        },
+        this.picked.size < 2 ? "Compare: choose two or more" : `Compare ${this.picked.size} runs`,
+      );
       const cell = (value, label) => G.h("td", { "data-label": label }, value);
       const rows = runs.map((run) => {
-        const box = G.h("input", { type: "checkbox", "aria-label": `Choose ${run.name}`, onchange: () => { this.picked[box.checked ? "add" : "delete"](run.name); this.drawHome(); } });
+        const box = G.h("input", {
+          type: "checkbox",
+          "aria-label": `Choose ${run.name}`,
+          onchange: () => {
+            this.picked[box.checked ? "add" : "delete"](run.name);
+            this.drawHome();
+          },
+        });
         box.checked = this.picked.has(run.name);
-        return G.h("tr", {}, G.h("td", { class: "pick" }, box), G.h("th", { scope: "row" }, G.h("a", { href: G.address.link({ run: run.name }) }, run.name)), cell(G.badge(run.status), "status"),
-          cell(run.total_steps && run.status !== "finished" ? `${run.last_step} / ${run.total_steps}` : String(run.last_step), "step"), cell(G.sparkline(run.curve), "reward"),
-          cell(run.accuracy === null ? "–" : run.start_accuracy === null ? G.percent(run.accuracy) : `${G.percent(run.start_accuracy)} → ${G.percent(run.accuracy)}`, "held-out"), cell(G.seconds(run.seconds), "time"), cell(run.alarms ? String(run.alarms) : "–", "alarms"));
+        return G.h(
+          "tr",
+          {},
+          G.h("td", { class: "pick" }, box),
+          G.h("th", { scope: "row" }, G.h("a", { href: G.address.link({ run: run.name }) }, run.name)),
+          cell(G.badge(run.status), "status"),
+          cell(
+            run.total_steps && run.status !== "finished"
+              ? `${run.last_step} / ${run.total_steps}`
+              : String(run.last_step),
+            "step",
+          ),
+          cell(G.sparkline(run.curve), "reward"),
+          cell(
+            run.accuracy === null
+              ? "–"
+              : run.start_accuracy === null
+                ? G.percent(run.accuracy)
+                : `${G.percent(run.start_accuracy)} → ${G.percent(run.accuracy)}`,
+            "held-out",
+          ),
+          cell(G.seconds(run.seconds), "time"),
+          cell(run.alarms ? String(run.alarms) : "–", "alarms"),
+        );
       });
       const focused = document.activeElement && document.activeElement.getAttribute("aria-label");
-      G.replace(main, G.h("div", { class: "run" }, G.h("div", { class: "line spread" }, G.h("h1", {}, "Runs"), compare), G.h("p", { class: "note" }, folder),
-        runs.length ? G.h("div", { class: "scroll panel" }, G.h("table", { class: "runs" }, G.h("thead", {}, G.h("tr", {}, ["", "run", "status", "step", "reward", "held-out accuracy", "time", "alarms"].map((t) => G.h("th", { scope: "col" }, t || G.h("span", { class: "sr" }, "choose"))))), G.h("tbody", {}, rows)))
-          : G.h("p", { class: "empty" }, "No runs here yet. Start one with “gspo train”; it appears by itself.")));
-      if (focused) [...main.querySelectorAll("input")].find((i) => i.getAttribute("aria-label") === focused)?.focus();
+      G.replace(
+        main,
+        G.h(
+          "div",
+          { class: "run" },
+          G.h("div", { class: "line spread" }, G.h("h1", {}, "Runs"), compare),
+          G.h("p", { class: "note" }, folder),
+          runs.length
+            ? G.h(
+                "div",
+                { class: "scroll panel" },
+                G.h(
+                  "table",
+                  { class: "runs" },
+                  G.h(
+                    "thead",
+                    {},
+                    G.h(
+                      "tr",
+                      {},
+                      ["", "run", "status", "step", "reward", "held-out accuracy", "time", "alarms"].map(
+                        (t) => G.h("th", { scope: "col" }, t || G.h("span", { class: "sr" }, "choose")),
+                      ),
+                    ),
+                  ),
+                  G.h("tbody", {}, rows),
+                ),
+              )
+            : G.h(
+                "p",
+                { class: "empty" },
+                "No runs here yet. Start one with “gspo train”; it appears by itself.",
+              ),
+        ),
+      );
+      if (focused)
+        [...main.querySelectorAll("input")].find((i) => i.getAttribute("aria-label") === focused)?.focus();
     }
     async beat() {
       if (document.hidden || this.busy) return;
@@ -153,12 +252,25 @@
   G.sparkline = function (values) {
     const numbers = (values || []).filter((v) => v !== null);
     if (numbers.length < 2) return "–";
-    const canvas = G.h("canvas", { width: 220, height: 48, class: "spark", role: "img", "aria-label": `from ${G.number(numbers[0])} to ${G.number(numbers.at(-1))}` });
-    const c = canvas.getContext("2d"), low = Math.min(...numbers), high = Math.max(...numbers);
+    const canvas = G.h("canvas", {
+      width: 220,
+      height: 48,
+      class: "spark",
+      role: "img",
+      "aria-label": `from ${G.number(numbers[0])} to ${G.number(numbers.at(-1))}`,
+    });
+    const c = canvas.getContext("2d"),
+      low = Math.min(...numbers),
+      high = Math.max(...numbers);
     c.strokeStyle = G.css("--p0");
     c.lineWidth = 3;
     c.lineJoin = "round";
-    numbers.forEach((v, i) => c[i ? "lineTo" : "moveTo"](4 + (i * 212) / (numbers.length - 1), 43 - (38 * (v - low)) / (high - low || 1)));
+    numbers.forEach((v, i) =>
+      c[i ? "lineTo" : "moveTo"](
+        4 + (i * 212) / (numbers.length - 1),
+        43 - (38 * (v - low)) / (high - low || 1),
+      ),
+    );
     c.stroke();
     return G.h("span", { class: "sparkline" }, canvas, G.number(numbers.at(-1), 3));
   };

@@ -4,9 +4,12 @@
 G.chart = (function () {
   const charts = new Set();
   const HEIGHT = 230;
-  const visible = new IntersectionObserver((entries) => {
-    for (const entry of entries) if (entry.isIntersecting) entry.target.chart.show();
-  }, { rootMargin: "200px" });
+  const visible = new IntersectionObserver(
+    (entries) => {
+      for (const entry of entries) if (entry.isIntersecting) entry.target.chart.show();
+    },
+    { rootMargin: "200px" },
+  );
   const sized = new ResizeObserver((entries) => {
     for (const entry of entries) entry.target.chart.resize();
   });
@@ -24,7 +27,12 @@ G.chart = (function () {
     const format = spec.yFormat || G.number;
     return [
       { ...base, size: 30, space: 60, values: (u, ticks) => ticks.map((v) => (spec.xFormat || G.number)(v)) },
-      { ...base, size: spec.ySize || 58, space: 28, values: (u, ticks) => ticks.map((v) => (v === null ? "" : format(v))) },
+      {
+        ...base,
+        size: spec.ySize || 58,
+        space: 28,
+        values: (u, ticks) => ticks.map((v) => (v === null ? "" : format(v))),
+      },
     ];
   }
 
@@ -43,12 +51,14 @@ G.chart = (function () {
       return {
         label: s.label,
         stroke: spec.stack ? G.css("--panel") : color,
-        width: spec.stack ? 0.75 : s.width ?? 1.75,
+        width: spec.stack ? 0.75 : (s.width ?? 1.75),
         dash: s.dash,
         spanGaps: s.spanGaps ?? false,
         fill: spec.stack ? color : s.fill ? G.alpha(color, s.fill) : undefined,
         paths: s.bars || spec.bars ? uPlot.paths.bars({ size: [spec.barSize || 0.9, 100] }) : undefined,
-        points: s.points ? { show: true, size: 6, fill: color, stroke: color } : { show: few && !spec.stack && !spec.bars && s.width !== 0 ? undefined : false, size: 4 },
+        points: s.points
+          ? { show: true, size: 6, fill: color, stroke: color }
+          : { show: few && !spec.stack && !spec.bars && s.width !== 0 ? undefined : false, size: 4 },
         value: (u, v, seriesIndex, i) => {
           const raw = i === null || i === undefined ? latest(s.values, spec) : s.values[i];
           return raw === null || raw === undefined ? "–" : (s.format || format)(raw);
@@ -60,11 +70,26 @@ G.chart = (function () {
       width,
       height: HEIGHT,
       padding: [12, 12, 0, 0],
-      scales: { x: { time: false, range: spec.xRange }, y: { range: spec.yRange || (spec.asinh ? undefined : spec.stack ? fromZero : nice), ...(spec.asinh ? { distr: 4, asinh: spec.asinh } : {}) } },
-      series: [{ label: spec.xLabel || "step", value: (u, v) => ((v = v ?? latest(spec.x, spec)) === null ? "–" : (spec.xFormat || G.number)(v)) }, ...series],
+      scales: {
+        x: { time: false, range: spec.xRange },
+        y: {
+          range: spec.yRange || (spec.asinh ? undefined : spec.stack ? fromZero : nice),
+          ...(spec.asinh ? { distr: 4, asinh: spec.asinh } : {}),
+        },
+      },
+      series: [
+        {
+          label: spec.xLabel || "step",
+          value: (u, v) => ((v = v ?? latest(spec.x, spec)) === null ? "–" : (spec.xFormat || G.number)(v)),
+        },
+        ...series,
+      ],
       bands: spec.bands && spec.bands.map((b) => ({ ...b, fill: G.alpha(G.css(b.color), b.alpha) })),
       axes: axes(spec),
-      legend: { live: true, markers: { width: 0, fill: (u, i) => (i ? series[i - 1].swatch : "transparent") } },
+      legend: {
+        live: true,
+        markers: { width: 0, fill: (u, i) => (i ? series[i - 1].swatch : "transparent") },
+      },
       cursor: { points: { size: 7 }, drag: { x: true, y: false }, focus: { prox: 24 } },
       hooks: { drawAxes: [(u) => spec.under && spec.under(u)] },
     };
@@ -73,7 +98,8 @@ G.chart = (function () {
   // With the cursor elsewhere the legend shows the end of each curve.
   function latest(values, spec) {
     if (spec.noLatest) return null;
-    for (let i = values.length - 1; i >= 0; i--) if (values[i] !== null && values[i] !== undefined) return values[i];
+    for (let i = values.length - 1; i >= 0; i--)
+      if (values[i] !== null && values[i] !== undefined) return values[i];
     return null;
   }
 
@@ -104,9 +130,15 @@ G.chart = (function () {
       this.table = G.h("details", { class: "numbers" }, G.h("summary", {}, "Numbers"));
       this.table.addEventListener("toggle", () => this.fillTable());
       this.readout = G.h("p", { class: "sr", "aria-live": "polite" });
-      this.element = G.h("figure", { class: "panel chart" + (spec.wide ? " wide" : ""), id: "chart-" + spec.id },
+      this.element = G.h(
+        "figure",
+        { class: "panel chart" + (spec.wide ? " wide" : ""), id: "chart-" + spec.id },
         G.h("figcaption", {}, G.h("h3", {}, spec.title), spec.note && G.h("p", { class: "note" }, spec.note)),
-        this.box, spec.legend, this.readout, this.table);
+        this.box,
+        spec.legend,
+        this.readout,
+        this.table,
+      );
       this.box.addEventListener("keydown", (event) => this.key(event));
       charts.add(this);
       visible.observe(this.box);
@@ -116,7 +148,9 @@ G.chart = (function () {
       const parts = spec.series.slice(0, 6).map((s) => {
         const numbers = s.values.filter((v) => v !== null && v !== undefined);
         const format = s.format || spec.yFormat || G.number;
-        return numbers.length ? `${s.label} from ${format(numbers[0])} to ${format(numbers.at(-1))}` : `${s.label} without values`;
+        return numbers.length
+          ? `${s.label} from ${format(numbers[0])} to ${format(numbers.at(-1))}`
+          : `${s.label} without values`;
       });
       return `${spec.title}: ${spec.describe || parts.join("; ")}. Arrow keys read the values.`;
     }
@@ -150,7 +184,14 @@ G.chart = (function () {
       else this.rebuild();
     }
     key(event) {
-      const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity }[event.key];
+      const move = {
+        ArrowLeft: -1,
+        ArrowRight: 1,
+        PageUp: -10,
+        PageDown: 10,
+        Home: -Infinity,
+        End: Infinity,
+      }[event.key];
       if (move === undefined || !this.plot) return;
       event.preventDefault();
       const last = this.spec.x.length - 1;
@@ -158,21 +199,42 @@ G.chart = (function () {
       this.at = at;
       this.plot.setCursor({ left: this.plot.valToPos(this.spec.x[at], "x"), top: 20 });
       const format = this.spec.yFormat || G.number;
-      this.readout.textContent = `${this.spec.xLabel || "step"} ${(this.spec.xFormat || G.number)(this.spec.x[at])}: ` +
-        this.spec.series.map((s) => `${s.label} ${s.values[at] == null ? "none" : (s.format || format)(s.values[at])}`).join(", ");
+      this.readout.textContent =
+        `${this.spec.xLabel || "step"} ${(this.spec.xFormat || G.number)(this.spec.x[at])}: ` +
+        this.spec.series
+          .map((s) => `${s.label} ${s.values[at] == null ? "none" : (s.format || format)(s.values[at])}`)
+          .join(", ");
     }
     fillTable() {
       if (!this.table.open) return;
       const { x, series, xLabel } = this.spec;
       const every = Math.max(1, Math.ceil(x.length / 200));
       const rows = x.map((_, i) => i).filter((i) => i % every === 0 || i === x.length - 1);
-      const head = G.h("tr", {}, G.h("th", { scope: "col" }, xLabel || "step"), series.map((s) => G.h("th", { scope: "col" }, s.label)));
-      const body = rows.map((i) => G.h("tr", {}, G.h("th", { scope: "row" }, G.number(x[i])), series.map((s) => G.h("td", {}, s.values[i] == null ? "–" : String(s.values[i])))));
+      const head = G.h(
+        "tr",
+        {},
+        G.h("th", { scope: "col" }, xLabel || "step"),
+        series.map((s) => G.h("th", { scope: "col" }, s.label)),
+      );
+      const body = rows.map((i) =>
+        G.h(
+          "tr",
+          {},
+          G.h("th", { scope: "row" }, G.number(x[i])),
+          series.map((s) => G.h("td", {}, s.values[i] == null ? "–" : String(s.values[i]))),
+        ),
+      );
       const old = this.table.querySelector(".scroll");
       if (old) old.remove();
-      this.table.append(G.h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": this.spec.title + ", numbers" },
-        every > 1 && G.h("p", { class: "note" }, `Every ${every}th of ${x.length} rows; metrics.jsonl has them all.`),
-        G.h("table", {}, G.h("thead", {}, head), G.h("tbody", {}, body))));
+      this.table.append(
+        G.h(
+          "div",
+          { class: "scroll", tabindex: "0", role: "region", "aria-label": this.spec.title + ", numbers" },
+          every > 1 &&
+            G.h("p", { class: "note" }, `Every ${every}th of ${x.length} rows; metrics.jsonl has them all.`),
+          G.h("table", {}, G.h("thead", {}, head), G.h("tbody", {}, body)),
+        ),
+      );
     }
     remove() {
       charts.delete(this);

@@ -5,8 +5,16 @@ G.detail = (function () {
   const ZERO = 5e-6; // log-ratios up to here are rounding
   const MANY = 6000; // tokens of a group above which responses are shown as plain text until asked
   const KINDS = {
-    update: { label: "log-ratio π_θ / π_old", text: "blue: the update made the token more likely, orange: less", values: "log_updates" },
-    ratio: { label: "log-ratio π_old / μ", text: "blue: more likely under the old policy than when sampled, orange: less", values: "log_ratios" },
+    update: {
+      label: "log-ratio π_θ / π_old",
+      text: "blue: the update made the token more likely, orange: less",
+      values: "log_updates",
+    },
+    ratio: {
+      label: "log-ratio π_old / μ",
+      text: "blue: more likely under the old policy than when sampled, orange: less",
+      values: "log_ratios",
+    },
     surprise: { label: "surprise (1 − p)", text: "darker: less likely when sampled", values: "log_probs" },
   };
   let preferred = null; // what the reader chose
@@ -22,7 +30,8 @@ G.detail = (function () {
 
   function scaleOf(record, kind) {
     let top = 0;
-    for (const response of record.responses) for (const v of response[KINDS[kind].values] || []) top = Math.max(top, Math.abs(v));
+    for (const response of record.responses)
+      for (const v of response[KINDS[kind].values] || []) top = Math.max(top, Math.abs(v));
     return top;
   }
 
@@ -56,13 +65,20 @@ G.detail = (function () {
       at = i;
       spans[i].classList.add("current");
       const parts = [`token ${i + 1} ${JSON.stringify(response.tokens[i])}`];
-      if (response.log_probs) parts.push(`log-prob ${G.number(response.log_probs[i])} (${G.percent(Math.exp(response.log_probs[i]))})`);
+      if (response.log_probs)
+        parts.push(
+          `log-prob ${G.number(response.log_probs[i])} (${G.percent(Math.exp(response.log_probs[i]))})`,
+        );
       if (response.log_updates) parts.push(`log π_θ/π_old ${G.number(response.log_updates[i])}`);
       if (response.log_ratios) parts.push(`log π_old/μ ${G.number(response.log_ratios[i])}`);
       readout.hidden = false;
       readout.textContent = parts.join(" · ");
     };
-    const box = G.h("div", { class: "text tokens", tabindex: "0", role: "group", "aria-label": "Response tokens" }, spans);
+    const box = G.h(
+      "div",
+      { class: "text tokens", tabindex: "0", role: "group", "aria-label": "Response tokens" },
+      spans,
+    );
     box.addEventListener("pointerover", (e) => read(spans.indexOf(e.target)));
     box.addEventListener("keydown", (e) => {
       const move = { ArrowRight: 1, ArrowLeft: -1, Home: -Infinity, End: Infinity }[e.key];
@@ -75,13 +91,29 @@ G.detail = (function () {
 
   function numbers(response, overview) {
     const facts = [];
-    const push = (label, value, more) => facts.push(G.h("span", { class: "fact" }, G.h("span", { class: "k" }, label), " ", G.h("span", { class: "v " + (more || "") }, value)));
+    const push = (label, value, more) =>
+      facts.push(
+        G.h(
+          "span",
+          { class: "fact" },
+          G.h("span", { class: "k" }, label),
+          " ",
+          G.h("span", { class: "v " + (more || "") }, value),
+        ),
+      );
     if (response.score !== null && response.score !== undefined) push("reward", G.number(response.score));
-    if (response.advantage !== null && response.advantage !== undefined) push("advantage", (response.advantage > 0 ? "+" : "") + G.number(response.advantage), response.advantage > 0 ? "up" : response.advantage < 0 ? "down" : "");
+    if (response.advantage !== null && response.advantage !== undefined)
+      push(
+        "advantage",
+        (response.advantage > 0 ? "+" : "") + G.number(response.advantage),
+        response.advantage > 0 ? "up" : response.advantage < 0 ? "down" : "",
+      );
     if (response.ratio !== null && response.ratio !== undefined) push("ratio", response.ratio.toFixed(5));
     push("tokens", G.number(response.num_tokens));
-    if (response.finish_reason) push("end", response.finish_reason === "length" ? "cut at the length limit" : response.finish_reason);
-    for (const [key, value] of Object.entries(response.extra || {})) push(key, typeof value === "number" ? G.number(value) : String(value));
+    if (response.finish_reason)
+      push("end", response.finish_reason === "length" ? "cut at the length limit" : response.finish_reason);
+    for (const [key, value] of Object.entries(response.extra || {}))
+      push(key, typeof value === "number" ? G.number(value) : String(value));
     return facts;
   }
 
@@ -95,25 +127,70 @@ G.detail = (function () {
 
   function card(response, i, look, plain) {
     const body = G.h("div", {});
-    const fill = (asTokens) => G.replace(body, asTokens ? tokens(response, look) : G.h("div", { class: "text" }, response.text || "(empty)"));
+    const fill = (asTokens) =>
+      G.replace(
+        body,
+        asTokens ? tokens(response, look) : G.h("div", { class: "text" }, response.text || "(empty)"),
+      );
     const able = Array.isArray(response.tokens) && response.tokens.length > 0;
     fill(able && !plain);
-    return G.h("article", { class: "response", "aria-label": `Response ${i + 1}` },
-      G.h("div", { class: "facts" }, G.h("strong", {}, `#${i + 1}`), verdict(response), numbers(response),
-        able && plain && G.h("button", { type: "button", class: "quiet small", onclick: () => fill(true) }, "tokens")),
-      body, response.failure && G.h("p", { class: "failure" }, response.failure));
+    return G.h(
+      "article",
+      { class: "response", "aria-label": `Response ${i + 1}` },
+      G.h(
+        "div",
+        { class: "facts" },
+        G.h("strong", {}, `#${i + 1}`),
+        verdict(response),
+        numbers(response),
+        able &&
+          plain &&
+          G.h("button", { type: "button", class: "quiet small", onclick: () => fill(true) }, "tokens"),
+      ),
+      body,
+      response.failure && G.h("p", { class: "failure" }, response.failure),
+    );
   }
 
   function legend(record, look, redraw) {
     const known = Object.keys(KINDS).filter((k) => record.responses.some((r) => r[KINDS[k].values]));
-    const select = G.h("select", { "aria-label": "Colour tokens by", onchange: (e) => { preferred = e.target.value; redraw(); } }, known.map((k) => G.h("option", { value: k }, KINDS[k].label)));
+    const select = G.h(
+      "select",
+      {
+        "aria-label": "Colour tokens by",
+        onchange: (e) => {
+          preferred = e.target.value;
+          redraw();
+        },
+      },
+      known.map((k) => G.h("option", { value: k }, KINDS[k].label)),
+    );
     select.value = look.kind;
     const { text } = KINDS[look.kind];
-    const scale = look.kind === "surprise" ? "" : look.scale <= ZERO ? ". Here every one is 0" : `; full colour at ±${G.number(look.scale, 2)}`;
-    return G.h("div", { class: "legend" }, G.h("label", {}, "Colour tokens by ", select), G.h("span", { class: "note" }, `${text}${scale}. Point at a token, or use the arrow keys in a response, for its numbers.`));
+    const scale =
+      look.kind === "surprise"
+        ? ""
+        : look.scale <= ZERO
+          ? ". Here every one is 0"
+          : `; full colour at ±${G.number(look.scale, 2)}`;
+    return G.h(
+      "div",
+      { class: "legend" },
+      G.h("label", {}, "Colour tokens by ", select),
+      G.h(
+        "span",
+        { class: "note" },
+        `${text}${scale}. Point at a token, or use the arrow keys in a response, for its numbers.`,
+      ),
+    );
   }
 
-  const content = (value) => (typeof value === "string" ? value : Array.isArray(value) ? value.map((p) => p.text ?? JSON.stringify(p)).join("\n") : JSON.stringify(value));
+  const content = (value) =>
+    typeof value === "string"
+      ? value
+      : Array.isArray(value)
+        ? value.map((p) => p.text ?? JSON.stringify(p)).join("\n")
+        : JSON.stringify(value);
 
   return function detail(record, group, browser) {
     const fate = G.fate(group.fate);
@@ -126,23 +203,59 @@ G.detail = (function () {
       const kind = choose(record);
       const look = { kind, scale: scaleOf(record, kind) };
       G.replace(holder, trained && legend(record, look, draw));
-      G.replace(cards, record.responses.map((r, i) => card(r, i, look, plain)));
+      G.replace(
+        cards,
+        record.responses.map((r, i) => card(r, i, look, plain)),
+      );
     };
     draw();
     const pill = G.h("span", { class: "pill" }, fate.label);
     pill.style.setProperty("--pill", G.css(fate.color));
     return [
-      G.h("div", { class: "detail-head" },
+      G.h(
+        "div",
+        { class: "detail-head" },
         G.h("div", { class: "line" }, pill, G.h("span", { class: "note" }, fate.text)),
-        G.h("div", { class: "tools" },
-          G.h("button", { type: "button", class: "quiet small", onclick: () => browser.step(-1) }, "Previous"),
-          G.h("button", { type: "button", class: "quiet small", onclick: () => browser.step(1) }, "Next"))),
+        G.h(
+          "div",
+          { class: "tools" },
+          G.h(
+            "button",
+            { type: "button", class: "quiet small", onclick: () => browser.step(-1) },
+            "Previous",
+          ),
+          G.h("button", { type: "button", class: "quiet small", onclick: () => browser.step(1) }, "Next"),
+        ),
+      ),
       G.h("h3", { class: "sr" }, `Group ${group.uid} of step ${group.step}`),
-      G.h("dl", { class: "about" },
-        [["step", group.step], ["uid", group.uid], ["source", group.source], ["weights version", record.version], ["right answer", record.ground_truth === null || record.ground_truth === undefined ? null : content(record.ground_truth)]]
-          .filter(([, v]) => v !== null && v !== undefined && v !== "").map(([k, v]) => G.h("div", {}, G.h("dt", {}, k), G.h("dd", {}, v)))),
-      (record.messages || []).map((m) => G.h("div", { class: "message" }, G.h("span", { class: "role" }, m.role), G.h("div", { class: "text" }, content(m.content)))),
-      holder, cards,
+      G.h(
+        "dl",
+        { class: "about" },
+        [
+          ["step", group.step],
+          ["uid", group.uid],
+          ["source", group.source],
+          ["weights version", record.version],
+          [
+            "right answer",
+            record.ground_truth === null || record.ground_truth === undefined
+              ? null
+              : content(record.ground_truth),
+          ],
+        ]
+          .filter(([, v]) => v !== null && v !== undefined && v !== "")
+          .map(([k, v]) => G.h("div", {}, G.h("dt", {}, k), G.h("dd", {}, v))),
+      ),
+      (record.messages || []).map((m) =>
+        G.h(
+          "div",
+          { class: "message" },
+          G.h("span", { class: "role" }, m.role),
+          G.h("div", { class: "text" }, content(m.content)),
+        ),
+      ),
+      holder,
+      cards,
     ];
   };
 })();

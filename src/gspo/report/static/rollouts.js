@@ -3,7 +3,17 @@
 
 G.Rollouts = class {
   constructor(source, name) {
-    Object.assign(this, { source, name, groups: [], shown: [], count: 0, generation: 0, matches: null, scan: 0, selected: null });
+    Object.assign(this, {
+      source,
+      name,
+      groups: [],
+      shown: [],
+      count: 0,
+      generation: 0,
+      matches: null,
+      scan: 0,
+      selected: null,
+    });
     this.rowHeight = 58;
     this.build();
   }
@@ -11,26 +21,68 @@ G.Rollouts = class {
   build() {
     const change = () => this.filter();
     const field = (label, control) => G.h("label", { class: "field" }, G.h("span", {}, label), control);
-    this.query = G.h("input", { type: "search", placeholder: "question, answer, uid", "aria-label": "Search rollouts", autocomplete: "off", spellcheck: "false", oninput: G.debounce(150, change) });
+    this.query = G.h("input", {
+      type: "search",
+      placeholder: "question, answer, uid",
+      "aria-label": "Search rollouts",
+      autocomplete: "off",
+      spellcheck: "false",
+      oninput: G.debounce(150, change),
+    });
     this.deep = G.h("input", { type: "checkbox", onchange: change });
     this.fate = G.h("select", { onchange: change });
     this.origin = G.h("select", { onchange: change });
     this.from = G.h("input", { type: "number", min: "0", class: "short", oninput: G.debounce(200, change) });
     this.to = G.h("input", { type: "number", min: "0", class: "short", oninput: G.debounce(200, change) });
-    this.order = G.h("select", { onchange: change },
-      [["newest", "newest first"], ["oldest", "oldest first"], ["hardest", "hardest first"], ["easiest", "easiest first"], ["longest", "longest first"]].map(([v, t]) => G.h("option", { value: v }, t)));
+    this.order = G.h(
+      "select",
+      { onchange: change },
+      [
+        ["newest", "newest first"],
+        ["oldest", "oldest first"],
+        ["hardest", "hardest first"],
+        ["easiest", "easiest first"],
+        ["longest", "longest first"],
+      ].map(([v, t]) => G.h("option", { value: v }, t)),
+    );
     this.originField = field("Source", this.origin);
     this.status = G.h("p", { class: "note count", role: "status" });
     this.spacer = G.h("div", { class: "spacer" });
-    this.list = G.h("div", { class: "list", tabindex: "0", role: "listbox", "aria-label": "Groups", onscroll: () => this.paint(), onkeydown: (e) => this.key(e) }, this.spacer);
-    this.detail = G.h("div", { class: "detail", tabindex: "-1", "aria-live": "off" }, G.h("p", { class: "empty" }, "Choose a group to read its responses."));
-    this.element = G.h("div", { class: "browser" },
-      G.h("div", { class: "filters", role: "search" },
-        field("Search", this.query), G.h("label", { class: "check" }, this.deep, "in responses too"),
-        field("Fate", this.fate), this.originField, field("Steps from", this.from), field("to", this.to), field("Order", this.order)),
+    this.list = G.h(
+      "div",
+      {
+        class: "list",
+        tabindex: "0",
+        role: "listbox",
+        "aria-label": "Groups",
+        onscroll: () => this.paint(),
+        onkeydown: (e) => this.key(e),
+      },
+      this.spacer,
+    );
+    this.detail = G.h(
+      "div",
+      { class: "detail", tabindex: "-1", "aria-live": "off" },
+      G.h("p", { class: "empty" }, "Choose a group to read its responses."),
+    );
+    this.element = G.h(
+      "div",
+      { class: "browser" },
+      G.h(
+        "div",
+        { class: "filters", role: "search" },
+        field("Search", this.query),
+        G.h("label", { class: "check" }, this.deep, "in responses too"),
+        field("Fate", this.fate),
+        this.originField,
+        field("Steps from", this.from),
+        field("to", this.to),
+        field("Order", this.order),
+      ),
       this.source.note && G.h("p", { class: "note" }, this.source.note),
       this.status,
-      G.h("div", { class: "panes" }, this.list, this.detail));
+      G.h("div", { class: "panes" }, this.list, this.detail),
+    );
     new ResizeObserver(() => this.paint()).observe(this.list);
   }
 
@@ -42,7 +94,15 @@ G.Rollouts = class {
     this.generation = generation;
     for (const entry of entries) {
       this.count++;
-      entry.groups.forEach((g, at) => this.groups.push({ ...g, step: entry.step, kind: entry.kind, at, plain: `${g.question}\n${g.truth}\n${g.uid}`.toLowerCase() }));
+      entry.groups.forEach((g, at) =>
+        this.groups.push({
+          ...g,
+          step: entry.step,
+          kind: entry.kind,
+          at,
+          plain: `${g.question}\n${g.truth}\n${g.uid}`.toLowerCase(),
+        }),
+      );
     }
     this.options(this.fate, [...new Set(this.groups.map((g) => g.fate))], "all", (f) => G.fate(f).label);
     const sources = [...new Set(this.groups.map((g) => g.source))];
@@ -55,14 +115,21 @@ G.Rollouts = class {
     const wanted = ["", ...values.sort()];
     if (wanted.join("\n") === [...select.options].map((o) => o.value).join("\n")) return;
     const current = this.pending && select === this.fate ? this.pending : select.value;
-    G.replace(select, wanted.map((v) => G.h("option", { value: v }, v ? label(v) : first)));
+    G.replace(
+      select,
+      wanted.map((v) => G.h("option", { value: v }, v ? label(v) : first)),
+    );
     select.value = wanted.includes(current) ? current : "";
   }
 
   candidates() {
-    const fate = this.fate.value, origin = this.origin.value;
-    const from = this.from.value === "" ? -Infinity : +this.from.value, to = this.to.value === "" ? Infinity : +this.to.value;
-    return this.groups.filter((g) => (!fate || g.fate === fate) && (!origin || g.source === origin) && g.step >= from && g.step <= to);
+    const fate = this.fate.value,
+      origin = this.origin.value;
+    const from = this.from.value === "" ? -Infinity : +this.from.value,
+      to = this.to.value === "" ? Infinity : +this.to.value;
+    return this.groups.filter(
+      (g) => (!fate || g.fate === fate) && (!origin || g.source === origin) && g.step >= from && g.step <= to,
+    );
   }
 
   filter(keep) {
@@ -113,7 +180,8 @@ G.Rollouts = class {
         const records = G.parseLines(text);
         for (const group of work[i]) {
           const record = records[group.at];
-          if (record && record.responses.some((r) => (r.text || "").toLowerCase().includes(query))) found.add(group);
+          if (record && record.responses.some((r) => (r.text || "").toLowerCase().includes(query)))
+            found.add(group);
         }
       }
       if (performance.now() - last > 120 || i === work.length - 1) {
@@ -137,7 +205,10 @@ G.Rollouts = class {
     const rows = [];
     for (let i = first; i < last; i++) rows.push(this.row(this.shown[i], i));
     spacer.replaceChildren(...rows);
-    if (!this.shown.length) spacer.append(G.h("p", { class: "empty" }, this.groups.length ? "No group matches." : "No groups yet."));
+    if (!this.shown.length)
+      spacer.append(
+        G.h("p", { class: "empty" }, this.groups.length ? "No group matches." : "No groups yet."),
+      );
   }
 
   row(group, i) {
@@ -147,10 +218,32 @@ G.Rollouts = class {
     dot.style.background = G.css(fate.color);
     const meter = G.h("span", { class: "meter", "aria-hidden": "true" }, G.h("span", {}));
     meter.firstChild.style.width = 100 * (group.rate || 0) + "%";
-    const row = G.h("div", { class: "row" + (chosen ? " chosen" : ""), role: "option", id: `row-${i}`, "aria-selected": chosen ? "true" : "false", "aria-setsize": this.shown.length, "aria-posinset": i + 1, onclick: () => this.open(group, true) },
+    const row = G.h(
+      "div",
+      {
+        class: "row" + (chosen ? " chosen" : ""),
+        role: "option",
+        id: `row-${i}`,
+        "aria-selected": chosen ? "true" : "false",
+        "aria-setsize": this.shown.length,
+        "aria-posinset": i + 1,
+        onclick: () => this.open(group, true),
+      },
       G.h("div", { class: "line" }, dot, G.h("span", { class: "q" }, group.question || group.uid)),
-      G.h("div", { class: "line meta" }, G.h("span", {}, `step ${group.step}`), G.h("span", {}, fate.label), meter,
-        G.h("span", {}, group.rate === null ? "no score" : `${G.number(group.rate * group.n, 3)}/${group.n} right`), G.h("span", { class: "right" }, `${group.tokens.toLocaleString("en")} tok`)));
+      G.h(
+        "div",
+        { class: "line meta" },
+        G.h("span", {}, `step ${group.step}`),
+        G.h("span", {}, fate.label),
+        meter,
+        G.h(
+          "span",
+          {},
+          group.rate === null ? "no score" : `${G.number(group.rate * group.n, 3)}/${group.n} right`,
+        ),
+        G.h("span", { class: "right" }, `${group.tokens.toLocaleString("en")} tok`),
+      ),
+    );
     row.style.transform = `translateY(${i * this.rowHeight}px)`;
     if (chosen) this.list.setAttribute("aria-activedescendant", row.id);
     return row;
@@ -158,7 +251,9 @@ G.Rollouts = class {
 
   key(event) {
     const page = Math.max(1, Math.floor(this.list.clientHeight / this.rowHeight) - 1);
-    const move = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity }[event.key];
+    const move = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity }[
+      event.key
+    ];
     if (move === undefined) return;
     event.preventDefault();
     this.step(move);
@@ -173,20 +268,33 @@ G.Rollouts = class {
   }
 
   reveal(i) {
-    const top = i * this.rowHeight, { list } = this;
+    const top = i * this.rowHeight,
+      { list } = this;
     if (top < list.scrollTop) list.scrollTop = top;
-    else if (top + this.rowHeight > list.scrollTop + list.clientHeight) list.scrollTop = top + this.rowHeight - list.clientHeight;
+    else if (top + this.rowHeight > list.scrollTop + list.clientHeight)
+      list.scrollTop = top + this.rowHeight - list.clientHeight;
   }
 
   async open(group, byPointer) {
     this.selected = group;
     this.paint();
     G.address.write({ step: group.step, group: group.uid, kind: group.kind === "eval" ? "eval" : "" });
-    const records = this.source.has(group.kind, group.step) ? G.parseLines(await this.source.groupsText(this.name, group.kind, group.step)) : null;
+    const records = this.source.has(group.kind, group.step)
+      ? G.parseLines(await this.source.groupsText(this.name, group.kind, group.step))
+      : null;
     if (this.selected !== group) return;
-    G.replace(this.detail, records === null
-      ? G.h("p", { class: "empty" }, `The texts of step ${group.step} are not in this file. Run "gspo dashboard" on the runs folder to read them.`)
-      : records[group.at] ? G.detail(records[group.at], group, this) : G.h("p", { class: "empty" }, "This group can no longer be read from the run folder."));
+    G.replace(
+      this.detail,
+      records === null
+        ? G.h(
+            "p",
+            { class: "empty" },
+            `The texts of step ${group.step} are not in this file. Run "gspo dashboard" on the runs folder to read them.`,
+          )
+        : records[group.at]
+          ? G.detail(records[group.at], group, this)
+          : G.h("p", { class: "empty" }, "This group can no longer be read from the run folder."),
+    );
     this.detail.scrollTop = 0;
     if (byPointer && matchMedia("(max-width: 760px)").matches) this.detail.scrollIntoView({ block: "start" });
   }
@@ -201,7 +309,9 @@ G.Rollouts = class {
     if (address.q || address.fate) this.filter(true);
     if (!address.step) return false;
     const kind = address.kind === "eval" ? "eval" : "train";
-    const group = this.groups.find((g) => g.step === +address.step && g.kind === kind && (!address.group || g.uid === address.group));
+    const group = this.groups.find(
+      (g) => g.step === +address.step && g.kind === kind && (!address.group || g.uid === address.group),
+    );
     if (!group || group === this.selected) return Boolean(group);
     const at = this.shown.indexOf(group);
     if (at >= 0) this.list.scrollTop = Math.max(0, at - 2) * this.rowHeight;

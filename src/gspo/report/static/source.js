@@ -52,7 +52,8 @@ G.EmbeddedSource = class {
     this.chunks = new Set(boot.chunks || []);
     this.steps = G.cache(24);
     this.complete = new Promise((done) => {
-      if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", done, { once: true });
+      if (document.readyState === "loading")
+        document.addEventListener("DOMContentLoaded", done, { once: true });
       else done();
     });
   }
@@ -141,7 +142,9 @@ G.HttpSource = class {
   }
   groupsText(name, kind, step) {
     return this.steps.get(`${name}/${kind}-${step}`, async () => {
-      const response = await fetch(`/api/run/${encodeURIComponent(name)}/${kind}/${step}`, { cache: "no-store" });
+      const response = await fetch(`/api/run/${encodeURIComponent(name)}/${kind}/${step}`, {
+        cache: "no-store",
+      });
       return response.ok ? response.text() : "";
     });
   }
