@@ -23,6 +23,7 @@ SCRIPTS = (
     "core.js",
     "source.js",
     "chart.js",
+    "group_panels.js",
     "panels.js",
     "rollouts.js",
     "detail.js",
