@@ -116,7 +116,7 @@ class Replay:
             out.loss.backward()
             assert leaf.grad is not None
             by_token[rows] = leaf.grad
-            values.append(float(out.loss))
+            values.append(float(out.loss.detach()))
             clipped.append(out.metrics["actor/pg_clipfrac"].result())
         gradient = by_token.flatten()
         if self._scorer is not None:

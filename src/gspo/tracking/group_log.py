@@ -2,7 +2,8 @@
 
 A line a group: `uid, submission, version, fate, data_source, ground_truth, messages, responses`; a response has
 `text, finish_reason, num_tokens, score, acc, extra, failure`, and when it was trained on `advantage, ratio`
-(the sequence ratio π_θ/π_old at its own mini-batch) and `tokens, log_probs` (μ) with `old_log_probs`.
+(the sequence ratio π_θ/π_old at its own mini-batch) and `tokens, token_ids, loss_mask, log_probs` (μ) with
+`old_log_probs` and `new_log_probs` (rounded to 1e-5).
 """
 
 from __future__ import annotations
