@@ -49,21 +49,22 @@ def test_other_line_separators_inside_text_do_not_split_a_record(tmp_path: Path)
     assert reading.read_groups(file)[0]["responses"][0]["text"] == text
 
 
-def test_leaving_out_log_probs_changes_nothing_else(tmp_path: Path) -> None:
+def test_leaving_out_the_lists_of_numbers_changes_nothing_else(tmp_path: Path) -> None:
     tricky = 'he said "log_probs": [1, 2] and "old_log_probs": [ ]]'
     response = {
         "text": tricky,
         "tokens": ['log_probs": [', "]"],
         "log_probs": [-1.5, -2e-7],
         "old_log_probs": [0.0],
+        "token_ids": [4, 5],
         "score": 1.0,
     }
     file = tmp_path / "step-000001.jsonl.gz"
     file.write_bytes(gzip.compress(json.dumps({"uid": "u", "responses": [response]}).encode()))
     whole = reading.read_groups(file)
-    light = reading.read_groups(file, log_probs=False)
+    light = reading.read_groups(file, numbers=False)
     assert whole[0]["responses"][0] == response
-    assert light[0]["responses"][0] == {**response, "log_probs": [], "old_log_probs": []}
+    assert light[0]["responses"][0] == {**response, "log_probs": [], "old_log_probs": [], "token_ids": []}
 
 
 def test_config_leaves_know_their_origin(tmp_path: Path) -> None:

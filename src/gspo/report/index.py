@@ -66,7 +66,7 @@ def index_run(run: Run) -> list[dict[str, Any]]:
                 {
                     "step": step,
                     "kind": kind,
-                    **index_step(reading.read_groups(path, log_probs=False), kind == "eval"),
+                    **index_step(reading.read_groups(path, numbers=False), kind == "eval"),
                 }
             )
     return sorted(out, key=lambda entry: (entry["step"], entry["kind"] == "train"))

@@ -128,7 +128,7 @@ class LiveRuns:
             cache.entries[key] = {
                 "step": step,
                 "kind": kind,
-                **index_step(reading.read_groups(files[key], log_probs=False), kind == "eval"),
+                **index_step(reading.read_groups(files[key], numbers=False), kind == "eval"),
             }
             cache.order.append(key)
             if time.monotonic() > deadline:

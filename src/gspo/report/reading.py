@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 _STEP_FILE = re.compile(r"step-(\d+)\.jsonl\.gz$")
-_LOG_PROBS = re.compile(r'log_probs": \[[^\]]*')
+_NUMBERS = re.compile(r'(log_probs|token_ids|loss_mask)": \[[^\]]*')
 _CONFIG_LINE = re.compile(r"^(\s*)([\w.@-]+):(.*)$")
 
 
@@ -82,15 +82,15 @@ def read_gzip(path: Path) -> str:
         return ""
 
 
-def read_groups(path: Path, *, log_probs: bool = True) -> list[dict[str, Any]]:
-    """The records of one `step-NNNNNN.jsonl.gz`; without `log_probs` the lists a token are left out unparsed.
+def read_groups(path: Path, *, numbers: bool = True) -> list[dict[str, Any]]:
+    """The records of one `step-NNNNNN.jsonl.gz`; without `numbers` the lists of numbers a token come empty.
 
     Those lists are most of a file. Emptying them in the text is exact: they hold numbers only, and inside a JSON
     string the quote before the colon would be escaped.
     """
     text = read_gzip(path)
-    if not log_probs:
-        text = _LOG_PROBS.sub('log_probs": [', text)
+    if not numbers:
+        text = _NUMBERS.sub(r'\1": [', text)
     return [g for g in json_lines(text) if isinstance(g.get("responses"), list)]
 
 

@@ -16,6 +16,7 @@ from gspo.report.index import index_step
 from gspo.report.run import Run
 
 LOG_PROBS = ("log_probs", "old_log_probs", "new_log_probs")
+LEFT_OUT = (*LOG_PROBS, "token_ids", "loss_mask")
 DEFAULT_BUDGET = 32 << 20  # bytes of group files; their chunks come out smaller
 
 
@@ -37,7 +38,7 @@ def collect(run: Run, budget: int = DEFAULT_BUDGET) -> RolloutStore:
     chosen = {"eval": chosen_evals, "train": choose(groups, left)}
     for kind, files in (("train", groups), ("eval", evals)):
         for step, path in files.items():
-            records = reading.read_groups(path, log_probs=step in chosen[kind])
+            records = reading.read_groups(path, numbers=step in chosen[kind])
             store.index.append({"step": step, "kind": kind, **index_step(records, kind == "eval")})
             if step in chosen[kind]:
                 store.chunks[kind, step] = pack(records)
@@ -77,7 +78,7 @@ def pack(records: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _slim(response: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in response.items() if k not in LOG_PROBS and v not in (None, {}, [])}
+    return {k: v for k, v in response.items() if k not in LEFT_OUT and v not in (None, {}, [])}
 
 
 def _add_log_probs(responses: Sequence[Mapping[str, Any]], slim: Sequence[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@
 G.chart = (function () {
   const charts = new Set();
   const HEIGHT = 230;
+  const WHOLE = [1, 2, 5].flatMap((m) => [...Array(7).keys()].map((e) => m * 10 ** e)).sort((a, b) => a - b);
   const visible = new IntersectionObserver(
     (entries) => {
       for (const entry of entries) if (entry.isIntersecting) entry.target.chart.show();
@@ -26,7 +27,13 @@ G.chart = (function () {
     };
     const format = spec.yFormat || G.number;
     return [
-      { ...base, size: 30, space: 60, values: (u, ticks) => ticks.map((v) => (spec.xFormat || G.number)(v)) },
+      {
+        ...base,
+        size: 30,
+        space: 60,
+        incrs: spec.xLabel ? undefined : WHOLE,
+        values: (u, ticks) => ticks.map((v) => (spec.xFormat || G.number)(v)),
+      },
       {
         ...base,
         size: spec.ySize || 58,

@@ -237,7 +237,7 @@ G.panels = (function () {
     ]);
 
   function speed(columns) {
-    const names = Object.keys(columns).filter((n) => n.startsWith("perf/") && n.includes("per_s"));
+    const names = Object.keys(columns).filter((n) => n.startsWith("perf/") && /per_s|throughput/.test(n));
     return lines(
       columns,
       { id: "speed", title: "Throughput", note: "Tokens a second." },

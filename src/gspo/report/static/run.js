@@ -191,6 +191,7 @@ G.RunView = class {
               G.h("strong", {}, `step ${a.step ?? "?"}`),
               a.name ? ` ${a.name.replaceAll("_", " ")}: ` : ": ",
               a.text,
+              a.action && a.action !== "warn" ? ` (${a.action})` : "",
             ),
           ),
         ),
