@@ -65,22 +65,23 @@ def test_held_out_accuracy_rises_above_four_fifths(name, tmp_path):
 
 
 def test_adaptive_kl_holds_its_target_across_a_resume(tmp_path):
-    model, target, steps = make_model(tmp_path / "model"), 0.1, 240
+    model, target, steps = make_model(tmp_path / "model"), 0.2, 160
     overrides = (
         f"trainer.total_training_steps={steps}",
         "trainer.save_freq=-1",
         "trainer.save_groups=false",
         "data.train_batch_size=8",
         f"{ACTOR}.ppo_mini_batch_size=4",
-        f"{ACTOR}.optim.lr=5e-4",
+        f"{ACTOR}.optim.lr=3e-3",
         f"{ACTOR}.clip_ratio_low=0.02",
         f"{ACTOR}.clip_ratio_high=0.02",
         f"{FILTER}.enable=false",
+        "algorithm.adv_estimator=dr_grpo",
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl.type=adaptive",
-        "algorithm.kl_ctrl.kl_coef=0.05",
+        "algorithm.kl_ctrl.kl_coef=0.1",
         f"algorithm.kl_ctrl.target_kl={target}",
-        "algorithm.kl_ctrl.horizon=60",
+        "algorithm.kl_ctrl.horizon=200",
     )
     for stop in (steps // 2, None):
         trainer = Trainer(
@@ -98,10 +99,10 @@ def test_adaptive_kl_holds_its_target_across_a_resume(tmp_path):
     rows = read(tmp_path)
     measured = [row["actor/reward_kl_penalty"] for row in rows]
     betas = [row["actor/reward_kl_penalty_coeff"] for row in rows]
-    assert (
-        abs(betas[steps // 2] / betas[steps // 2 - 1] - 1) < 0.2
-    )  # β goes on from where it was, not from 0.05
-    late = measured[-120:]
+    assert betas[steps // 2 - 1] > 0.2
+    # β goes on from where it was, not from 0.1.
+    assert abs(betas[steps // 2] / betas[steps // 2 - 1] - 1) < 0.05
+    late = measured[-80:]
     assert abs(sum(late) / len(late) / target - 1) < 0.2
 
 
