@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from gspo.training.packing import Layout, pack
 from gspo.types import Group, TrainBatch
+
+# How a micro-batch is laid out: padded rows, packed rows, or packed with the prompt of a group once.
+Kind = Literal["plain", "packed", "shared"]
 
 
 def collate(groups: Sequence[Group]) -> TrainBatch:
@@ -48,18 +53,32 @@ def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward: row numbers into the batch and their padded tokens.
+    """One forward: row numbers into the batch and their tokens, padded [b, L] or, with a `layout`, packed [1, N].
 
-    `positions` are the flat indices into [b, L] whose next token is a response token; `targets` those tokens;
-    `slots` where their values go in a flat [b, T].
+    `positions` are the flat indices into `input_ids` whose next token is a response token (a shared prompt's last
+    token counts once for every response); `targets` those tokens; `slots` where their values go in a flat [b, T].
     """
 
     rows: list[int]
-    input_ids: Tensor  # [b, L]
-    positions: Tensor  # [N]
-    targets: Tensor  # [N]
-    slots: Tensor  # [N]
+    input_ids: Tensor
+    positions: Tensor  # [M]
+    targets: Tensor  # [M]
+    slots: Tensor  # [M]
     num_response: int  # T of the batch
+    layout: Layout | None = None
+
+    def hidden(self, decoder: Callable[..., Any]) -> Tensor:
+        """Hidden states [M, H] before the response tokens. A packed one needs `packed_attention` around it."""
+        if self.layout is None:
+            out = decoder(input_ids=self.input_ids, use_cache=False).last_hidden_state
+            return out.flatten(0, 1)[self.positions]
+        out = decoder(
+            input_ids=self.input_ids,
+            position_ids=self.layout.position_ids,
+            layout=self.layout,
+            use_cache=False,
+        )
+        return self.layout.predicting(out.last_hidden_state[0])
 
     def scatter(self, values: Tensor) -> Tensor:
         """Values of the N response tokens to their places in [b, T], zero elsewhere, differentiably."""
@@ -86,20 +105,56 @@ def split_by_rows(rows: Sequence[int], size: int) -> list[list[int]]:
     return [list(rows[start : start + size]) for start in range(0, len(rows), size)]
 
 
+def balance(costs: Sequence[int], max_cost: int) -> list[list[int]]:
+    """Items in as few bins of at most `max_cost` as will do, of even sums (a dearer item goes alone); order kept in a bin."""
+    ordered = sorted(range(len(costs)), key=lambda item: -costs[item])
+    num_bins = max(1, -(-sum(min(cost, max_cost) for cost in costs) // max_cost))
+    while True:
+        bins: list[list[int]] = [[] for _ in range(num_bins)]
+        sums = [0] * num_bins
+        for item in ordered:
+            least = sums.index(min(sums))
+            bins[least].append(item)
+            sums[least] += costs[item]
+        if all(total <= max_cost or len(b) == 1 for total, b in zip(sums, bins)) or num_bins >= len(costs):
+            return [sorted(b) for b in bins if b]
+        num_bins += 1
+
+
+def split_packed(batch: TrainBatch, rows: Sequence[int], max_tokens: int, kind: Kind) -> list[list[int]]:
+    """Rows in micro-batches of even numbers of packed tokens; a group stays whole unless it alone is too large."""
+    answer = {row: max(0, len(batch.response_ids[row]) - 1) for row in rows}
+    units: list[list[int]] = []
+    for of_group in (
+        mini_batches(batch.group_ids[list(rows)], 1) if kind == "shared" else [[i] for i in range(len(rows))]
+    ):
+        members = [rows[i] for i in of_group]
+        room = max(1, max_tokens - len(batch.prompt_ids[members[0]]))
+        units += [[members[i] for i in part] for part in balance([answer[row] for row in members], room)]
+    costs = [len(batch.prompt_ids[unit[0]]) + sum(answer[row] for row in unit) for unit in units]
+    return [[row for i in part for row in units[i]] for part in balance(costs, max_tokens)]
+
+
 def plan_micro_batches(
-    batch: TrainBatch, num_groups: int, *, max_tokens: int | None, max_rows: int
+    batch: TrainBatch, num_groups: int, *, max_tokens: int | None, max_rows: int, kind: Kind = "plain"
 ) -> list[list[list[int]]]:
     """Rows of each micro-batch of each mini-batch of `num_groups` groups; `max_rows` counts without `max_tokens`."""
+    plan = mini_batches(batch.group_ids, num_groups)
+    if max_tokens is None:
+        return [split_by_rows(rows, max_rows) for rows in plan]
+    if kind != "plain":
+        return [split_packed(batch, rows, max_tokens, kind) for rows in plan]
     lengths = [len(p) + len(r) for p, r in zip(batch.prompt_ids, batch.response_ids)]
-    return [
-        split_by_rows(rows, max_rows) if max_tokens is None else split_by_tokens(lengths, rows, max_tokens)
-        for rows in mini_batches(batch.group_ids, num_groups)
-    ]
+    return [split_by_tokens(lengths, rows, max_tokens) for rows in plan]
 
 
-def micro_batch(batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
-    """The padded tensors of one forward. The pad token is 0: causality keeps it from being seen."""
+def micro_batch(
+    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, kind: Kind = "plain"
+) -> MicroBatch:
+    """The tensors of one forward. In padded rows the pad token is 0: causality keeps it from being seen."""
     width = batch.mask.shape[1]
+    if kind != "plain":
+        return _packed(batch, rows, device, kind == "shared")
     length = max(len(batch.prompt_ids[r]) + len(batch.response_ids[r]) for r in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)
     positions, targets, slots = [], [], []
@@ -117,4 +172,19 @@ def micro_batch(batch: TrainBatch, rows: Sequence[int], device: torch.device | s
         targets=torch.tensor(targets, dtype=torch.long, device=device),
         slots=torch.cat(slots).to(device),
         num_response=width,
+    )
+
+
+def _packed(batch: TrainBatch, rows: Sequence[int], device: torch.device | str, share: bool) -> MicroBatch:
+    width = batch.mask.shape[1]
+    input_ids, layout, wanted = pack(batch, rows, device, share=share)
+    place = {row: i for i, row in enumerate(rows)}
+    return MicroBatch(
+        rows=list(rows),
+        input_ids=input_ids,
+        positions=torch.cat([layout.own, layout.shared[layout.shared_by]]),
+        targets=torch.tensor([batch.response_ids[r][t] for r, t in wanted], dtype=torch.long, device=device),
+        slots=torch.tensor([place[r] * width + t for r, t in wanted], dtype=torch.long, device=device),
+        num_response=width,
+        layout=layout,
     )

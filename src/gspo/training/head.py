@@ -45,9 +45,9 @@ class Head:
         return head
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits; low-precision weights are raised first, so that no logit is rounded to bf16."""
-        bias = self.linear.bias
-        out = F.linear(hidden.float(), self.linear.weight.float(), None if bias is None else bias.float())
+        """Logits in float32 or wider; low-precision weights are raised first, so that no logit is rounded to bf16."""
+        bias, wide = self.linear.bias, torch.promote_types(hidden.dtype, torch.float32)
+        out = F.linear(hidden.to(wide), self.linear.weight.to(wide), None if bias is None else bias.to(wide))
         if self.scale != 1.0:
             out = out * self.scale
         if self.softcap is not None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import count_totals
-from gspo.training.batching import MicroBatch, micro_batch, plan_micro_batches
-from gspo.training.head import Head, chosen_log_probs, decode_hidden
+from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
+from gspo.training.forward import Forward
+from gspo.training.head import Head, chosen_log_probs
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.schedule import Schedule
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
@@ -42,6 +43,8 @@ class PolicySettings:
     old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = "recompute"
     entropy_in_loss: bool = False
     entropy_checkpointing: bool = False  # recompute log-probs and entropies in the backward
+    layout: Kind = "shared"
+    flex_attention: bool = False  # for packed layouts; SDPA otherwise
 
 
 class TokenScorer:
@@ -50,19 +53,26 @@ class TokenScorer:
     def __init__(self, model: Any, settings: PolicySettings) -> None:
         self.model = model.eval()
         self.head = Head.of(model)
+        self.layout = Forward.of(model.base_model, settings.layout, flex=settings.flex_attention)
         self.settings = settings
-        self.device = next(model.parameters()).device
+        parameter = next(model.parameters())
+        self.device = parameter.device
+        self.dtype = torch.promote_types(parameter.dtype, torch.float32)  # of log-probs
 
     def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
         """Rows of each micro-batch of each mini-batch: a function of the batch alone, so both passes agree."""
         s = self.settings
         return plan_micro_batches(
-            batch, s.mini_batch_groups, max_tokens=s.micro_batch_tokens, max_rows=s.micro_batch_rows
+            batch,
+            s.mini_batch_groups,
+            max_tokens=s.micro_batch_tokens,
+            max_rows=s.micro_batch_rows,
+            kind=self.layout.kind,
         )
 
     def forward(self, micro: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies [b,T] of the response tokens, zero on padding."""
-        hidden = decode_hidden(self.model, micro.input_ids).flatten(0, 1)[micro.positions]
+        """Log-probs and entropies [b,T] of the response tokens, zero on padding; within `layout.running()`."""
+        hidden = micro.hidden(self.layout.decoder)
         log_probs, entropies = chosen_log_probs(
             self.head,
             hidden,
@@ -78,12 +88,13 @@ class TokenScorer:
         self, batch: TrainBatch, plan: Sequence[Sequence[Sequence[int]]] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B,T] of a whole batch under the current weights."""
-        log_probs, entropies = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
-        for micros in self.plan(batch) if plan is None else plan:
-            for rows in micros:
-                got, entropy = self.forward(micro_batch(batch, rows, self.device), entropy=True)
-                assert entropy is not None
-                log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
+        log_probs, entropies = (torch.zeros_like(batch.mask, dtype=self.dtype) for _ in range(2))
+        with self.layout.running():
+            for micros in self.plan(batch) if plan is None else plan:
+                for rows in micros:
+                    got, entropy = self.forward(self.layout.micro(batch, rows, self.device), entropy=True)
+                    assert entropy is not None
+                    log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
         return log_probs, entropies
 
 
@@ -115,7 +126,7 @@ class Policy(TokenScorer):
     ) -> Update:
         """One optimiser step a mini-batch. A mini-batch with bad numbers is skipped, counted, and changes nothing."""
         metrics: Metrics = {}
-        seen_log_probs = torch.zeros_like(batch.mask)
+        seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)
         lr = self.schedule.at(step)
         for epoch in range(self.settings.num_epochs):
             for index, micros in enumerate(self.plan(batch)):
@@ -144,10 +155,11 @@ class Policy(TokenScorer):
         counts = count_totals(batch.mask[[row for rows in micros for row in rows]])
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
-        for rows in micros:
-            out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen_log_probs)
-            total += out.loss.detach()
-            merge_metrics(metrics, out.metrics)
+        with self.layout.running():
+            for rows in micros:
+                out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen_log_probs)
+                total += out.loss.detach()
+                merge_metrics(metrics, out.metrics)
         if not torch.isfinite(total):
             self.optimizer.zero_grad()
             return _skipped(f"loss {float(total)}")
@@ -171,7 +183,7 @@ class Policy(TokenScorer):
         assert batch.old_log_probs is not None and batch.advantages is not None
         s = self.settings
         need_entropy = s.entropy_in_loss or batch.entropy is None
-        log_probs, entropy = self.forward(micro_batch(batch, rows, self.device), entropy=need_entropy)
+        log_probs, entropy = self.forward(self.layout.micro(batch, rows, self.device), entropy=need_entropy)
         seen_log_probs[rows] = log_probs.detach().cpu()
         mask = batch.mask[rows].to(self.device)
         old = batch.old_log_probs[rows].to(self.device)

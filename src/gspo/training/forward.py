@@ -1,0 +1,130 @@
+"""How micro-batches go through a model: packed where the model's own modules allow it, in padded rows otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from gspo.training.batching import Kind, MicroBatch, micro_batch
+from gspo.training.packed_attention import FLEX, PADDED, configs_of, packed_attention
+from gspo.types import TrainBatch
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The layout that a decoder (a model without its head) runs in. `reason` says why it is not the one asked for."""
+
+    decoder: nn.Module
+    kind: Kind
+    kernels: dict[str, str] = field(default_factory=dict)
+    reason: str | None = None
+    configs: list[Any] = field(default_factory=list)
+
+    @staticmethod
+    def of(decoder: Any, kind: Kind, *, flex: bool = False) -> Forward:
+        """The layout asked for if the decoder gives the same hidden states in it as in padded rows; else padded rows."""
+        if kind == "plain":
+            return Forward(decoder, kind)
+        configs, kernels = configs_of(decoder), FLEX if flex else PADDED
+        wanted = Forward(decoder, kind, kernels, None, configs)
+        reason = _unsupported(configs, kernels) or _mismatch(wanted)
+        return wanted if reason is None else Forward(decoder, "plain", reason=reason)
+
+    def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
+        """The tensors of one forward, in this layout."""
+        return micro_batch(batch, rows, device, self.kind)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Around forwards and their backwards: attention by layout, and checkpointed layers that keep dropout off."""
+        with ExitStack() as stack:
+            if self.kind != "plain":
+                stack.enter_context(packed_attention(self.configs, self.kernels))
+            stack.enter_context(_checkpointing(self.decoder))
+            yield
+
+
+@contextmanager
+def _checkpointing(model: nn.Module) -> Iterator[None]:
+    """Within this, layers marked for gradient checkpointing recompute their forward in the backward.
+
+    transformers does so only in training mode, which would switch dropout on and make ratios compare unlike things.
+    """
+    layers = [
+        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing
+    ]
+    if not torch.is_grad_enabled():
+        layers = []
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
+
+def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
+    for config in configs:
+        name = config._attn_implementation
+        if name not in kernels:
+            return f"attn_implementation={name!r}; packed training takes the place of {' or '.join(kernels)}"
+        kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        if kinds:
+            return f"layers of type {', '.join(sorted(kinds))}"
+        if getattr(config, "attention_chunk_size", None) is not None:
+            return "chunked attention"
+    return None
+
+
+@torch.no_grad()
+def _mismatch(forward: Forward) -> str | None:
+    """Why the packed hidden states of a few tokens are not those of padded rows; None when they are."""
+    decoder = forward.decoder
+    parameter = next(decoder.parameters())
+    batch = _probe(decoder.get_input_embeddings().num_embeddings)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    name, rows = type(decoder).__name__, list(range(batch.num_sequences))
+    was_training = decoder.training
+    decoder.eval()
+    try:
+        plain, packed = (
+            micro_batch(batch, rows, parameter.device),
+            forward.micro(batch, rows, parameter.device),
+        )
+        want = plain.hidden(decoder).float()
+        with forward.running():
+            got = packed.hidden(decoder).float()
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        return f"{name} does not run packed: {type(error).__name__}: {error}"
+    finally:
+        decoder.train(was_training)
+    want, got = (x[m.slots.argsort()] for x, m in ((want, plain), (got, packed)))
+    # A token that sees what it must not, or at another position, is off by its own size. In bf16 a router may choose
+    # another expert for a token here and there: hence the median.
+    worst = ((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)).median().item()
+    allowed = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 0.1
+    return None if worst <= allowed else f"{name}: packed hidden states differ by {worst:.2g} of their size"
+
+
+def _probe(num_tokens: int) -> TrainBatch:
+    """Three groups with prompts and responses of several lengths."""
+    shape = [(3, (4, 2, 1)), (5, (3, 6)), (2, (5,))]
+    prompts, responses, groups = [], [], []
+    for group, (size, answers) in enumerate(shape):
+        for i, num in enumerate(answers):
+            prompts.append(tuple((7 * group + 3 * j + 1) % num_tokens for j in range(size)))
+            responses.append(tuple((5 * i + 11 * j + group) % num_tokens for j in range(num)))
+            groups.append(group)
+    width = max(len(r) for r in responses)
+    mask = torch.zeros(len(responses), width)
+    return TrainBatch(
+        prompts, responses, mask, torch.tensor(groups), scores=mask[:, 0], rollout_log_probs=mask
+    )

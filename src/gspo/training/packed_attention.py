@@ -1,0 +1,184 @@
+"""Attention over packed tokens, in place of transformers' own while a packed forward or its backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from gspo.training.packing import Block, Layout
+
+# transformers' attention → what replaces it.
+PADDED = {"sdpa": "gspo_packed", "eager": "gspo_packed_eager"}
+FLEX = {"sdpa": "gspo_packed_flex"}
+
+
+def configs_of(model: nn.Module) -> list[Any]:
+    """The config objects that decide the attention of the model's layers."""
+    found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    return [c for c in found.values() if getattr(c, "_attn_implementation", None) is not None]
+
+
+@contextmanager
+def packed_attention(configs: list[Any], kernels: dict[str, str]) -> Iterator[None]:
+    """Within this, models attend by `layout=`. A backward that recomputes a forward belongs inside too."""
+    before = [config._attn_implementation_internal for config in configs]
+    for config in configs:
+        config._attn_implementation_internal = kernels[config._attn_implementation]
+    try:
+        yield
+    finally:
+        for config, name in zip(configs, before):
+            config._attn_implementation_internal = name
+
+
+def attend_padded(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """SDPA block by block, leaving out a softcap as transformers' sdpa does. Query, key and value are [1, heads, N, size]; the result is [1, N, heads, size]."""
+    _refuse(module, kwargs)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, size]
+    outs = []
+    for block in layout.blocks:
+        out = _sdpa(block, *_cut_out(block, q, k, v), scaling, sliding_window)
+        outs.append(block.queries.unpad(out.transpose(1, 2)))
+    return (outs[0] if len(outs) == 1 else torch.cat(outs))[None], None
+
+
+def attend_eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The same as `attend_padded` by products and a softmax, with the cap on scores that eager attention knows."""
+    _refuse(module, kwargs)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    outs = []
+    for block in layout.blocks:
+        bq, bk, bv = _cut_out(block, q, k, v)
+        bk, bv = (x.repeat_interleave(bq.shape[1] // x.shape[1], dim=1) for x in (bk, bv))
+        scores = bq @ bk.transpose(2, 3) * scale
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        scores = scores + block.mask(sliding_window, scores.dtype)
+        weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
+        outs.append(block.queries.unpad((weights @ bv).transpose(1, 2)))
+    return (outs[0] if len(outs) == 1 else torch.cat(outs))[None], None
+
+
+def _cut_out(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The block's queries, keys and values, [rows, heads, tokens, size]; a prefix stands before its sequence's keys."""
+    queries = block.queries
+    query, key, value = queries.pad(q), queries.pad(k), queries.pad(v)
+    if block.prefix is not None:
+        key = torch.cat([block.expand_prefix(k), key], dim=1)
+        value = torch.cat([block.expand_prefix(v), value], dim=1)
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def _sdpa(
+    block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+) -> Tensor:
+    if window is not None and window >= key.shape[2]:
+        window = None
+    causal = block.prefix is None and window is None
+    mask = None if causal else _mask(block, window, query, key)
+    gqa = query.shape[1] != key.shape[1]
+    if gqa and query.is_cuda and mask is not None:
+        # The kernels that take a mask do not take grouped heads on a GPU.
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+        gqa = False
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=gqa
+    )
+
+
+def _mask(block: Block, window: int | None, query: Tensor, key: Tensor) -> Any:
+    """The block's mask; on a GPU a diagonal that the flash kernel draws by itself, where that says the same."""
+    same_prefix = block.prefix is not None and len(set(block.prefix.lengths)) == 1
+    if query.is_cuda and window is None and same_prefix:
+        return causal_lower_right(query.shape[2], key.shape[2])
+    return block.mask(window, query.dtype)
+
+
+def attend_flex(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    layout: Layout,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """One flex_attention call over the packed row: no padding, and a prompt's keys are read where they stand."""
+    _refuse(module, kwargs)
+    mask = _flex_mask(layout, sliding_window)
+    run = _compiled() if query.is_cuda else flex_attention
+    gqa = query.shape[1] != key.shape[1]
+    out = run(query, key, value, block_mask=mask, scale=scaling, enable_gqa=gqa)
+    return out.transpose(1, 2), None
+
+
+def _flex_mask(layout: Layout, window: int | None) -> Any:
+    if window not in layout.cache:
+        group, response, position = layout.group, layout.response, layout.position_ids[0]
+
+        def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            own = (response[key] == -1) | (response[key] == response[query])
+            distance = position[query] - position[key]
+            seen = (group[query] == group[key]) & own & (distance >= 0)
+            return seen if window is None else seen & (distance < window)
+
+        size = len(group)
+        layout.cache[window] = create_block_mask(visible, None, None, size, size, device=str(group.device))
+    return layout.cache[window]
+
+
+_flex: list[Any] = []
+
+
+def _compiled() -> Any:
+    """flex_attention compiled for any length, once a process."""
+    if not _flex:
+        _flex.append(torch.compile(flex_attention, dynamic=True))
+    return _flex[0]
+
+
+def _refuse(module: nn.Module, given: dict[str, Any]) -> None:
+    """What a layer adds to attention and SDPA cannot do must not be dropped in silence."""
+    for name in ("position_bias", "s_aux"):
+        if given.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} passes {name} to attention")
+
+
+AttentionInterface.register(PADDED["sdpa"], attend_padded)
+AttentionInterface.register(PADDED["eager"], attend_eager)
+AttentionInterface.register(FLEX["sdpa"], attend_flex)

@@ -1,0 +1,292 @@
+"""Packed micro-batches: every real token once, and the prompt of a group once for all its responses.
+
+The tokens of a micro-batch stand in one row without padding, [1, N]. Everything but attention works token by token
+and needs to know nothing of it; attention (packed_attention.py) cuts the row into its sequences again. A response's
+last token is left out: nothing is predicted from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gspo.types import TrainBatch
+
+# Attention scores of a block below this are too cheap to be worth another call.
+CHEAP_SCORES = 1 << 20
+# Scores of a block whose rows need a mask each: above this the block is cut by group, whose rows share one.
+MASKED_SCORES = 1 << 26
+
+
+class _Pick(torch.autograd.Function):
+    """Rows `index` of x; where a row is wanted more than once or for padding, only `places` give a gradient.
+
+    `index[places]` holds no row twice, so the gradient is a copy and not a sum: the same bits on every device.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor, places: Tensor | None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.num_rows, ctx.index, ctx.places = x.shape[0], index, places
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        index, places = ctx.index, ctx.places
+        if places is not None:
+            index, grad = index.index_select(0, places), grad.index_select(0, places)
+        out = grad.new_zeros(ctx.num_rows, *grad.shape[1:])
+        return out.index_copy_(0, index, grad), None, None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Sequences of packed tokens and their padded form [rows, width]. Sequence i is tokens starts[i] … + lengths[i]."""
+
+    starts: tuple[int, ...]
+    lengths: tuple[int, ...]
+    index: Tensor  # [rows · width] packed token of every padded place; 0 on padding
+    places: Tensor | None  # padded places that hold a token; None: all
+    contiguous: bool  # the padded form is a slice of the packed one
+
+    @staticmethod
+    def of(starts: Sequence[int], lengths: Sequence[int], device: torch.device | str) -> Span:
+        width = max(lengths)
+        offsets = torch.arange(width)
+        real = offsets < torch.tensor(lengths)[:, None]
+        index = torch.where(real, torch.tensor(starts)[:, None] + offsets, 0).flatten()
+        full = min(lengths) == width
+        follows = all(s + n == t for s, n, t in zip(starts, lengths, starts[1:]))
+        places = None if full else real.flatten().nonzero()[:, 0].to(device)
+        return Span(tuple(starts), tuple(lengths), index.to(device), places, full and follows)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def width(self) -> int:
+        return max(self.lengths)
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[N, …] to [rows, width, …]; padding holds some token's values."""
+        if self.contiguous:
+            out = x.narrow(0, self.starts[0], self.num_rows * self.width)
+        else:
+            out = _Pick.apply(x, self.index, self.places)
+        return out.unflatten(0, (self.num_rows, self.width))
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """[rows, width, …] to the real tokens one after another."""
+        flat = x.flatten(0, 1)
+        return flat if self.places is None else _Pick.apply(flat, self.places, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Sequences that attend in one call: each to itself causally, and before that to a prefix if it has one."""
+
+    queries: Span
+    prefix: Span | None = None
+    prefix_of: Tensor | None = None  # [rows] row of `prefix` that each sequence continues
+    repeats: int | None = None  # every prefix serves this many neighbouring rows
+    masks: dict[int | None, Tensor] = field(default_factory=dict, hash=False, compare=False)
+
+    def expand_prefix(self, x: Tensor) -> Tensor:
+        """The prefix of every sequence, [rows, width of the prefix, …]."""
+        assert self.prefix is not None and self.prefix_of is not None
+        padded = self.prefix.pad(x)
+        if self.repeats is None:
+            return padded.index_select(0, self.prefix_of)
+        return padded[:, None].expand(-1, self.repeats, *padded.shape[1:]).flatten(0, 1)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive mask [rows or 1, 1, queries, keys]; keys are the prefix, padded, and then the sequence itself."""
+        if window not in self.masks:
+            self.masks[window] = self._build_mask(window, dtype)
+        return self.masks[window]
+
+    def _build_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        device = self.queries.index.device
+        query = torch.arange(self.queries.width, device=device)[:, None]
+        distance = query - torch.arange(self.queries.width, device=device)
+        visible = (distance >= 0) & (True if window is None else distance < window)
+        visible = visible[None]
+        if self.prefix is not None and self.prefix_of is not None:
+            size = torch.tensor(self.prefix.lengths, device=device)
+            size = size[:1] if len(set(self.prefix.lengths)) == 1 else size[self.prefix_of]
+            key, size = torch.arange(self.prefix.width, device=device), size[:, None, None]
+            before = (key < size).expand(-1, self.queries.width, -1)
+            if window is not None:
+                before = before & (query + size - key < window)
+            visible = torch.cat([before, visible.expand(len(size), -1, -1)], dim=-1)
+        return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -torch.inf)[
+            :, None
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where the tokens of a packed micro-batch stand and what each may see.
+
+    `own` are the packed tokens that predict a response token and no other; `shared` the last tokens of prompts that
+    predict the first token of several responses, `shared_by` which of them each such response has. Their hidden
+    states, in that order, are what the head takes.
+    """
+
+    position_ids: Tensor  # [1, N]
+    blocks: tuple[Block, ...]  # in packed order
+    group: Tensor  # [N] which prompt a token belongs to
+    response: Tensor  # [N] which response it belongs to; -1 on a prompt that several share
+    own: Tensor
+    shared: Tensor
+    shared_by: Tensor
+    cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # kernels' own masks
+
+    def predicting(self, hidden: Tensor) -> Tensor:
+        """Of hidden states [N, H] those that predict a response token."""
+        own = _Pick.apply(hidden, self.own, None)
+        if not len(self.shared):
+            return own
+        return torch.cat([own, _Pick.apply(hidden, self.shared, None).index_select(0, self.shared_by)])
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """A run of packed tokens: a whole row, a prompt that several responses share, or such a response."""
+
+    tokens: tuple[int, ...]
+    group: int
+    row: int = -1  # the row it is or answers for; -1: a shared prompt
+    num_prompt: int = 0
+    first_position: int = 0
+    start: int = 0
+
+
+def pack(
+    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool
+) -> tuple[Tensor, Layout, list[tuple[int, int]]]:
+    """Token ids [1,N] of these rows, their layout, and for each hidden state it gives the head (row, response token)."""
+    prompts, answers = _sequences(batch, rows, share)
+    whole, spread = _cut(prompts, None), _cut(answers, [len(p.tokens) for p in prompts])
+    ordered = [s for block in (*whole, *spread) for s in block]
+    end = 0
+    for sequence in ordered:
+        sequence.start, end = end, end + len(sequence.tokens)
+    ids = torch.tensor([t for s in ordered for t in s.tokens], dtype=torch.long, device=device)
+    positions = torch.cat([torch.arange(s.first_position, s.first_position + len(s.tokens)) for s in ordered])
+    blocks = [_block(b, None, device) for b in whole] + [_block(b, prompts, device) for b in spread]
+    sizes = torch.tensor([len(s.tokens) for s in ordered])
+    owners = torch.tensor([s.group for s in ordered]).repeat_interleave(sizes)
+    readers = torch.tensor([s.row for s in ordered]).repeat_interleave(sizes)
+    own, shared, shared_by, wanted = _predictions(batch, ordered, answers)
+    layout = Layout(
+        position_ids=positions[None].to(device),
+        blocks=tuple(blocks),
+        group=owners.to(device),
+        response=readers.to(device),
+        own=torch.tensor(own, dtype=torch.long, device=device),
+        shared=torch.tensor(shared, dtype=torch.long, device=device),
+        shared_by=torch.tensor(shared_by, dtype=torch.long, device=device),
+    )
+    return ids[None], layout, wanted
+
+
+def _sequences(
+    batch: TrainBatch, rows: Sequence[int], share: bool
+) -> tuple[list[_Sequence], list[_Sequence]]:
+    """Sequences without a prefix (shared prompts and whole rows), and the responses that continue a shared prompt."""
+    members: dict[object, list[int]] = {}
+    for row in rows:
+        key = (int(batch.group_ids[row]), batch.prompt_ids[row]) if share else row
+        members.setdefault(key, []).append(row)
+    prompts, answers = [], []
+    for group, of_group in enumerate(members.values()):
+        prompt = batch.prompt_ids[of_group[0]]
+        size = len(prompt)
+        if len(of_group) == 1:
+            whole = prompt + batch.response_ids[of_group[0]][:-1]
+            prompts.append(_Sequence(whole, group, of_group[0], num_prompt=size))
+            continue
+        prompts.append(_Sequence(prompt, group, num_prompt=size))
+        answers += [
+            _Sequence(batch.response_ids[row][:-1], group, row, first_position=size) for row in of_group
+        ]
+    return prompts, answers
+
+
+def _predictions(
+    batch: TrainBatch, ordered: Sequence[_Sequence], answers: Sequence[_Sequence]
+) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
+    """Packed tokens that predict one response token, those that predict several, who has which, and what they predict."""
+    own: list[int] = []
+    wanted: list[tuple[int, int]] = []
+    last: dict[int, int] = {}  # group → packed place of its shared prompt's last token
+    for s in ordered:
+        if s.row < 0:
+            last[s.group] = s.start + len(s.tokens) - 1
+            continue
+        # The first token of a response is predicted by its prompt: here in the same sequence, or by a shared one.
+        first, skipped = (s.start + s.num_prompt - 1, 0) if s.num_prompt else (s.start, 1)
+        num = len(batch.response_ids[s.row])
+        own += range(first, first + num - skipped)
+        wanted += [(s.row, t) for t in range(skipped, num)]
+    order = {group: i for i, group in enumerate(last)}
+    return (
+        own,
+        list(last.values()),
+        [order[s.group] for s in answers],
+        wanted + [(s.row, 0) for s in answers],
+    )
+
+
+def _cut(sequences: list[_Sequence], prefixes: list[int] | None) -> list[list[_Sequence]]:
+    """Sequences split into blocks: one for all unless padding or masks would then cost much."""
+    sequences = [s for s in sequences if s.tokens]  # a response of one token has none to attend from
+    if not sequences:
+        return []
+    if not _costly(sequences, prefixes):
+        return [sequences]
+    by_group: dict[int, list[_Sequence]] = {}
+    for s in sequences:
+        by_group.setdefault(s.group if prefixes is not None else 0, []).append(s)
+    out: list[list[_Sequence]] = []
+    for members in by_group.values():
+        out += _cut_by_length(members) if _costly(members, prefixes) else [members]
+    return out
+
+
+def _cut_by_length(sequences: list[_Sequence]) -> list[list[_Sequence]]:
+    """Sequences of like length together: none is padded by more than half of its own."""
+    out: list[list[_Sequence]] = []
+    for s in sorted(sequences, key=lambda s: -len(s.tokens)):
+        if out and 1.5 * len(s.tokens) > len(out[-1][0].tokens):
+            out[-1].append(s)
+        else:
+            out.append([s])
+    return out
+
+
+def _costly(sequences: list[_Sequence], prefixes: list[int] | None) -> bool:
+    before = [0 if prefixes is None else prefixes[s.group] for s in sequences]
+    lengths = [len(s.tokens) for s in sequences]
+    padded = len(lengths) * max(lengths) * (max(before) + max(lengths))
+    real = sum(n * (p + n) for n, p in zip(lengths, before))
+    wasteful = padded > CHEAP_SCORES and padded > 1.5 * real
+    return wasteful or (len(set(before)) > 1 and padded > MASKED_SCORES)
+
+
+def _block(sequences: list[_Sequence], prompts: list[_Sequence] | None, device: torch.device | str) -> Block:
+    queries = Span.of([s.start for s in sequences], [len(s.tokens) for s in sequences], device)
+    if prompts is None:
+        return Block(queries)
+    groups = list(dict.fromkeys(s.group for s in sequences))
+    used = [prompts[g] for g in groups]
+    prefix = Span.of([p.start for p in used], [len(p.tokens) for p in used], device)
+    row = {group: i for i, group in enumerate(groups)}
+    prefix_of = [row[s.group] for s in sequences]
+    repeats = len(sequences) // len(groups)
+    in_order = prefix_of == [i for i in range(len(groups)) for _ in range(repeats)]
+    return Block(queries, prefix, torch.tensor(prefix_of, device=device), repeats if in_order else None)
