@@ -45,7 +45,7 @@ $(VENV)/bin/python:
 
 $(VENV)/.core: pyproject.toml | $(VENV)/bin/python
 	@echo "installing gspo into $(VENV) (the first time takes a minute or two)"
-	@$(PIP) -e .
+	@$(PIP) -e ".[report]"
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.core | $(VENV)/bin/python

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -42,16 +43,14 @@ class RunFolder:
         for folder in (self.path, self.checkpoints, self.groups, self.evals):
             folder.mkdir(parents=True, exist_ok=True)
         lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - held until close()
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _try_lock(lock):
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             lock.close()
             raise RunLocked(
                 f"{self.path} is in use by process {holder}; "
                 "wait for it, or give this run another trainer.experiment_name"
-            ) from None
+            )
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -66,11 +65,13 @@ class RunFolder:
     def locked(self) -> bool:
         """Whether some process holds the lock now."""
         try:
-            with open(self.path / ".lock", "a") as lock:
+            with open(self.path / ".lock") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return False
+        except FileNotFoundError:
+            return False
         except OSError:
-            return (self.path / ".lock").exists()
+            return True
+        return False
 
     def append_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add the row of one step and make it durable. A number that is not finite is stored as null."""
@@ -118,6 +119,17 @@ class RunFolder:
             return json.loads(self.result_file.read_text())
         except FileNotFoundError:
             return None
+
+
+def _try_lock(lock: TextIO) -> bool:
+    """Take the lock, trying for a moment: another process may be looking whether it is taken."""
+    for _ in range(20):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            time.sleep(0.01)
+    return False
 
 
 def step_of(name: str) -> int:
