@@ -15,7 +15,10 @@ from gspo.tracking.console import Console
 
 
 def train(folder, *overrides, reward=None, patch=None):
-    config = load(None, [f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.num_threads=1", *overrides])
+    config = load(
+        None,
+        [f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.num_threads=1", *overrides],
+    )
     trainer = Trainer(config, reward_fn=reward, console=Console(enabled=False))
     if patch is not None:
         patch(trainer)

@@ -66,7 +66,12 @@ def test_weighted_reward_functions_add_up(tmp_path, model):
     )
     functions = [{"path": str(module), "name": "one"}, {"path": str(module), "name": "half", "weight": 4.0}]
     trainer = Trainer(
-        config(tmp_path, model, f"reward.functions={json.dumps(functions)}", "algorithm.filter_groups.enable=false"),
+        config(
+            tmp_path,
+            model,
+            f"reward.functions={json.dumps(functions)}",
+            "algorithm.filter_groups.enable=false",
+        ),
         console=Console(enabled=False),
     )
     trainer.train_step()
