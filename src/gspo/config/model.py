@@ -31,7 +31,9 @@ class ModelConfig(Section):
         factory=dict, doc="Values that replace those of the model's own config."
     )
     attn_implementation: str | None = key(
-        default=None, doc="Attention of transformers: sdpa, eager, flash_attention_2; null = its choice."
+        default=None,
+        doc="Attention of transformers: sdpa or eager; flex_attention for packed training alone; null = its choice.",
+        choices=("sdpa", "eager", "flex_attention"),
     )
     enable_gradient_checkpointing: bool = key(
         default=False, doc="Recompute activations in the backward: less memory, more time."

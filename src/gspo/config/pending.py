@@ -60,9 +60,6 @@ _WAITING: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.rollout.free_cache_engine",
     ),
     "speed: training": (
-        "actor_rollout_ref.model.attn_implementation",
-        "actor_rollout_ref.model.use_remove_padding",
-        "actor_rollout_ref.model.use_shared_prefix",
         "actor_rollout_ref.actor.use_torch_compile",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",

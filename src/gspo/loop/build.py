@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,7 +95,7 @@ class Parts:
             raise ResumeRefused("the checkpoint cannot be resumed to the bit here:\n" + "\n".join(lines))
 
     def summary(self, path: Path, total_steps: int) -> str:
-        """Two lines that say what is about to happen."""
+        """A few lines that say what is about to happen."""
         c = self.config
         actor = c.actor_rollout_ref.actor
         trained, num = num_trained(self.policy.model)
@@ -105,8 +105,13 @@ class Parts:
             f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
             f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {self.policy.device}\n"
             f"{total_steps} steps of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
-            f"{updates} optimiser steps each; files in {path}"
+            f"{updates} optimiser steps each; files in {path}{self._fallback()}"
         )
+
+    def _fallback(self) -> str:
+        """A line that says why training does not share prompts or pack, when it was to."""
+        reason = self.policy.layout.reason
+        return f"\ntraining in padded rows: {reason}" if reason else ""
 
     def close(self) -> None:
         self.engine.close()
@@ -124,6 +129,7 @@ def build(
     val_dataset: Iterable[Any] | None = None,
     tokenizer: Any = None,
     record: Record | None = None,
+    watch: Callable[[int, int], None] | None = None,
 ) -> Parts:
     """Everything a run needs. Data and reward are tried before the weights are loaded."""
     import_plugins(config.trainer.plugins)
@@ -154,7 +160,7 @@ def build(
     )
     sampling = sampling_settings(config, tokenizer)
     sampler = DynamicSampler(
-        source, engine, kl_reward or scorer, sampling, seed=config.trainer.seed, record=record
+        source, engine, kl_reward or scorer, sampling, seed=config.trainer.seed, record=record, watch=watch
     )
     evaluator = _evaluator(config, engine, val_scorer, held_out, tokenizer) if held_out else None
     return Parts(

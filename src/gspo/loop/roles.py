@@ -16,6 +16,7 @@ from gspo.config.model import OptimConfig
 from gspo.loop.checkpoint import TensorSet
 from gspo.models.load import load_model
 from gspo.seeding import derive_seed
+from gspo.training.batching import Kind
 from gspo.training.critic import Critic, CriticSettings, ValueModel
 from gspo.training.lora import Adapters, LoraSettings
 from gspo.training.moe import RouterWatch
@@ -27,6 +28,8 @@ from gspo.types import TrainBatch
 
 ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
 SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another
+
+FLEX_ATTENTION = "flex_attention"  # of packed training; the engine and padded rows keep the model's own
 
 
 @dataclass
@@ -120,6 +123,8 @@ def load_weights(config: TrainerConfig, device: torch.device, path: str) -> Any:
     model = load_model(path, dtype=dtype, device=str(device), trust_remote_code=c.trust_remote_code)
     for key, value in c.override_config.items():
         setattr(model.config, key, value)
+    if c.attn_implementation not in (None, FLEX_ATTENTION):
+        model.set_attn_implementation(c.attn_implementation)
     if c.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable()
     # Tensors mapped from a file may be aligned differently from allocated ones, and alignment can change the last
@@ -151,6 +156,8 @@ def _policy(config: TrainerConfig, model: Any, total_steps: int) -> Policy:
             old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
             entropy_in_loss=actor.entropy_coeff != 0,
             entropy_checkpointing=actor.entropy_checkpointing,
+            layout=_layout(config),
+            flex_attention=config.actor_rollout_ref.model.attn_implementation == FLEX_ATTENTION,
         ),
     )
 
@@ -169,8 +176,15 @@ def _critic(config: TrainerConfig, device: torch.device, total_steps: int) -> Cr
             micro_batch_tokens=None if rows else tokens or actor.ppo_max_token_len_per_gpu,
             micro_batch_rows=rows or 1,
             clip=c.cliprange_value,
+            layout=_layout(config),
         ),
     )
+
+
+def _layout(config: TrainerConfig) -> Kind:
+    """How micro-batches are laid out. Sharing prompts packs: their tokens would have no row to stand in."""
+    c = config.actor_rollout_ref.model
+    return "shared" if c.use_shared_prefix else "packed" if c.use_remove_padding else "plain"
 
 
 def _reference(

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from gspo.algo.aggregation import count_totals
 from gspo.algo.values import explained_variance, value_loss
-from gspo.training.batching import MicroBatch, micro_batch, plan_micro_batches
+from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
+from gspo.training.forward import Forward
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.schedule import Schedule
 from gspo.types import BatchTotals, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
@@ -26,6 +27,7 @@ class CriticSettings:
     micro_batch_tokens: int | None = 16384
     micro_batch_rows: int = 8
     clip: float = 0.5
+    layout: Kind = "shared"
 
 
 class ValueModel(nn.Module):
@@ -45,8 +47,7 @@ class ValueModel(nn.Module):
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Values [b,T]: that of response token t is taken before it is seen, where it is about to be chosen."""
-        hidden = self.decoder(input_ids=micro.input_ids, use_cache=False).last_hidden_state
-        return micro.scatter(self.head(hidden.flatten(0, 1)[micro.positions].float()).squeeze(-1))
+        return micro.scatter(self.head(micro.hidden(self.decoder).float()).squeeze(-1))
 
 
 class Critic:
@@ -60,20 +61,26 @@ class Critic:
         self.schedule = schedule
         self.settings = settings
         self.device = model.head.weight.device
+        self.layout = Forward.of(model.decoder, settings.layout)
 
     def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
         s = self.settings
         return plan_micro_batches(
-            batch, s.mini_batch_groups, max_tokens=s.micro_batch_tokens, max_rows=s.micro_batch_rows
+            batch,
+            s.mini_batch_groups,
+            max_tokens=s.micro_batch_tokens,
+            max_rows=s.micro_batch_rows,
+            kind=self.layout.kind,
         )
 
     @torch.no_grad()
     def score(self, batch: TrainBatch) -> TrainBatch:
         """The batch with `values`, those before this step's updates."""
         values = torch.zeros_like(batch.mask)
-        for micros in self.plan(batch):
-            for rows in micros:
-                values[rows] = self.model(micro_batch(batch, rows, self.device)).cpu()
+        with self.layout.running():
+            for micros in self.plan(batch):
+                for rows in micros:
+                    values[rows] = self.model(self.layout.micro(batch, rows, self.device)).cpu()
         return dataclasses.replace(batch, values=values * batch.mask)
 
     def update(self, batch: TrainBatch, *, step: int) -> Metrics:
@@ -93,10 +100,11 @@ class Critic:
         totals = count_totals(batch.mask[[row for rows in micros for row in rows]])
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
-        for rows in micros:
-            out = self._micro_step(batch, rows, totals)
-            total += out.loss.detach()
-            merge_metrics(metrics, out.metrics)
+        with self.layout.running():
+            for rows in micros:
+                out = self._micro_step(batch, rows, totals)
+                total += out.loss.detach()
+                merge_metrics(metrics, out.metrics)
         if not torch.isfinite(total):
             self.optimizer.zero_grad()
             return {"critic/skipped_updates": Metric("sum", 1.0)}
@@ -110,7 +118,7 @@ class Critic:
     def _micro_step(self, batch: TrainBatch, rows: list[int], totals: BatchTotals) -> LossOutput:
         assert batch.values is not None and batch.returns is not None
         out = value_loss(
-            self.model(micro_batch(batch, rows, self.device)),
+            self.model(self.layout.micro(batch, rows, self.device)),
             batch.values[rows].to(self.device),
             batch.returns[rows].to(self.device, torch.float32),
             batch.mask[rows].to(self.device),
