@@ -66,6 +66,6 @@ def test_sampled_evaluation_reports_mean_best_and_majority(tmp_path, model):
 def test_a_start_that_fails_gives_the_run_folder_back(tmp_path, model):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    with pytest.raises(DataError, match="no rows|empty"):
+    with pytest.raises(DataError, match=r"no rows|empty"):
         trainer(tmp_path / "runs", model, f"data.train_files={empty}")
     trainer(tmp_path / "runs", model).close()

@@ -95,6 +95,7 @@ class Trainer:
             self.config,
             weights_from=loaded.path if loaded else None,
             record=self._record,
+            watch=lambda kept, needed: self.console.generating(self.step + 1, self.total_steps, kept, needed),
             **self._given,
         )
         self.group_log = GroupLog(self.run.groups)

@@ -57,6 +57,15 @@ class Console:
         else:
             self._show(self._line(row, total))
 
+    def generating(self, step: int, total: int | None, kept: int, needed: int) -> None:
+        """How far the next batch is; on a terminal only, where it costs no line."""
+        if self.rich.is_terminal:
+            self._show(
+                f"step {step}"
+                + (f"/{total}" if total else "")
+                + f"  generating: {kept} of {needed} groups kept"
+            )
+
     def _line(self, row: Mapping[str, float], total: int | None) -> str:
         parts = [f"step {row['step']:.0f}" + (f"/{total}" if total else "")]
         for title, key, form in COLUMNS[1:]:
