@@ -252,7 +252,8 @@ def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     """Files that are named must be there; names that are not files are looked up later."""
     for key, value in (("data.train_files", c.data.train_files), ("data.val_files", c.data.val_files)):
         for name in value if isinstance(value, list) else [value] if value else []:
-            if name.endswith(DATA_SUFFIXES) and "://" not in name and not Path(name).expanduser().is_file():
+            path = re.sub(r"^(gsm8k|jsonl|parquet):", "", name)  # a format may stand before the path
+            if path.endswith(DATA_SUFFIXES) and "://" not in path and not Path(path).expanduser().is_file():
                 yield report(
                     key, f"no such file: {name}", "give a file that exists, a built-in task or a hub name"
                 )
