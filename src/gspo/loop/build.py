@@ -219,7 +219,8 @@ def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
     names = [files] if isinstance(files, str) else list(files)
     rows: list[Row] = []
     for name in names:
-        if split == "val" and c.val_files is None and os.path.exists(name):
+        path = name.partition(":")[2] or name  # gsm8k:PATH, jsonl:PATH
+        if split == "val" and c.val_files is None and os.path.isfile(path):
             continue  # a file has no held-out part of its own
         # Held-out questions are the same for every seed, so that runs can be compared.
         rows += load_rows(

@@ -121,7 +121,7 @@ def _folders(runs: Path) -> list[Path]:
 def _same(run: RunFolder, resolved: ResolvedConfig) -> bool:
     """Whether a run folder holds exactly this config, name and resume mode aside."""
     try:
-        saved = OmegaConf.to_container(OmegaConf.load(run.config_file))
+        saved: Any = OmegaConf.to_container(OmegaConf.load(run.config_file))
     except (OSError, ValueError):
         return False
     ours = flatten(resolved.to_dict())
