@@ -60,7 +60,7 @@ def test_the_bash_script_and_its_metrics(here):
         values = [row[name] for row in table]
         assert len(values) == 5 and len(set(values)) > 1, (name, values)
     assert all(0 < row["train/filtered_prompts_ratio"] <= 1 for row in table)
-    assert all(row["train/num_gen_batches"] >= 1 for row in table)
+    assert table[0]["train/num_gen_batches"] >= 1  # a later step may live on what was carried over
     assert {r["actor/seq_importance_ratio/mb0"] for r in table} == {1.0}
 
 

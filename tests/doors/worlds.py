@@ -30,6 +30,7 @@ SMALL = (
     "data.max_response_length=6",
     "actor_rollout_ref.rollout.max_num_seqs=32",
     "custom_reward_function.path=even_reward.py",
+    "reward.num_workers=1",
 )
 REWARD = '''
 """Right when the first character's code is even: about half of a random model's answers."""

@@ -18,7 +18,8 @@ HEALTHY = {
     "actor/grad_norm": 0.3,
     "actor/entropy": 0.6,
     "actor/skipped_updates": 0.0,
-    "actor/seq_importance_ratio/min": 0.99,
+    "actor/seq_importance_ratio": 1.0,
+    "actor/seq_importance_ratio/min": 0.02,  # one short answer that became unlikely
     "actor/seq_importance_ratio/max": 1.01,
     "actor/pg_clipfrac": 0.1,
     "actor/pg_clipfrac_later": 0.15,
@@ -150,7 +151,9 @@ def test_a_killed_run_keeps_the_halved_rate_of_its_rollback(tmp_path, model, mon
     again = trainer(tmp_path, model, "trainer.on_alarm=rollback")
     assert (again.step, again.counters["rollbacks"]) == (2, 1)
     assert again.fit()["steps"] == 4
-    assert [r["actor/lr"] for r in rows(tmp_path) if "actor/lr" in r] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4])
+    assert [r["actor/lr"] for r in rows(tmp_path) if "actor/lr" in r] == pytest.approx(
+        [1e-3, 1e-3, 5e-4, 5e-4]
+    )
 
 
 def test_rollback_without_an_earlier_checkpoint_pauses(tmp_path, model, monkeypatch):

@@ -120,7 +120,7 @@ def short_run(tmp_path, **changes) -> training.ShortRun:
         "actor/seq_importance_ratio/max": [1.01] * 6,
         "actor/pg_clipfrac_later": [0.15] * 6,
         "critic/score_all/mean": [0.3, 0.3, 0.4, 0.4, 0.5, 0.6],
-        **{name: [0.1, 0.2, 0.3, 0.4, 0.5, 0.6] for name in training.NAMES},
+        **{name: [0.91, 0.92, 0.93, 0.94, 0.95, 0.96] for name in training.NAMES},
         **changes,
     }
     rows = [{"step": i, **{name: values[i] for name, values in columns.items()}} for i in range(6)]
@@ -137,7 +137,8 @@ def short_run(tmp_path, **changes) -> training.ShortRun:
             "dynamics",
             "later mini-batches",
         ),
-        ({"actor/seq_importance_ratio/max": [3.0] * 6}, "dynamics", "ratios"),
+        ({"actor/seq_importance_ratio/max": [30.0] * 6}, "dynamics", "ratios"),
+        ({"actor/seq_importance_ratio": [0.7, 1.0, 1.0, 1.0, 1.0, 1.0]}, "dynamics", "ratios"),
         ({"actor/pg_clipfrac_later": [0.0] * 6}, "dynamics", "clip fraction"),
         ({"actor/pg_clipfrac_lower": [0.2] * 6}, "dynamics", "metrics vary"),
         ({"acc": [0.3, 0.32]}, "improvement", "held-out accuracy"),

@@ -94,6 +94,8 @@ def translate(entries: Iterable[Entry], problems: list[Problem]) -> tuple[list[E
         if entry.value in ({}, None) and entry.name in tree.sections():
             continue
         if alias is not None and alias.deferred:
+            last = alias.name.rpartition(".")[2]  # a later layer's value replaces this one's
+            deferred = [d for d in deferred if d.alias.name.rpartition(".")[2] != last]
             deferred.append(Deferred(alias, entry))
             continue
         found = _plain(entry, problems) if alias is None else _aliased(alias, entry, problems)

@@ -126,9 +126,10 @@ def _later_mini_batches(run: ShortRun) -> Verdict:
 
 
 def _ratios(run: ShortRun) -> Verdict:
-    low = min(run.column("actor/seq_importance_ratio/min"))
+    means = run.column("actor/seq_importance_ratio")
     high = max(run.column("actor/seq_importance_ratio/max"))
-    return low > 0.5 and high < 2.0, f"sequence ratios from {low:.4f} to {high:.4f}"
+    good = min(means) > 0.8 and max(means) < 1.2 and high < 10.0
+    return good, f"means from {min(means):.4f} to {max(means):.4f}, the greatest {high:.4f}"
 
 
 def _clip_fraction(run: ShortRun) -> Verdict:

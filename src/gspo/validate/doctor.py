@@ -1,0 +1,167 @@
+"""`gspo doctor`: what a config will compute, what it needs, whether it can work, and what can never act."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo.config import BatchPlan, ResolvedConfig, objective_of
+from gspo.config.plan import never_acts
+from gspo.validate.formula import formula_lines
+
+GIB = 1 << 30
+HIGH_CLIP, LOW_CLIP = 0.8, 0.005
+LOW_KEEP = 0.05
+
+
+@dataclass
+class Diagnosis:
+    """Sections of lines for a person, the same facts for a program, and what is wrong."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    sections: dict[str, list[str]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, name: str, facts: Any, lines: Sequence[str], problems: Sequence[str] = ()) -> None:
+        self.facts[name], self.sections[name] = facts, list(lines)
+        self.problems += problems
+
+    def text(self) -> str:
+        """All sections, and the problems last."""
+        parts = [
+            f"{name}\n" + "".join(f"  {line}\n" for line in lines) for name, lines in self.sections.items()
+        ]
+        if self.problems:
+            parts.append("problems\n" + "".join(f"  {problem}\n" for problem in self.problems))
+        else:
+            parts.append("no problem found\n")
+        return "".join(parts)
+
+
+def examine_environment(diagnosis: Diagnosis) -> None:
+    """Versions, device, memory, sandbox and engines."""
+    from gspo.validate.machine import environment
+
+    facts = environment()
+    packages = facts["packages"]
+    lines = [
+        f"gspo {facts['gspo']}, python {facts['python']}, "
+        + ", ".join(f"{name} {version}" for name, version in packages.items()),
+        f"device {facts['device']}, {facts['cpu_count']} cores, {facts['memory_bytes'] / GIB:.1f} GiB of memory"
+        + (f", {facts['gpu_memory_bytes'] / GIB:.1f} GiB on the GPU" if "gpu_memory_bytes" in facts else ""),
+        f"engines: {', '.join(facts['engines'])}; "
+        + f"extras found: {', '.join(n for n, there in facts['optional'].items() if there) or 'none'}",
+        f"sandbox level {facts['sandbox']['level']}: {facts['sandbox']['means']}",
+    ]
+    problems = []
+    if facts["sandbox"]["level"] == 0:
+        from gspo.rewards.sandbox import HOW_TO
+
+        problems.append(f"no sandbox: code tasks cannot be rewarded here; {HOW_TO}")
+    diagnosis.add("environment", facts, lines, problems)
+
+
+def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
+    """The objective as a formula, the batch plan, warnings, and what cannot act."""
+    config = resolved.config
+    formula = formula_lines(config)
+    diagnosis.add("objective", formula, formula)
+    plan = BatchPlan.of(config).lines()
+    width = max(len(name) for name, _ in plan)
+    diagnosis.add("batch plan", dict(plan), [f"{name:<{width}}  {value}" for name, value in plan])
+    ineffective = [
+        f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
+    ]
+    silent = never_acts(config, ineffective)
+    diagnosis.add("never acts", silent, silent)
+    warnings = [
+        str(w).replace("\n    ", "; ")
+        for w in resolved.warnings
+        if str(w.message) not in "".join(ineffective)
+    ]
+    if warnings:
+        diagnosis.add("warnings", warnings, warnings)
+
+
+def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
+    """Need against what the machine has."""
+    import torch
+
+    from gspo.loop.build import choose_device
+    from gspo.validate.machine import base_memory, total_memory
+    from gspo.validate.memory import plan_memory
+
+    config = resolved.config
+    device = choose_device(config.trainer.device)
+    on_gpu = device.type == "cuda"
+    available = torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()
+    plan = plan_memory(
+        config,
+        device,
+        base=0 if on_gpu else base_memory(),
+        available=available,
+        num_val=config.data.val_batch_size or config.data.num_val_samples or 512,
+    )
+    lines = [f"{name:<30} {_size(value)}" for name, value in plan.held.items()]
+    lines += [f"{'program and libraries':<30} {_size(plan.base)}"] if plan.base else []
+    lines.append(f"{'peak, in ' + plan.stage:<30} {_size(plan.peak)} of {_size(plan.available)}")
+    problems = []
+    if not plan.fits:
+        largest = max(plan.held, key=lambda name: plan.held[name])
+        problems.append(
+            f"memory: {_size(plan.peak)} are needed in {plan.stage} and {_size(plan.available)} are there; the largest "
+            f"part is {largest}. Lower actor.ppo_max_token_len_per_gpu or rollout.max_num_seqs, set "
+            "model.enable_gradient_checkpointing=true, or train adapters (model.lora_rank)"
+        )
+    diagnosis.add("memory plan", plan.to_dict(), lines, problems)
+
+
+def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any) -> None:
+    """Keep rate, lengths, clip fraction, time a step and the noise floor, from a quick sample with the real model."""
+    from gspo.loop.build import choose_device
+    from gspo.validate.memory import compute_dtype
+    from gspo.validate.noise import noise_problems
+    from gspo.validate.probe import probe
+
+    config = resolved.config
+    actor = config.actor_rollout_ref.actor
+    objective = objective_of(actor)
+    seen = probe(config, **given)
+    reward = "none" if seen.reward is None else f"{seen.reward:.3f}"
+    lines = [
+        f"{seen.num_groups} groups of {config.actor_rollout_ref.rollout.n}: {seen.keep_rate:.0%} would be kept, "
+        f"{seen.all_right:.0%} all right; mean reward {reward}",
+        f"answers of {seen.mean_length:.1f} tokens, {seen.cut:.0%} cut at the limit",
+        f"{seen.generated_tokens_per_s:,.0f} tokens a second generated, {seen.scored_tokens_per_s:,.0f} scored: "
+        f"about {seen.step_seconds:.1f} s a step",
+    ]
+    problems = []
+    if config.algorithm.filter_groups.enable and seen.keep_rate < LOW_KEEP:
+        remedy = (
+            "use harder data" if seen.all_right > 0.5 else "warm the model up (gspo sft) or use easier data"
+        )
+        problems.append(
+            f"keep rate: none of {seen.num_groups} sampled groups has a difference in reward; {remedy}"
+        )
+    if seen.clip_fraction is not None:
+        lines.append(
+            f"expected clip fraction {seen.clip_fraction:.3f} for that length, were the policy to move as in the paper"
+        )
+        if seen.clip_fraction < LOW_CLIP and actor.clip_target is None:
+            problems.append(
+                f"clip range: ε = {objective.clip[0]:g}/{objective.clip[1]:g} will hardly clip answers of "
+                f"{seen.mean_length:.0f} tokens; set actor.clip_target"
+            )
+    for noise in seen.noises:
+        lines.append(
+            f"noise floor, {noise.between}: {noise.token_rms:.1e} a token, {noise.sequence_rms:.1e} a sequence, "
+            f"{noise.outside:.1%} outside ε"
+        )
+    dtype = str(compute_dtype(config, choose_device(config.trainer.device))).removeprefix("torch.")
+    problems += noise_problems(seen.noises, objective, dtype, actor.old_log_prob_source)
+    diagnosis.add("quick sample", seen.to_dict(), lines, problems)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.1f} MiB"

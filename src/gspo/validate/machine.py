@@ -1,0 +1,70 @@
+"""What the machine has: memory, devices, and what a process of this program costs before it holds a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+OPTIONAL = (
+    "vllm",
+    "ray",
+    "peft",
+    "datasets",
+    "pyarrow",
+    "wandb",
+    "tensorboard",
+    "matplotlib",
+    "reasoning_gym",
+)
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def total_memory() -> int:
+    """Bytes of memory this process may use: the machine's, or its container's limit."""
+    total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
+    for name in _CGROUP_LIMITS:
+        path = Path(name)
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def peak_memory() -> int:
+    """Bytes this process has held at most since it started."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def base_memory() -> int:
+    """Bytes of a fresh process with the program's libraries loaded and no model: measured, in some seconds."""
+    code = (
+        "import torch, gspo.loop.run, gspo.validate.machine as m; torch.ones(8, 8) @ torch.ones(8, 8);"
+        "print(m.peak_memory())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
+    """Versions, device, memory, sandbox level and engines, JSON-able."""
+    import torch
+
+    from gspo.tracking.environment import describe
+
+    facts = describe()
+    facts["memory_bytes"] = total_memory()
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        facts["gpu_memory_bytes"], facts["gpu_memory_free_bytes"] = total, free
+    facts["engines"] = ["native", *(name for name in ("vllm",) if find_spec(name))]
+    facts["optional"] = {name: find_spec(name) is not None for name in OPTIONAL}
+    if with_sandbox:
+        from gspo.rewards.sandbox import GUARANTEES, examine_level
+
+        level = next((n for n in (3, 2, 1) if examine_level(n).granted), 0)
+        facts["sandbox"] = {"level": level, "means": GUARANTEES[level]}
+    return facts

@@ -1,0 +1,97 @@
+"""The noise floor: how far two computations of the same log-probs are apart, against the clip range.
+
+A ratio compares log-probs. Where one batch, scored twice with the same weights, already spreads beyond 1 ± ε, the clip
+acts on rounding and not on learning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.config import Objective
+from gspo.training.batching import split_by_rows
+from gspo.training.policy import TokenScorer
+from gspo.types import TrainBatch
+
+ALLOWED_SHARE = 0.01  # of sequences (tokens) that noise alone may put outside the clip range
+ALLOWED_SPREAD = 0.1  # of ε that the noise's standard deviation may be
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Differences of two scorings. Sequence values are of log s, the mean over a sequence's tokens."""
+
+    between: str
+    token_rms: float
+    token_max: float
+    sequence_rms: float
+    sequence_max: float
+    outside: float  # share of sequences (tokens for a token ratio) outside the clip range
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def measure_noise(scorer: TokenScorer, batch: TrainBatch, objective: Objective) -> list[Noise]:
+    """Score a batch as training does, one response at a time, and compare with the engine's own log-probs."""
+    trained, _ = scorer.log_probs(batch)
+    rows = list(range(batch.num_sequences))
+    alone, _ = scorer.log_probs(batch, [split_by_rows(rows, 1)])
+    return [
+        compare("another micro-batch shape", alone, trained, batch.mask, objective),
+        compare("engine and trainer", batch.rollout_log_probs, trained, batch.mask, objective),
+    ]
+
+
+def compare(between: str, one: Tensor, other: Tensor, mask: Tensor, objective: Objective) -> Noise:
+    """The spread of log-ratios that should all be 0."""
+    kept = mask.bool()
+    by_token = torch.where(kept, (one - other).double(), 0.0)
+    by_sequence = by_token.sum(-1) / kept.sum(-1).clamp(min=1)
+    values = by_sequence if objective.is_sequence_level else by_token[kept]
+    ratio = values.exp()
+    outside = (ratio < 1 - objective.clip[0]) | (ratio > 1 + objective.clip[1])
+    return Noise(
+        between,
+        token_rms=float(by_token[kept].square().mean().sqrt()),
+        token_max=float(by_token.abs().max()),
+        sequence_rms=float(by_sequence.square().mean().sqrt()),
+        sequence_max=float(by_sequence.abs().max()),
+        outside=float(outside.double().mean()),
+    )
+
+
+def noise_problems(noises: list[Noise], objective: Objective, dtype: str, source: str) -> list[str]:
+    """What is wrong, with the remedy; nothing when the noise is far below the clip range."""
+    if not objective.clips:
+        return []
+    epsilon = min(objective.clip)
+    problems = []
+    for noise in noises:
+        spread = noise.sequence_rms if objective.is_sequence_level else noise.token_rms
+        if noise.outside <= ALLOWED_SHARE and spread <= ALLOWED_SPREAD * epsilon:
+            continue
+        unit = "sequences" if objective.is_sequence_level else "tokens"
+        problems.append(
+            f"noise floor ({noise.between}): rounding alone spreads log-ratios by {spread:.1e} and puts "
+            f"{noise.outside:.0%} of the {unit} outside the clip range, ε = {epsilon:g}, in {dtype}; {_remedy(noise, source)}"
+        )
+    return problems
+
+
+def _remedy(noise: Noise, source: str) -> str:
+    if noise.between.startswith("engine") and source == "rollout":
+        return "set actor.old_log_prob_source=recompute, or model.dtype=float32"
+    if noise.between.startswith("engine"):
+        return (
+            "keep actor.old_log_prob_source=recompute, which compares the trainer with itself; rollout would clip noise. "
+            "model.dtype=float32 removes it, a wider range (actor.clip_target) covers it"
+        )
+    return (
+        "ratios stay exact while π_old is scored in the same micro-batches as the update (recompute, the default); any "
+        "other layout clips noise. model.dtype=float32 removes it, a wider range (actor.clip_target) covers it"
+    )

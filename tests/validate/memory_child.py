@@ -1,0 +1,17 @@
+"""Trains by the config words in the first argument and prints the peak of this process's memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from gspo.config import load
+from gspo.loop.trainer import Trainer
+from gspo.scorecard.small_run import even_first_byte
+from gspo.tracking.console import Console
+from gspo.validate.machine import peak_memory
+
+if __name__ == "__main__":
+    words = json.loads(sys.argv[1])
+    Trainer(load(None, words), reward_fn=even_first_byte, console=Console(enabled=False)).fit()
+    print(json.dumps({"peak": peak_memory()}))
