@@ -134,6 +134,8 @@ def test_every_command_of_the_standalone_document_trains(here, line):
         small = ["--mini_batch_size", "1"]
     limits = [w for w in SMALL if "total_training_steps" not in w]
     steps = ["trainer.total_training_steps=1"]
+    if "--num_train_samples" not in words:
+        steps.append("data.num_train_samples=64")  # thousands would only be tokenised
     assert load_script("recipes/standalone/train_gspo.py").main([*words, *small, *limits, *steps]) == 0
     run = only_run(here)
     config = saved(run)
@@ -153,7 +155,17 @@ def test_every_command_of_the_standalone_document_trains(here, line):
 
 def test_wandb_is_asked_for_by_its_flag(here, capsys):
     """`--use_wandb` on a machine without wandb says what to install before anything is loaded."""
-    words = ["--dataset", "gsm8k", "--num_train_samples", "32", "--num_epochs", "10", "--use_wandb", "--batch_size", "4"]
+    words = [
+        "--dataset",
+        "gsm8k",
+        "--num_train_samples",
+        "32",
+        "--num_epochs",
+        "10",
+        "--use_wandb",
+        "--batch_size",
+        "4",
+    ]
     code = load_script("recipes/standalone/train_gspo.py").main([*words, *SMALL])
     try:
         import wandb  # noqa: F401

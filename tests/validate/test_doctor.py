@@ -248,7 +248,9 @@ def test_the_command_reports_everything_as_json(model, tmp_path):
     assert result.exit_code == 1 and any(p.startswith("keep rate") for p in facts["problems"])
 
 
-def test_a_broken_config_is_refused_and_a_missing_model_is_a_problem(tmp_path):
+def test_a_broken_config_is_refused_and_a_missing_model_is_a_problem(tmp_path, monkeypatch):
+    monkeypatch.setattr("gspo.validate.machine.base_memory", lambda: 1 << 28)
+    monkeypatch.setattr("gspo.validate.doctor.examine_environment", lambda diagnosis: None)
     assert CliRunner().invoke(app, ["doctor", "rollout.n=0"]).exit_code == 2
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["doctor", f"actor_rollout_ref.model.path={tmp_path / 'empty'}", *QUICK])
