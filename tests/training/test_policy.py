@@ -83,7 +83,7 @@ def test_the_ratio_of_the_first_mini_batch_is_one_to_the_last_bit(family):
 
 
 def test_first_pass_is_the_same_update_as_recompute():
-    a, b = policy(llama()), policy(llama(), old_log_prob_source="first_pass")
+    a, b = (policy(llama(), old_log_prob_source=source) for source in ("recompute", "first_pass"))
     for p in (a, b):
         p.update(ready(p), token_loss, step=0)
     for x, y in zip(a.model.parameters(), b.model.parameters()):

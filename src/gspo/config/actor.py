@@ -105,8 +105,9 @@ class ActorConfig(Section):
         choices=BEHAVIOUR_MODES,
     )
     old_log_prob_source: str = key(
-        default="recompute",
-        doc="Where π_old comes from: a forward before the first update, the rollout engine, or the first update's forward.",
+        default="first_pass",
+        doc="Where π_old comes from: a forward of its own for all mini-batches, the rollout engine, or such a forward "
+        "for all but the first, whose update computes the same bits.",
         choices=("recompute", "rollout", "first_pass"),
     )
     entropy_coeff: float = key(default=0.0, doc="Weight of the entropy bonus.")

@@ -202,8 +202,7 @@ class Trainer:
         """Train the policy, unless only the critic is trained yet (`trainer.critic_warmup`)."""
         objective, roles = self.parts.objective, self.parts.roles
         if roles.critic is not None and self.step < self.config.trainer.critic_warmup:
-            assert batch.old_log_probs is not None
-            return Update({}, batch.old_log_probs)
+            return Update({}, roles.policy.log_probs(batch)[0])
         with roles.routers.watching(batch) as routing:
             update = roles.policy.update(
                 batch, objective.loss(), step=self.step, regulariser=objective.regulariser

@@ -82,6 +82,7 @@ def chosen_log_probs(
     temperature: float,
     *,
     entropy: bool = False,
+    entropy_grad: bool = True,
     recompute: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Float32 log-probs [N] of `targets` [N] given `hidden` [N,H], and the entropies [N] when asked.
@@ -91,21 +92,28 @@ def chosen_log_probs(
     """
     chunk = max(1, CHUNK_ELEMENTS // head.linear.out_features)
     if hidden.shape[0] <= chunk and not (recompute and torch.is_grad_enabled()):
-        return _chunk(head, hidden, targets, temperature, entropy)
+        return _chunk(head, hidden, targets, temperature, entropy, entropy_grad)
     parts = []
     for start in range(0, hidden.shape[0], chunk):
-        piece = (head, hidden[start : start + chunk], targets[start : start + chunk], temperature, entropy)
+        part = slice(start, start + chunk)
+        piece = (head, hidden[part], targets[part], temperature, entropy, entropy_grad)
         parts.append(
             checkpoint(_chunk, *piece, use_reentrant=False) if torch.is_grad_enabled() else _chunk(*piece)
         )
     log_probs = torch.cat([p[0] for p in parts])
-    return log_probs, torch.cat([p[1] for p in parts]) if entropy else None
+    return log_probs, torch.cat([p[1] for p in parts if p[1] is not None]) if entropy else None
 
 
-def _chunk(head: Head, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool):
+def _chunk(
+    head: Head, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool, entropy_grad: bool
+) -> tuple[Tensor, Tensor | None]:
     logits = head.logits(hidden)
     if temperature != 1.0:
         logits = logits / temperature
     log_probs = F.log_softmax(logits, dim=-1)
     chosen = log_probs.gather(-1, targets[:, None]).squeeze(-1)
-    return chosen, -(log_probs.exp() * log_probs).sum(-1) if entropy else None
+    if not entropy:
+        return chosen, None
+    if not entropy_grad:  # only looked at: nothing of it is kept for the backward
+        log_probs = log_probs.detach()
+    return chosen, -(log_probs.exp() * log_probs).sum(-1)

@@ -40,7 +40,7 @@ class PolicySettings:
     num_epochs: int = 1
     micro_batch_tokens: int | None = 16384
     micro_batch_rows: int = 8
-    old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = "recompute"
+    old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = "first_pass"
     entropy_in_loss: bool = False
     entropy_checkpointing: bool = False  # recompute log-probs and entropies in the backward
     layout: Kind = "shared"
@@ -79,6 +79,7 @@ class TokenScorer:
             micro.targets,
             self.settings.temperature,
             entropy=entropy,
+            entropy_grad=self.settings.entropy_in_loss,
             recompute=self.settings.entropy_checkpointing,
         )
         return micro.scatter(log_probs), None if entropies is None else micro.scatter(entropies)
@@ -109,17 +110,17 @@ class Policy(TokenScorer):
         self.schedule = schedule
 
     def score(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with `old_log_probs`, from the same micro-batches the update will run (exact-ratio mode)."""
+        """The batch with `old_log_probs`, from the same micro-batches the update will run (exact-ratio mode).
+
+        With `first_pass` those of the first mini-batch, and its entropies, are left 0: the update's own forward of it
+        runs the same arithmetic on the same weights, so it is π_old to the bit and `update` fills them in.
+        """
         source = self.settings.old_log_prob_source
         if source == "rollout":
             return dataclasses.replace(batch, old_log_probs=batch.rollout_log_probs)
         plan = self.plan(batch)
-        if source == "first_pass":  # the first mini-batch's own forward is its π_old: see _micro_step
-            plan = plan[1:]
-        old, entropy = self.log_probs(batch, plan)
-        return dataclasses.replace(
-            batch, old_log_probs=old, entropy=entropy if source == "recompute" else None
-        )
+        old, entropy = self.log_probs(batch, plan[1:] if source == "first_pass" else plan)
+        return dataclasses.replace(batch, old_log_probs=old, entropy=entropy)
 
     def update(
         self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
@@ -182,13 +183,15 @@ class Policy(TokenScorer):
     ) -> LossOutput:
         assert batch.old_log_probs is not None and batch.advantages is not None
         s = self.settings
-        need_entropy = s.entropy_in_loss or batch.entropy is None
+        is_old = first and s.old_log_prob_source == "first_pass"
+        need_entropy = s.entropy_in_loss or is_old or batch.entropy is None
         log_probs, entropy = self.forward(self.layout.micro(batch, rows, self.device), entropy=need_entropy)
         seen_log_probs[rows] = log_probs.detach().cpu()
         mask = batch.mask[rows].to(self.device)
+        if is_old:
+            assert batch.entropy is not None and entropy is not None
+            batch.old_log_probs[rows], batch.entropy[rows] = log_probs.detach().cpu(), entropy.detach().cpu()
         old = batch.old_log_probs[rows].to(self.device)
-        if first and s.old_log_prob_source == "first_pass":
-            old = log_probs.detach()
         out = loss(
             LossInputs(
                 log_probs=log_probs,
