@@ -36,6 +36,17 @@ format: $(VENV)/.check
 scorecard: $(VENV)/.test
 	@$(BIN)/python -m gspo.scorecard $(ARGS)
 
+# TRL lives in an environment of its own, with the torch and transformers of ours.
+bench-trl: $(VENV)/.core .venv-trl/.made
+	@$(BIN)/python benchmarks/vs_trl.py $(or $(ARGS),tiny)
+
+.venv-trl/.made: | $(VENV)/.core
+	@echo "installing TRL into .venv-trl"
+	@$(PYTHON) -m venv .venv-trl
+	@.venv-trl/bin/python -m pip install --quiet --disable-pip-version-check "trl==1.16.0" \
+		$$($(BIN)/python -c "from importlib.metadata import version as v; print(f'torch=={v(\"torch\")} transformers=={v(\"transformers\")}')")
+	@touch $@
+
 docs: $(VENV)/.core
 	@$(BIN)/python scripts/make_config_docs.py
 

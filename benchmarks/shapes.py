@@ -1,7 +1,8 @@
-"""The models that are measured: random weights of known shapes, tied embeddings."""
+"""The models that are measured (random weights of known shapes, tied embeddings), and how much work a step is."""
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import torch
@@ -32,3 +33,12 @@ def make_model(name: str, *, max_length: int, dtype: torch.dtype, device: str) -
     torch.manual_seed(0)
     with torch.device(device):
         return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def add_work(parser: argparse.ArgumentParser) -> None:
+    """The options that say how much work a step is and where it runs."""
+    sizes = {"prompts": 16, "group": 8, "plen": 32, "new": 64, "steps": 5, "minibatches": 4}
+    for name, default in sizes.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU unless given")

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 import torch
-from shapes import SHAPES, make_model
+from shapes import SHAPES, add_work, make_model
 
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
@@ -50,7 +50,10 @@ class Work:
             MasterOptimizer(model.named_parameters(), lr=1e-6),
             Schedule(1e-6),
             PolicySettings(
-                mini_batch_groups=-(-args.prompts // args.minibatches), micro_batch_tokens=args.micro_tokens
+                mini_batch_groups=-(-args.prompts // args.minibatches),
+                micro_batch_tokens=args.micro_tokens,
+                layout=args.layout,
+                flex_attention=args.flex,
             ),
         )
         settings = get_policy_loss("gspo").resolve(LossSettings())
@@ -87,18 +90,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", choices=sorted(SHAPES))
-    for name, default in (
-        ("prompts", 16),
-        ("group", 8),
-        ("plen", 32),
-        ("new", 64),
-        ("steps", 5),
-        ("minibatches", 4),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    add_work(parser)
     parser.add_argument("--micro-tokens", type=int, default=16384)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU unless given")
+    parser.add_argument("--layout", default="shared", choices=["plain", "packed", "shared"])
+    parser.add_argument("--flex", action="store_true", help="flex_attention for packed layouts (GPU)")
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype or ("bfloat16" if args.device.startswith("cuda") else "float32"))
     model = make_model(args.model, max_length=args.plen + args.new, dtype=dtype, device=args.device)

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 # Logits of one chunk: at most this many float32 numbers (64 MiB).
 CHUNK_ELEMENTS = 1 << 24
+# Log-probs of all chunks that are kept for the backward rather than computed again (256 MiB).
+KEEP_ELEMENTS = 1 << 26
 
 
 class UnsupportedModel(ValueError):
@@ -88,18 +90,18 @@ def chosen_log_probs(
     """Float32 log-probs [N] of `targets` [N] given `hidden` [N,H], and the entropies [N] when asked.
 
     Chunks are a function of sizes only, so scoring and training see the same arithmetic, bit for bit. With
-    `recompute` even a single chunk's logits are not kept for the backward but computed again.
+    `recompute`, or when there are many, logits are not kept for the backward but computed again.
     """
     chunk = max(1, CHUNK_ELEMENTS // head.linear.out_features)
-    if hidden.shape[0] <= chunk and not (recompute and torch.is_grad_enabled()):
+    recompute |= hidden.shape[0] * head.linear.out_features > KEEP_ELEMENTS
+    recompute &= torch.is_grad_enabled()
+    if hidden.shape[0] <= chunk and not recompute:
         return _chunk(head, hidden, targets, temperature, entropy, entropy_grad)
     parts = []
     for start in range(0, hidden.shape[0], chunk):
         part = slice(start, start + chunk)
         piece = (head, hidden[part], targets[part], temperature, entropy, entropy_grad)
-        parts.append(
-            checkpoint(_chunk, *piece, use_reentrant=False) if torch.is_grad_enabled() else _chunk(*piece)
-        )
+        parts.append(checkpoint(_chunk, *piece, use_reentrant=False) if recompute else _chunk(*piece))
     log_probs = torch.cat([p[0] for p in parts])
     return log_probs, torch.cat([p[1] for p in parts if p[1] is not None]) if entropy else None
 
