@@ -18,7 +18,7 @@ from gspo.tracking.group_log import read_groups
 from gspo.tracking.run_folder import RunFolder
 from gspo.validate.check import Verdict
 
-NUM_STEPS = 14
+NUM_STEPS = 10
 NUM_QUESTIONS = 192
 CLIP_STEPS = 2
 CLIP_FACTORS = (0.03, 1.0, 30.0)  # of the recipe's clip range
