@@ -13,7 +13,6 @@ from gspo.loop.build import build_engine, build_scorer, choose_device, default_t
 from gspo.loop.evaluation import Evaluation, Evaluator
 from gspo.loop.roles import load_weights
 from gspo.models.load import load_tokenizer
-from gspo.rewards.answers import extract_answer
 from gspo.rollout.engine import SamplingParams
 from gspo.seeding import derive_seed
 
@@ -55,9 +54,7 @@ def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None
         seed, size = derive_seed(config.trainer.seed, "eval"), config.data.val_batch_size
 
         def run(params: SamplingParams, n: int) -> Evaluation:
-            evaluator = Evaluator(
-                engine, scorer, prompts, params, n=n, seed=seed, batch_size=size, answer_of=_answer
-            )
+            evaluator = Evaluator(engine, scorer, prompts, params, n=n, seed=seed, batch_size=size)
             return evaluator.run(0)
 
         greedy = run(SamplingParams(length, temperature=0.0), 1)
@@ -68,11 +65,6 @@ def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None
     finally:
         scorer.close()
     return Assessment(len(prompts), greedy, sampled, time.monotonic() - start)
-
-
-def _answer(source: str, text: str) -> str:
-    """What votes for a majority: the final answer where one is found, else the whole text."""
-    return extract_answer(text) or text.strip()
 
 
 def _plain(evaluation: Evaluation) -> dict[str, Any]:

@@ -163,6 +163,12 @@ def build(
         source, engine, kl_reward or scorer, sampling, seed=config.trainer.seed, record=record, watch=watch
     )
     evaluator = _evaluator(config, engine, val_scorer, held_out, tokenizer) if held_out else None
+    scorers, baseline = [scorer, val_scorer], None
+    if (
+        config.algorithm.adv_estimator == "remax"
+    ):  # by the training reward, apart from groups still being scored
+        scorers.append(build_scorer(config, reward_fn))
+        baseline = GreedyBaseline(engine, scorers[-1], sampling.params)
     return Parts(
         config=config,
         tokenizer=tokenizer,
@@ -173,11 +179,9 @@ def build(
         objective=build_objective(config),
         total_steps=total_steps,
         fingerprint=_fingerprint(config, roles, train, total_steps),
-        scorers=[scorer, val_scorer],
+        scorers=scorers,
         kl_reward=kl_reward,
-        baseline=GreedyBaseline(engine, val_scorer, sampling.params)
-        if config.algorithm.adv_estimator == "remax"
-        else None,
+        baseline=baseline,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.rewards.answers import extract_answer
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
 from gspo.types import Group, Metric, Metrics, Prompt
@@ -58,10 +59,10 @@ class Evaluator:
         n: int,
         seed: int,
         batch_size: int | None = None,
-        answer_of: Callable[[str, str], str] = lambda source, text: text.strip(),
+        answer_of: Callable[[str, str], str] | None = None,
     ) -> None:
         self.engine, self.scorer, self.prompts, self.params = engine, scorer, list(prompts), params
-        self.n, self.seed, self.answer_of = n, seed, answer_of
+        self.n, self.seed, self.answer_of = n, seed, answer_of or final_answer
         self.batch_size = batch_size or max(1, len(self.prompts))
 
     def run(self, version: int) -> Evaluation:
@@ -75,6 +76,11 @@ class Evaluator:
                 self.scorer.submit(group)
             groups += self.scorer.collect()
         return summarise(groups, self.answer_of)
+
+
+def final_answer(source: str, text: str) -> str:
+    """What votes for a majority: the final answer where one is found, else the whole text."""
+    return extract_answer(text) or text.strip()
 
 
 def summarise(groups: Sequence[Group], answer_of: Callable[[str, str], str]) -> Evaluation:
