@@ -70,6 +70,7 @@ def test_extraction(response: str, answer: str | None) -> None:
         ("5 cm", 5),
         (r"5\text{ cm}^2", 5),
         ("60 miles per hour", 60),
+        ("5 meters squared", 5),
         (r"90^\circ", 90),
         ("x = -3", -3),
         ("４２", 42),
@@ -97,6 +98,9 @@ def test_numbers_are_read_exactly(text: str, value: Any) -> None:
         "x^2",
         "9**9",
         "3!",
+        "5 million dollars",
+        "5 squared",
+        "5 plus six",
     ],
 )
 def test_what_is_not_a_plain_number_is_not_read_as_one(text: str) -> None:
@@ -169,6 +173,9 @@ def test_symbolic_is_off_for_gsm8k_and_an_unreadable_truth_is_no_zero() -> None:
         grade_math("#### 5", "x+1", symbolic=False)
     with pytest.raises(RewardError, match="empty"):
         grade_math("#### 5", " ")
+    for nothing in (None, [], ["5", None]):
+        with pytest.raises(RewardError, match="expected an answer"):
+            grade_math("#### 5", nothing)
 
 
 def test_running_out_of_time_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ def count(n): yield from range(n)
 def half(x): return x / 2
 def cheat(*args): return Equal()
 def refuse(x): raise ValueError("negative")
+def stop(x): raise StopIteration
 def noisy(x):
     print("noise" * 1000)
     return x
@@ -132,6 +133,7 @@ def test_assert_tests_that_hold(box: Sandbox, test: str):
         "assert Stack() == Stack()",
         "assert cheat(1) in [1, 2]",
         "assert refuse(1) == 1",
+        "assert all(map(lambda n: stop(n) == 9, [1, 2]))",
     ],
 )
 def test_assert_tests_that_do_not_hold(box: Sandbox, test: str):
@@ -157,6 +159,38 @@ def test_a_verdict_the_program_writes_itself_is_worth_nothing(box: Sandbox):
     forged = "import os\nfor fd in range(3, 10):\n    try: os.write(fd, b'{\"verdict\": true}\\n')\n    except OSError: pass\n"
     assert grade(box, forged + "def f(): return 2", {"assert_case": ["assert f() == 1"]}) == 0.0
     assert grade(box, forged, {"assert_case": ["assert f() == 1"]}) == 0.0
+
+
+_OWN_WIRE = """
+import json, os
+names = ["abs", "set", "sorted", "isinstance", "math", "AssertionError"]
+for line in open(3, "rb", closefd=False):
+    request = json.loads(line)
+    if request["op"] == "names":
+        answer = ["d", *[[name, "callable"] for name in [*request["names"], *names]]]
+    elif request["op"] == "get":
+        answer = ["r", 0]
+    else:
+        answer = {"abs": 0, "set": ["l"], "sorted": ["l"], "f": 1}.get(str(request["target"]), True)
+    os.write(4, json.dumps({"ok": answer}).encode() + b"\\n")
+"""
+
+
+@pytest.mark.parametrize("fn_name", ["", "f"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert abs(f(2) - 1.5) < 1e-6",
+        "assert set(f(2)) == set([1, 2])",
+        "assert isinstance(f(2), list)",
+        "assert math.isclose(f(2), 1.5)",
+    ],
+)
+def test_a_program_cannot_offer_names_it_was_not_asked_for(box: Sandbox, test: str, fn_name: str):
+    assert grade(box, _OWN_WIRE, {"assert_case": [test], "fn_name": fn_name}) == 0.0
+    assert grade(box, _OWN_WIRE, {"assert_case": ["assert f(2) == 1"]}) == 1.0, (
+        "the wire is spoken as it should be"
+    )
 
 
 def test_a_program_that_talks_out_of_turn_gains_nothing_and_floods_nobody(box: Sandbox):
@@ -253,6 +287,7 @@ def test_many_fences_take_linear_time():
         (b"YES", "Yes", False),
         (b"\xff", "1", False),
         (b"nan", "1.5", False),
+        ("١.٠".encode(), "1.0", False),
         (b"", "", True),
         (b"x", "", False),
     ],
@@ -286,6 +321,7 @@ def test_same_output(got: bytes, expected: str, same: bool):
         (float("nan"), float("nan"), False),
         (10**400, 1.0, False),
         (b"a", "a", False),
+        ({10**5000: 1}, {"1": 1}, False),
     ],
 )
 def test_same_value(got: object, expected: object, same: bool):

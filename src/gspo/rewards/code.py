@@ -213,8 +213,8 @@ def _same_tokens(got: str, expected: str) -> bool:
     return len(ours) == len(theirs) and all(a == b or _close_text(a, b) for a, b in zip(ours, theirs))
 
 
-_DECIMAL = re.compile(r"[+-]?\d+\.\d*(?:[eE][+-]?\d+)?|[+-]?\d+[eE][+-]?\d+")
-_NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
+_DECIMAL = re.compile(r"[+-]?\d+\.\d*(?:[eE][+-]?\d+)?|[+-]?\d+[eE][+-]?\d+", re.ASCII)
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 def _close_text(got: str, expected: str) -> bool:
@@ -254,15 +254,23 @@ def _close_numbers(got: int | float, expected: float) -> bool:
 
 
 def _same_mapping(got: dict, expected: dict) -> bool:
-    keys = {json.dumps(k) if type(k) in (int, float, bool, type(None)) else k: v for k, v in got.items()}
-    wanted = {
-        json.dumps(k) if type(k) in (int, float, bool, type(None)) else k: v for k, v in expected.items()
-    }
+    keys = {_key_text(k): v for k, v in got.items()}
+    wanted = {_key_text(k): v for k, v in expected.items()}
     return (
         len(keys) == len(got)
         and keys.keys() == wanted.keys()
         and all(same_value(keys[key], value) for key, value in wanted.items())
     )
+
+
+def _key_text(key: Any) -> Any:
+    """A key as JSON would write it; others, and integers with more digits than Python writes, as they are."""
+    if type(key) not in (int, float, bool, type(None)):
+        return key
+    try:
+        return json.dumps(key)
+    except ValueError:
+        return key
 
 
 __all__ = ["Verdict", "extract_code", "grade_code", "read_tests", "same_output", "same_value"]

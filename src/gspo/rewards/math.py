@@ -40,6 +40,8 @@ def grade_math(response: str, truth: Any, *, symbolic: bool = True) -> Reward:
     RewardError when the truth itself cannot be read. `symbolic=False` never asks math-verify.
     """
     truths = list(truth) if isinstance(truth, (list, tuple)) else [truth]
+    if not truths or None in truths:
+        raise RewardError(f"the ground truth is {truth!r}, expected an answer")
     answer = extract_answer(response)
     right = answer is not None and any(same_answer(answer, str(t), symbolic=symbolic) for t in truths)
     return Reward(float(right), acc=float(right), extra={"answered": float(answer is not None)})

@@ -51,7 +51,9 @@ _UNIT_PART = re.compile(r"(?P<word>[a-zA-Z]+)\.?|[\s/]|\^\s*(?:[23]|\{[23]\})|(?
 _MATH_NAMES = "sqrt pi sin cos tan log ln exp frac infty inf nan or and mod infinity"
 _SHORT_NAMES = "mm cm dm km m in ft yd mi mg g kg lb lbs oz ml l cl s ms h hr hrs min am pm mph kph of to"
 _LONG_NAMES = "cents dollars hours minutes days years miles meters feet inches units degrees people"
+_SCALE_NAMES = "hundred thousand million billion trillion plus minus divided squared cubed"
 _MATH_WORDS = frozenset(_MATH_NAMES.split())
+_SCALES = frozenset(_SCALE_NAMES.split())  # right after a number they change its value
 _SHORT_UNITS = frozenset(_SHORT_NAMES.split())
 _JOINED_UNITS = _SHORT_UNITS | frozenset(_LONG_NAMES.split())  # may follow a number without a space
 
@@ -176,7 +178,7 @@ def _is_unit(rest: str) -> bool:
     words = [part["word"].lower() for part in parts if part["word"]]
     if not words or any(part["other"] for part in parts) or not _MATH_WORDS.isdisjoint(words):
         return False
-    if rest[0].isalpha() and words[0] not in _JOINED_UNITS:
+    if words[0] in _SCALES or (rest[0].isalpha() and words[0] not in _JOINED_UNITS):
         return False
     return all(word in _SHORT_UNITS or len(word) >= 3 for word in words)
 

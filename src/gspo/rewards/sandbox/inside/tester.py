@@ -42,7 +42,8 @@ class Link:
         if "error" in reply:
             name, message = reply["error"]
             kind = getattr(builtins, str(name), None)
-            if isinstance(kind, type) and issubclass(kind, Exception):
+            # Within `all(map(...))`, StopIteration would end the test early, as if the rest had held.
+            if isinstance(kind, type) and issubclass(kind, Exception) and kind is not StopIteration:
                 raise kind(message)
             raise RuntimeError(message)
         return plain.decode(reply["ok"], lambda tag, number: Remote(self, ["r", number]))
@@ -135,10 +136,13 @@ def _scope(source: str, tested: str, link: Link) -> dict[str, Any]:
     scope: dict[str, Any] = {"__builtins__": builtins, "__name__": "test"}
     for name in _module_names(tree):
         scope[name] = importlib.import_module(_ALIASES.get(name, name))
-    for name, kind in link.kinds([tested] if tested else sorted(program_names(tree))).items():
-        if kind == "callable":
+    asked = [tested] if tested else sorted(program_names(tree))
+    kinds = link.kinds(asked)
+    # Only the names asked for: the answer is the program's word, which could add its own `abs` or `math`.
+    for name in asked:
+        if kinds.get(name) == "callable":
             scope[name] = Remote(link, name)
-        elif kind == "value":
+        elif kinds.get(name) == "value":
             scope[name] = link.ask("value", name)
     return scope
 
