@@ -53,7 +53,9 @@ class Watch(TrainerCallback):
     """Notes the time and the seconds of generation at the end of every step."""
 
     def __init__(self, minibatches: int) -> None:
-        self.minibatches, self.marks, self.trainer = minibatches, [], None
+        self.minibatches = minibatches
+        self.marks: list[tuple[float, float]] = []
+        self.trainer: TimedTrainer | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.mark()
