@@ -112,6 +112,17 @@ def test_an_empty_or_broken_folder_is_read_without_error(tmp_path: Path) -> None
     assert (run.rows, run.config, run.environment, run.result) == ([], [], None, None)
 
 
+def test_files_that_no_parser_takes_are_left_out(tmp_path: Path) -> None:
+    deep = "[" * 20_000
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "a": ' + deep + "\n")
+    (tmp_path / "config.yaml").write_text("day: 2026-02-31\n")
+    (tmp_path / "result.json").write_text(deep)
+    for holder in ("9" * 30, "²", "9" * 5000):
+        (tmp_path / ".lock").write_text(holder)
+        run = read_run(tmp_path)
+        assert (run.rows, run.config, run.result, run.status) == ([{"step": 1}], [], None, "stopped")
+
+
 def test_status_follows_the_process_and_the_result(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()

@@ -253,6 +253,17 @@ def test_status_turns_when_the_process_dies(runs: Path) -> None:
     assert live.tag(run) != before
 
 
+def test_a_run_that_cannot_be_read_is_an_answer_not_silence(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise ValueError("unreadable")
+
+    monkeypatch.setattr("gspo.report.live.read_run", fail)
+    assert client.get("/api/runs")[0] == 500
+    assert client.get("/")[0] == 200
+
+
 def test_compare_over_http(client: Client, runs: Path) -> None:
     make_run(runs / "other", Plan(steps=2, groups=2, n=2, gain=0.6))
     answer = client.json("/api/compare?run=embedded&run=other")

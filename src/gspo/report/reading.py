@@ -32,7 +32,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
             continue
         try:
             value = json.loads(line, parse_constant=_no_number)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             out.append(value)
@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The file's object, or None when there is no whole one."""
     try:
         value = json.loads(read_text(path), parse_constant=_no_number)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -114,7 +114,7 @@ def read_config(path: Path) -> list[dict[str, Any]]:
 def _parse_config(text: str) -> list[dict[str, Any]]:
     try:
         tree = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that does not exist
         return []
     if not isinstance(tree, dict):
         return []

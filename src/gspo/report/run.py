@@ -189,7 +189,7 @@ def status_of(path: Path, rows: list[dict[str, Any]], result: dict[str, Any] | N
     if result is not None and (steps is None or not rows or rows[-1]["step"] <= steps):
         return "finished"
     holder = reading.read_text(path / ".lock").strip()
-    if holder.isdigit() and _alive(int(holder)):
+    if holder.isdecimal() and len(holder) < 10 and _alive(int(holder)):
         return "running"
     return "running" if time.time() - _changed(path) < RUNNING_WINDOW and rows and not holder else "stopped"
 

@@ -79,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
             self._send(b"not found\n", "text/plain", status=HTTPStatus.NOT_FOUND)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+        except Exception as error:
+            text = f"{type(error).__name__} while reading the runs\n"
+            self._send(text.encode(), "text/plain", status=HTTPStatus.INTERNAL_SERVER_ERROR)
 
     do_HEAD = do_GET
 
