@@ -26,7 +26,6 @@ COMMANDS: dict[str, str] = {
     "report": "report",
     "dashboard": "dashboard",
     "compare": "compare",
-    "plan": "plan",
 }
 
 

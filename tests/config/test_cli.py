@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from typer.testing import CliRunner
 
 from gspo import __version__
 from gspo.cli import COMMANDS, app
-from gspo.commands import train as train_command
 from gspo.commands.arguments import load_arguments
 from gspo.config import load
 from gspo.config.flags import split_arguments
@@ -28,7 +29,7 @@ def test_only_commands_whose_module_exists_are_listed():
     assert "train" in listed and "config" in listed
     assert CliRunner().invoke(app, ["no-such-command"]).exit_code == 2
     for module in COMMANDS.values():
-        assert module.isidentifier()
+        assert find_spec(f"gspo.commands.{module}") is not None
 
 
 def test_show_prints_values_with_origins_that_load_again(tmp_path):
@@ -163,9 +164,3 @@ def test_train_runs_the_loop_and_returns_its_exit_code(monkeypatch):
     result = CliRunner().invoke(app, ["train", "data.train_batch_size=64"])
     assert result.exit_code == 3
     assert seen[0].get("data.train_batch_size") == 64
-
-
-def test_train_without_the_loop_says_so(monkeypatch):
-    monkeypatch.setattr(train_command, "find_spec", lambda name: None)
-    result = CliRunner().invoke(app, ["train"])
-    assert result.exit_code == 1 and "gspo.loop.run is missing" in result.stderr

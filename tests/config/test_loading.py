@@ -464,3 +464,11 @@ def test_every_key_can_be_set_by_name_to_its_own_default(key):
         )
     except ConfigErrors as errors:
         pytest.fail(str(errors))
+
+
+def test_the_remedy_of_a_wrong_type_is_written_as_it_must_be_typed():
+    with pytest.raises(ConfigErrors) as caught:
+        load(overrides=["trainer.num_threads=0.5"])
+    (problem,) = caught.value.problems
+    assert problem.remedy == "e.g. trainer.num_threads=null"
+    load(overrides=[problem.remedy.removeprefix("e.g. ")])

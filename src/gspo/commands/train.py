@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -38,11 +37,6 @@ def train(
 
 def run(config: ResolvedConfig) -> int:
     """Train by a checked config; the exit code."""
-    if find_spec("gspo.loop.run") is None:
-        typer.echo(
-            "training is not part of this build: gspo.loop.run is missing; --dry-run shows the plan", err=True
-        )
-        return 1
     refused = essential(config.warnings)
     for problem in refused:
         typer.echo(

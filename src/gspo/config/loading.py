@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -161,6 +162,11 @@ def _interpolate(written: list[Entry], problems: list[Problem]) -> list[Entry]:
     return resolved
 
 
+def _written(value: Any) -> Any:
+    """A default as the user would type it."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else value
+
+
 def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
     """Put one entry under its canonical name, checked against the key's type, choices and bounds."""
     leaf = tree.leaf_of(entry.name)
@@ -173,7 +179,14 @@ def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
     except WrongType:
         message = f"expected {leaf.type_name}, found {type(value).__name__}"
         problems.append(
-            Problem("error", leaf.key, value, entry.origin.text, message, f"e.g. {leaf.key}={leaf.default}")
+            Problem(
+                "error",
+                leaf.key,
+                value,
+                entry.origin.text,
+                message,
+                f"e.g. {leaf.key}={_written(leaf.default)}",
+            )
         )
         return
     complaint = leaf.info.complaint(value)

@@ -75,11 +75,7 @@ PENDING_VALUES: dict[tuple[str, Any], str] = {
 }
 
 # Ignoring these would train something else than was asked for.
-_ESSENTIAL = (
-    "actor_rollout_ref.rollout.mode",
-    "reward.functions",
-    "reward.sandbox_level",
-)
+_ESSENTIAL = ("actor_rollout_ref.rollout.mode",)
 
 
 def unmet(settings: Settings) -> Iterator[Problem]:
@@ -98,8 +94,7 @@ def essential(problems: tuple[Problem, ...]) -> list[Problem]:
     return [
         p
         for p in problems
-        if "nothing acts on it yet" in p.message
-        and (p.key in _ESSENTIAL or (p.key, p.value) in PENDING_VALUES)
+        if WAITS in p.message and (p.key in _ESSENTIAL or (p.key, p.value) in PENDING_VALUES)
     ]
 
 

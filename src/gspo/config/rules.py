@@ -292,21 +292,19 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     """What needs more than one device or machine needs a backend that has them."""
     trainer, rollout, actor = c.trainer, c.actor_rollout_ref.rollout, c.actor_rollout_ref.actor
     if trainer.backend == "local" and trainer.nnodes > 1:
-        yield report(
-            "trainer.nnodes", "trainer.backend = local runs on one machine", "set trainer.backend=ray"
-        )
+        yield report("trainer.nnodes", "trainer.backend = local runs on one machine", "set trainer.nnodes=1")
     if trainer.backend == "local" and actor.strategy == "local" and (trainer.n_gpus_per_node or 1) > 1:
         message = "trainer.backend = local with actor.strategy = local uses one device"
-        remedy = f"set trainer.backend=ray, or {ACTOR}.strategy=fsdp2 under torchrun"
+        remedy = "set trainer.n_gpus_per_node=1"
         yield report("trainer.n_gpus_per_node", message, remedy, "warning")
     if rollout.name == "native" and rollout.tensor_model_parallel_size > 1:
         message = "the native engine runs on one device"
-        yield report(f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.name=vllm, or 1")
+        yield report(
+            f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1"
+        )
     if actor.ulysses_sequence_parallel_size > 1:
         message = "sequence parallelism is not offered"
-        yield report(
-            f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1; packing and fsdp2 save memory"
-        )
+        yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1")
 
 
 RULES: tuple[Rule, ...] = (

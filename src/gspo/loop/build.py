@@ -277,7 +277,8 @@ def _try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt) -> None:
     if filters.enable and filters.metric not in known:
         raise RewardError(
             f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "
-            f"it returns {', '.join(sorted(known))}"
+            f"it returns {', '.join(sorted(known))}. Set the metric to one of these, or return "
+            f"{{'score': …, {filters.metric!r}: …}}"
         )
 
 

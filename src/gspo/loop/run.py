@@ -18,6 +18,7 @@ from gspo.loop.resume import ResumeRefused
 from gspo.loop.trainer import BadNumbers, Trainer
 from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError
+from gspo.rollout.engine import EngineError
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
 from gspo.tracking.run_folder import RunLocked
 from gspo.tracking.sinks import MissingExtra
@@ -35,11 +36,12 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             MissingPeft,
             UnsupportedModel,
             ModelError,
+            EngineError,
         ),
         2,
     ),
     ((StarvedSampling, GenerationLimit), 3),
-    (BadNumbers, 4),
+    ((BadNumbers, FloatingPointError), 4),  # the engine raises the second on log-probs that are not finite
     (RewardFailures, 5),
     (CheckpointError, 6),
 )

@@ -57,7 +57,7 @@ class Trainer:
         self.config = self.resolved.config
         self.console = console or Console(every=self.config.trainer.console_table_freq)
         for warning in self.resolved.warnings:
-            self.console.warn(str(warning))
+            self.console.warn(str(warning).removeprefix("warning: "))
         self.clock = Clock()
         self.stop = StopRequest()
         resume: Resume = find_resume(self.resolved)

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from gspo.rollout.engine import EngineError
+
 _DECODE_ATTENTION = "gspo_decode"
 _SUPPORTED_LAYERS = ("full_attention", "sliding_attention")
 _SUPPORTED_ATTENTION = ("sdpa", "eager")
@@ -51,9 +53,9 @@ def attention_windows(config: Any) -> dict[str, int | None]:
             return {"full_attention": window}
     unknown = sorted(set(layer_types) - set(_SUPPORTED_LAYERS))
     if unknown:
-        raise ValueError(
+        raise EngineError(
             f"model type {config.model_type!r} has layers of type {', '.join(unknown)}; the native engine runs "
-            f"{' and '.join(_SUPPORTED_LAYERS)} layers. Use rollout.name=vllm for this model."
+            f"{' and '.join(_SUPPORTED_LAYERS)} layers. Use another model."
         )
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(layer_types))}
 
@@ -64,7 +66,7 @@ def attention_configs(model: nn.Module) -> list[Any]:
     for config in configs.values():
         name = getattr(config, "_attn_implementation", None)
         if name not in (*_SUPPORTED_ATTENTION, None):
-            raise ValueError(
+            raise EngineError(
                 f"attn_implementation={name!r}: the native engine runs {' or '.join(_SUPPORTED_ATTENTION)}. "
                 "Load the model with attn_implementation='sdpa'."
             )
@@ -102,7 +104,7 @@ def grouped_attention(
     num_rows, num_heads, num_new, size = query.shape
     assert num_new == 1, "decode attention takes one new token a row"
     if kwargs.get("position_bias") is not None:
-        raise ValueError(
+        raise EngineError(
             f"{type(module).__name__} adds a position bias, which the native engine does not run"
         )
     grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], size)

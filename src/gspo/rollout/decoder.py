@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
+from gspo.rollout.engine import EngineError
 from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
 
 
@@ -21,7 +22,7 @@ class Decoder:
     def __init__(self, model: Any, pad_token_id: int, max_length: int, device: torch.device) -> None:
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and max_length > limit:
-            raise ValueError(
+            raise EngineError(
                 f"max_length={max_length} (prompt and response) exceeds the model's max_position_embeddings={limit}; "
                 "lower data.max_prompt_length or data.max_response_length."
             )

@@ -9,6 +9,10 @@ from typing import Any, Protocol
 from gspo.types import Group, Prompt, Rollout
 
 
+class EngineError(ValueError):
+    """The engine cannot run this model, or not at these lengths; the message names what to change."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are drawn. `temperature=0` is greedy (log-probs are then taken at temperature 1)."""

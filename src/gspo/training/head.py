@@ -60,6 +60,10 @@ class Head:
     def _verify(self, model: Any) -> None:
         ids = torch.arange(4, device=self.linear.weight.device)[None] % self.linear.out_features
         own = model(input_ids=ids, use_cache=False).logits
+        if not own.isfinite().all():
+            raise UnsupportedModel(
+                f"{type(model).__name__}: its logits are not finite; the weights are damaged, or too large for {own.dtype}"
+            )
         ours = self.logits(decode_hidden(model, ids))
         worst = (own.float() - ours).abs().max().item()
         # The model's own logits may be rounded to bf16, whose spacing is 2^-8 of the value.

@@ -1,0 +1,62 @@
+"""What cannot be trained ends with a message and the documented exit code, not with a traceback."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gspo.loop.run import exit_code, train
+from gspo.loop.trainer import Trainer
+from gspo.scorecard.small_run import config, even_first_byte, make_model
+from gspo.tracking.console import Console
+
+
+@pytest.fixture
+def model(tmp_path):
+    return make_model(tmp_path / "model")
+
+
+def test_lengths_beyond_the_models_positions_are_refused(tmp_path, model, capsys):
+    code = train(config(tmp_path, model, "data.max_response_length=200"), reward_fn=even_first_byte)
+    assert code == 2
+    message = capsys.readouterr().err
+    assert "max_position_embeddings=128" in message and "data.max_response_length" in message
+
+
+def test_a_model_of_nans_is_refused_for_what_it_is(tmp_path, model, capsys):
+    weights = load_file(model / "model.safetensors")
+    nans = {name: torch.full_like(t, torch.nan) for name, t in weights.items()}
+    save_file(nans, model / "model.safetensors", metadata={"format": "pt"})
+    assert train(config(tmp_path, model), reward_fn=even_first_byte) == 2
+    assert "logits are not finite" in capsys.readouterr().err
+
+
+def test_weights_that_turn_into_nans_end_as_bad_numbers(tmp_path, model):
+    trainer = Trainer(
+        config(tmp_path, model, "trainer.val_before_train=false"),
+        reward_fn=even_first_byte,
+        console=Console(enabled=False),
+    )
+    with torch.no_grad():
+        for weight in trainer.parts.policy.model.parameters():
+            weight.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="log-probs that are not finite") as caught:
+        trainer.fit()
+    assert exit_code(caught.value) == 4
+
+
+def test_a_filter_metric_that_the_reward_does_not_return_is_refused_with_a_remedy(tmp_path, model, capsys):
+    metric = "algorithm.filter_groups.metric=acc"
+    code = train(config(tmp_path, model, metric), reward_fn=lambda prompt, response: 1.0)
+    assert code == 2
+    message = capsys.readouterr().err
+    assert "algorithm.filter_groups.metric='acc'" in message and "{'score': …, 'acc': …}" in message
+
+
+def test_a_warning_of_the_config_says_so_once(tmp_path, model, capsys):
+    alone = "actor_rollout_ref.actor.ppo_mini_batch_size=4"  # one update a rollout batch
+    train(config(tmp_path, model, alone, "data.max_response_length=200"), reward_fn=even_first_byte)
+    shown = capsys.readouterr()
+    assert "warning: actor_rollout_ref.actor.ppo_mini_batch_size" in shown.out + shown.err
+    assert "warning: warning:" not in shown.out + shown.err
