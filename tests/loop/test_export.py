@@ -8,8 +8,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gspo.data.rows import DataError
 from gspo.loop.build import load_prompts
+from gspo.loop.trainer import Trainer
 from gspo.rollout.engine import GroupRequest, SamplingParams
-from gspo.scorecard.small_run import make_model
+from gspo.scorecard.small_run import config, even_first_byte, make_model
 
 from .runs import rows, train, trainer
 
@@ -69,3 +70,32 @@ def test_a_start_that_fails_gives_the_run_folder_back(tmp_path, model):
     with pytest.raises(DataError, match=r"no rows|empty"):
         trainer(tmp_path / "runs", model, f"data.train_files={empty}")
     trainer(tmp_path / "runs", model).close()
+
+
+def test_a_refused_start_leaves_no_folder(tmp_path, model):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(DataError):
+        trainer(tmp_path / "runs", model, f"data.train_files={empty}")
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_a_longer_run_is_unfinished_again(tmp_path, model):
+    train(tmp_path, model, "trainer.total_training_steps=1")
+    assert (tmp_path / "run" / "result.json").exists()
+    result = train(tmp_path, model, "trainer.total_training_steps=3", stop_after=2)
+    assert result["steps"] == 2
+    assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_failed_rewards_are_said(tmp_path, model, capsys):
+    def sometimes(prompt, response):
+        if response.index == 1:
+            raise ZeroDivisionError("half a pear")
+        return even_first_byte(prompt, response)
+
+    resolved = config(tmp_path, model, "trainer.total_training_steps=2", "reward.max_failure_rate=1.0")
+    Trainer(resolved, reward_fn=sometimes).fit()
+    said = capsys.readouterr().out
+    assert all(r["train/reward_failures"] > 0 for r in rows(tmp_path))
+    assert "rewards failed and are missing" in said and "half a pear" in said

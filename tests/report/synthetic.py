@@ -205,7 +205,7 @@ class Maker:
             "timing_s/old_log_prob": 0.1,
             "timing_s/update_actor": 0.5 + rng.random() * 0.1,
             "timing_s/step": 1.6,
-            "perf/generated_tokens_per_s": tokens / 0.8,
+            "perf/throughput": tokens / 0.8,
         }
         self.total += tokens
         if step % plan.val_every == 0 or step == plan.steps:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 
 from gspo.tracking.files import sync_file, sync_folder
@@ -84,7 +85,7 @@ def save(
         os.rename(temporary, final)
         hook("save:renamed")
         sync_folder(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # safetensors wraps a full disk in its own error
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
             f"{final}: could not write the checkpoint: {error}; earlier checkpoints are untouched"

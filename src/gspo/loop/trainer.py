@@ -87,6 +87,7 @@ class Trainer:
             )
         except BaseException:
             self.run.close()
+            self.run.remove_if_empty()
             raise
 
     def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
@@ -118,6 +119,8 @@ class Trainer:
     def fit(self) -> dict[str, Any]:
         """Train to the end, or until asked to stop; returns what the last line of `gspo train` prints."""
         self._clock_started = time.monotonic() - self.counters["seconds"]
+        if self.step < self.total_steps:  # a finished run that was made longer is unfinished again
+            self.run.result_file.unlink(missing_ok=True)
         with contextlib.closing(self), self.stop:
             self.console.say(self.parts.summary(self.run.path, self.total_steps))
             if self.step == 0:
@@ -170,6 +173,11 @@ class Trainer:
         if parts.kl_reward is not None:
             merge_metrics(metrics, parts.kl_reward.observe())
         self._count(metrics)
+        if sampling.num_failed_rewards:
+            self.console.warn(
+                f"step {self.step}: {sampling.num_failed_rewards} of {sampling.num_rollouts} rewards failed and are "
+                f"missing; the first: {sampling.first_failure}"
+            )
         if self.config.trainer.save_groups:
             with clock("log_groups"):
                 trained = records.trained_details(groups, batch, update.log_probs, parts.token_text)

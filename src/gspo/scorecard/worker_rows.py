@@ -12,7 +12,11 @@ from gspo.scorecard import faults
 from gspo.scorecard.kill_rows import Bench, with_bench
 from gspo.scorecard.row import Check
 
-SETTINGS = ("data.gen_batch_size=12", "data.max_response_length=12", "actor_rollout_ref.rollout.max_num_seqs=8")
+SETTINGS = (
+    "data.gen_batch_size=12",
+    "data.max_response_length=12",
+    "actor_rollout_ref.rollout.max_num_seqs=8",
+)
 
 
 def rollout_worker_killed(bench: Bench, rng: random.Random, kills: int = 6) -> tuple[bool, str]:

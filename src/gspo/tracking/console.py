@@ -17,7 +17,7 @@ COLUMNS = (
     ("length", "response_length/mean", "{:.1f}"),
     ("entropy", "actor/entropy", "{:.3f}"),
     ("grad", "actor/grad_norm", "{:.3f}"),
-    ("tok/s", "perf/generated_tokens_per_s", "{:,.0f}"),
+    ("tok/s", "perf/throughput", "{:,.0f}"),
     ("s/step", "timing_s/step", "{:.2f}"),
 )
 
@@ -111,8 +111,12 @@ def _plain(text: str):
 
 
 def _held_out(values: Mapping[str, float]) -> float | None:
-    accuracies = [v for k, v in values.items() if k.startswith("val-core/") and "/acc/mean@" in k]
-    return sum(accuracies) / len(accuracies) if accuracies else None
+    """Mean held-out accuracy over data sources; the reward where no accuracy is known."""
+    for kind in ("acc", "reward"):
+        found = [v for k, v in values.items() if k.startswith("val-core/") and f"/{kind}/mean@" in k]
+        if found:
+            return sum(found) / len(found)
+    return None
 
 
 def _table(rows: Sequence[Mapping[str, float]]) -> Table:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,6 +62,12 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def remove_if_empty(self) -> None:
+        """Take away a folder in which nothing was written: a start that was refused leaves no trace."""
+        if any(p.is_file() and p.name != ".lock" for p in self.path.rglob("*")):
+            return
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def locked(self) -> bool:
         """Whether some process holds the lock now."""
