@@ -102,3 +102,15 @@ def test_a_plugin_registers_a_loss(tmp_path, model):
     assert trainer.parts.objective.loss_mode == "mine"
     with pytest.raises(DataError, match=r"trainer\.plugins.*nowhere"):
         open_trainer(tmp_path, model, "trainer.plugins=[nowhere.py]", reward=even_first_byte)
+
+
+def test_code_tests_that_cannot_grade_and_text_that_is_none_are_named_at_the_start(tmp_path, model):
+    data = tmp_path / "rows.jsonl"
+    good = {"prompt": "p", "data_source": "code", "ground_truth": {"inputs": ["1"], "outputs": ["1"]}}
+    for row, problem in (
+        ({**good, "ground_truth": {"inputs": ["1"], "outputs": []}}, r"rows\.jsonl:2: field 'ground_truth'"),
+        ({**good, "prompt": "\ud800"}, r"rows\.jsonl:2: field 'prompt'"),
+    ):
+        data.write_text("".join(json.dumps(r) + "\n" for r in (good, row)))
+        with pytest.raises(DataError, match=problem):
+            open_trainer(tmp_path, model, f"data.train_files={data}", "data.train_batch_size=2")

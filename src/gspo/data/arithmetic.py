@@ -12,11 +12,12 @@ import random
 from collections.abc import Iterator
 from typing import Literal
 
-from gspo.data.rows import Row, user_message
+from gspo.data.rows import DataError, Row, user_message
 from gspo.seeding import derive_seed
 
 NUM_TRAIN = 8192
 NUM_HELD_OUT = 512
+MAX_QUESTIONS = 1_000_000  # of some 9 × 10^7: drawing without repeats stays quick
 _HELD_OUT_SHARE = 16  # one question in sixteen is never trained on
 _WORKED_OUT_SHARE = 3  # one answer of the corpus in three is worked out
 
@@ -53,6 +54,8 @@ def load_arithmetic(
     """
     if limit is None:
         limit = NUM_TRAIN if split == "train" else NUM_HELD_OUT
+    if limit > MAX_QUESTIONS:
+        raise DataError("arithmetic", f"was asked for {limit} questions; expected at most {MAX_QUESTIONS}")
     questions = _questions(split, seed)
     return [_row(split, index, terms, seed) for index, terms in enumerate(itertools.islice(questions, limit))]
 

@@ -72,7 +72,7 @@ def _messages(record: Mapping[str, Any], where: str, key: str) -> tuple[Mapping[
     if isinstance(value, str):
         if not value.strip():
             raise DataError(where, "is an empty text; expected a question", field=key)
-        return user_message(value)
+        return user_message(_unicode(value, where, key))
     if not isinstance(value, (list, tuple)) or not value:
         raise DataError(where, f"is {_show(value)}; expected chat messages or a text", field=key)
     messages = tuple(_message(m, where, f"{key}[{i}]") for i, m in enumerate(value))
@@ -85,6 +85,17 @@ def _messages(record: Mapping[str, Any], where: str, key: str) -> tuple[Mapping[
     return messages
 
 
+def _unicode(text: str, where: str, field: str) -> str:
+    """The text, which must be one that can be written down: half a surrogate pair cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            where, f"holds {text[error.start]!r}, which is not a character", field=field
+        ) from None
+    return text
+
+
 def _message(message: Any, where: str, field: str) -> Mapping[str, Any]:
     if not isinstance(message, Mapping):
         raise DataError(where, f"is {_show(message)}; expected an object with role and content", field=field)
@@ -92,6 +103,7 @@ def _message(message: Any, where: str, field: str) -> Mapping[str, Any]:
         if not isinstance(message.get(name), str):
             found = "is missing" if message.get(name) is None else f"is {_show(message[name])}"
             raise DataError(where, f"{found}; expected a text", field=f"{field}.{name}")
+        _unicode(message[name], where, f"{field}.{name}")
     if message["role"] not in _ROLES:
         raise DataError(
             where, f"is {_show(message['role'])}; expected one of {', '.join(_ROLES)}", field=f"{field}.role"

@@ -31,6 +31,7 @@ from gspo.loop.resume import ResumeRefused
 from gspo.loop.roles import Roles, build_roles
 from gspo.models.load import load_tokenizer
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
+from gspo.rewards.code import read_tests
 from gspo.rollout.engine import RolloutEngine, SamplingParams
 from gspo.rollout.native import NativeEngine
 from gspo.sampling.dynamic import DynamicSampler, Record
@@ -145,6 +146,8 @@ def build(
     if train_dataset is not None and val_dataset is None and config.data.val_files is None:
         val_dataset = []  # the default task's held-out questions say nothing about data of the caller's own
     held_out = load_prompts(config, tokenizer, "val", val_dataset)
+    if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
+        _check_code_tests([*train, *held_out])
     scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, val_reward_fn or reward_fn))
     if train:
         _try_reward(config, scorer, train[0])
@@ -280,6 +283,16 @@ def _try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt) -> None:
             f"it returns {', '.join(sorted(known))}. Set the metric to one of these, or return "
             f"{{'score': …, {filters.metric!r}: …}}"
         )
+
+
+def _check_code_tests(prompts: Iterable[Prompt]) -> None:
+    """Refuse tests that no program could be graded by, naming their row."""
+    for prompt in prompts:
+        if prompt.data_source == "code":
+            try:
+                read_tests(prompt.ground_truth)
+            except ValueError as error:
+                raise DataError(prompt.uid, f"cannot be graded: {error}", field="ground_truth") from None
 
 
 def _total_steps(config: TrainerConfig, num_prompts: int) -> int:

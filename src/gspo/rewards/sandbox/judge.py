@@ -98,10 +98,13 @@ class Sandbox:
             tester = server.start("test", f"{name}\n{test}", b"", memory, _cpu(wall), linked=True)
             relay = Relay(program, tester)
             over = server.pump(lambda: relay.advance() or not relay.alive(), program.started + wall)
+            # A program that ended by itself decides; its tester may be ended before it was even confined.
+            decided = over and program.status is not None
             server.finish(program)
             server.finish(tester)
-            if tester.error is not None or program.error is not None:
-                raise SandboxError(f"the sandbox could not run a test: {tester.error or program.error}")
+            error = program.error or (None if decided and not server.failed else tester.error)
+            if error is not None:
+                raise SandboxError(f"the sandbox could not run a test: {error}")
             return relay.result(timed_out=not over)
 
         return self._with_server(attempt)
