@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS   ?=
 # Tests run two processes side by side; more threads than cores would make them wait for each other.
-TEST   := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: train test test-slow test-gpu test-browser check format scorecard docs clean
 
