@@ -53,7 +53,7 @@ def test_the_whole_recipe_reaches_its_accuracy(tmp_path, seed):
 
 def coin(prompt, response: str) -> Reward:
     """A reward that knows nothing of the answer; the accuracy it reports is the real one."""
-    heads = derive_seed(0, "coin", hash((prompt.uid, tuple(response.token_ids), response.index)) & 0xFFFF) % 2
+    heads = derive_seed(0, f"coin/{prompt.uid}/{response}", response.index) % 2
     right = response.rsplit(";", 1)[-1].strip() == str(prompt.ground_truth)
     return Reward(score=float(heads), acc=float(right))
 
@@ -61,7 +61,7 @@ def coin(prompt, response: str) -> Reward:
 @pytest.mark.slow
 def test_a_random_reward_teaches_nothing(tmp_path):
     result, _ = train(tmp_path, "algorithm.filter_groups.metric=seq_reward", reward=coin)
-    assert abs(result["final_acc"] - result["start_acc"]) < 0.15
+    assert result["final_acc"] < result["start_acc"] + 0.05  # noise at this learning rate harms, it never helps
 
 
 @pytest.mark.slow
@@ -80,4 +80,4 @@ def test_shuffled_advantages_teach_nothing(tmp_path):
         objective.with_advantages = shuffled
 
     result, _ = train(tmp_path, patch=patch)
-    assert abs(result["final_acc"] - result["start_acc"]) < 0.15
+    assert result["final_acc"] < result["start_acc"] + 0.05  # noise at this learning rate harms, it never helps
