@@ -61,7 +61,9 @@ def coin(prompt, response: str) -> Reward:
 @pytest.mark.slow
 def test_a_random_reward_teaches_nothing(tmp_path):
     result, _ = train(tmp_path, "algorithm.filter_groups.metric=seq_reward", reward=coin)
-    assert result["final_acc"] < result["start_acc"] + 0.05  # noise at this learning rate harms, it never helps
+    assert (
+        result["final_acc"] < result["start_acc"] + 0.05
+    )  # noise at this learning rate harms, it never helps
 
 
 @pytest.mark.slow
@@ -80,4 +82,6 @@ def test_shuffled_advantages_teach_nothing(tmp_path):
         objective.with_advantages = shuffled
 
     result, _ = train(tmp_path, patch=patch)
-    assert result["final_acc"] < result["start_acc"] + 0.05  # noise at this learning rate harms, it never helps
+    assert (
+        result["final_acc"] < result["start_acc"] + 0.05
+    )  # noise at this learning rate harms, it never helps
