@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gspo.data.rows import DataError
-from gspo.loop.build import load_prompts
+from gspo.loop.inputs import load_prompts
 from gspo.loop.trainer import Trainer
 from gspo.rewards import RewardError
 from gspo.scorecard.small_run import config, even_first_byte, make_model

@@ -85,7 +85,7 @@ class TokenEngine:
         return Group(request.prompt, rollouts, submission, request.version)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
-        raise NotImplementedError("the sampler never calls it")
+        raise AssertionError("the sampler must not run groups apart from its own")
 
     def load_weights(self, weights: Any, version: int) -> None:
         self.version = version

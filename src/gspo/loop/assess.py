@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from gspo.config import TrainerConfig
-from gspo.loop.build import build_engine, build_scorer, choose_device, default_threads, load_prompts
+from gspo.loop.build import build_engine, choose_device, default_threads
 from gspo.loop.evaluation import Evaluation, Evaluator
+from gspo.loop.inputs import build_scorer, load_prompts
 from gspo.loop.roles import load_weights
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import SamplingParams

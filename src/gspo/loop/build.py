@@ -17,21 +17,18 @@ from gspo.algo.kl import make_controller
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import Behaviour, LossSettings
 from gspo.config import TrainerConfig
-from gspo.data.columns import Columns, as_rows
 from gspo.data.cursor import PromptCursor
-from gspo.data.datasets import load_rows
-from gspo.data.rows import DataError, Row
-from gspo.data.template import encode_prompts
+from gspo.data.rows import DataError
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.greedy_baseline import GreedyBaseline
+from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
 from gspo.loop.kl_reward import KlScorer
 from gspo.loop.objective import AdvantageSettings, Objective
 from gspo.loop.plugins import import_plugins
 from gspo.loop.resume import ResumeRefused
 from gspo.loop.roles import Roles, build_roles
 from gspo.models.load import load_tokenizer
-from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
-from gspo.rewards.code import read_tests
+from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine, SamplingParams
 from gspo.rollout.native import NativeEngine
 from gspo.sampling.dynamic import DynamicSampler, Record
@@ -147,10 +144,10 @@ def build(
         val_dataset = []  # the default task's held-out questions say nothing about data of the caller's own
     held_out = load_prompts(config, tokenizer, "val", val_dataset)
     if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
-        _check_code_tests([*train, *held_out])
+        check_code_tests([*train, *held_out])
     scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, val_reward_fn or reward_fn))
     if train:
-        _try_reward(config, scorer, train[0])
+        try_reward(config, scorer, train[0])
     total_steps = _total_steps(config, len(train))
     roles = build_roles(config, device, total_steps, weights_from)
     engine = build_engine(config, roles.policy.model, tokenizer, device)
@@ -198,101 +195,6 @@ def choose_device(name: str) -> torch.device:
     if name != "auto":
         return torch.device(name)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def load_prompts(
-    config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None
-) -> list[Prompt]:
-    """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given."""
-    c = config.data
-    columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
-    rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
-    if not rows and split == "train":
-        raise DataError("data.train_files", "has no rows; expected at least one")
-    return encode_prompts(
-        rows,
-        tokenizer,
-        max_prompt_length=c.max_prompt_length,
-        truncation=c.truncation,  # pyright: ignore[reportArgumentType]
-        filter_overlong_prompts=c.filter_overlong_prompts,
-        **c.apply_chat_template_kwargs,
-    )
-
-
-def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
-    c = config.data
-    files = c.train_files if split == "train" else (c.val_files or c.train_files)
-    limit = c.num_train_samples if split == "train" else c.num_val_samples
-    names = [files] if isinstance(files, str) else list(files)
-    rows: list[Row] = []
-    for name in names:
-        path = name.partition(":")[2] or name  # gsm8k:PATH, jsonl:PATH
-        if split == "val" and c.val_files is None and os.path.isfile(path):
-            continue  # a file has no held-out part of its own
-        # Held-out questions are the same for every seed, so that runs can be compared.
-        rows += load_rows(
-            name,
-            split,  # pyright: ignore[reportArgumentType]
-            limit=limit,
-            seed=config.trainer.seed if split == "train" else 0,
-            columns=columns,
-            hub_split=c.train_split if split == "train" else c.val_split,
-            system_prompt=c.system_prompt,
-        )
-    return rows[:limit]
-
-
-def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
-    """The scorer that the config asks for, of `reward_fn` when one is given."""
-    custom, pool, manager = config.custom_reward_function, config.reward, config.reward_model
-    reward = reward_fn
-    if reward is None and pool.functions:
-        reward = pool.functions
-    elif reward is None and custom.path is not None:
-        reward = RewardSpec(custom.name, path=custom.path, kwargs=dict(custom.reward_kwargs))
-    buffer = manager.reward_kwargs.overlong_buffer_cfg
-    overlong = None
-    if buffer.enable:
-        limit = manager.reward_kwargs.max_resp_len or config.data.max_response_length
-        overlong = Overlong(limit, buffer.len, buffer.penalty_factor, buffer.log)
-    return make_scorer(
-        reward,
-        manager=manager.reward_manager,  # pyright: ignore[reportArgumentType]
-        num_workers=pool.num_workers,
-        timeout=pool.timeout,
-        memory=pool.memory,
-        retries=pool.retries,
-        overlong=overlong,
-        format_weight=pool.format_weight,
-        repetition_penalty=pool.repetition_penalty,
-        sandbox_level=pool.sandbox_level,
-        allow_unsandboxed_code=pool.allow_unsandboxed_code,
-    )
-
-
-def _try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt) -> None:
-    """Score one row now: a broken function or a filter metric it does not return must not cost an hour."""
-    reward = dry_run(scorer, prompt)
-    filters = config.algorithm.filter_groups
-    known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | (
-        {"acc"} if reward.acc is not None else set()
-    )
-    if filters.enable and filters.metric not in known:
-        raise RewardError(
-            f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "
-            f"it returns {', '.join(sorted(known))}. Set the metric to one of these, or return "
-            f"{{'score': …, {filters.metric!r}: …}}"
-        )
-
-
-def _check_code_tests(prompts: Iterable[Prompt]) -> None:
-    """Refuse tests that no program could be graded by, naming their row."""
-    for prompt in prompts:
-        if prompt.data_source == "code":
-            try:
-                read_tests(prompt.ground_truth)
-            except ValueError as error:
-                raise DataError(prompt.uid, f"cannot be graded: {error}", field="ground_truth") from None
 
 
 def _total_steps(config: TrainerConfig, num_prompts: int) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.config import BatchPlan, Objective, TrainerConfig, objective_of
-from gspo.loop.build import Parts, build, load_prompts, sampling_settings
+from gspo.loop.build import Parts, build, sampling_settings
+from gspo.loop.inputs import load_prompts
 from gspo.rollout.engine import GroupRequest
 from gspo.sampling.filters import judge
 from gspo.seeding import derive_seed
