@@ -1,0 +1,34 @@
+"""Small things about Ray actors that teams and connections share."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorClass
+
+
+def as_actor_class(worker_class: Any) -> Any:
+    """A worker class as an actor class; one that is already `ray.remote(…)` is taken as it is."""
+    return worker_class if isinstance(worker_class, ActorClass) else ray.remote(worker_class)
+
+
+def plain_class(worker_class: Any) -> type:
+    """The Python class behind a worker class, `ray.remote` or not."""
+    if isinstance(worker_class, ActorClass):
+        return worker_class.__ray_metadata__.modified_class
+    return worker_class
+
+
+def free_port(worker: Any) -> tuple[str, int]:
+    """Run in an actor: its machine's address and a port that is free there now."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return ray.util.get_node_ip_address(), s.getsockname()[1]
+
+
+def local_numbers(process_on_nodes: Sequence[int]) -> list[int]:
+    """Each process's number on its own machine, by rank."""
+    return [i for count in process_on_nodes for i in range(count)]

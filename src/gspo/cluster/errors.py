@@ -1,0 +1,43 @@
+"""What goes wrong on a cluster, as errors that name the worker and the cause."""
+
+from __future__ import annotations
+
+import ray.exceptions
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be reached or lacks what the run asks for; the message names what to change."""
+
+
+class WorkerDied(RuntimeError):
+    """A worker's process ended under the run; the message names the worker, its machine and what is known."""
+
+
+def root_cause(error: BaseException, worker: str) -> BaseException:
+    """The error to raise in the controller: the worker's own exception, or that the worker died.
+
+    An exception of the worker keeps its type and message, so that exit codes hold; where it was raised is a note.
+    """
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, ray.exceptions.RayError) and type(cause) is not ray.exceptions.RayError:
+            return root_cause(cause, worker)
+        if not isinstance(cause, Exception) or isinstance(cause, ray.exceptions.RayError):  # it does not pickle
+            return RuntimeError(f"{worker}: {error}")
+        if not getattr(cause, "__notes__", None):
+            cause.add_note(f"raised in {worker}:\n{error}")
+        return cause
+    if isinstance(error, ray.exceptions.ActorDiedError):
+        return WorkerDied(f"{worker} died: {_reason(error)}")
+    if isinstance(error, ray.exceptions.RayError):
+        return WorkerDied(f"{worker} cannot be reached ({type(error).__name__}): {_reason(error)}")
+    return error
+
+
+def _reason(error: BaseException) -> str:
+    """Ray's account of a death in one line, without its list of common causes."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    facts = [line for line in lines if line.split(":")[0] in ("pid", "ip", "node_ip")]
+    told = [line for line in lines if "because" in line or "exit type" in line] or lines[:1]
+    text = told[0].split(" Some common causes")[0] if told else type(error).__name__
+    return f"{text} ({', '.join(facts)})" if facts else text

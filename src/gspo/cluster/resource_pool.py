@@ -1,0 +1,106 @@
+"""A set of devices for the processes of one or more roles: placement groups on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from gspo.cluster.errors import ClusterError
+
+PLACEMENT_SECONDS = 60.0  # how long to wait for devices that the cluster has and somebody else holds
+
+
+class ResourcePool:
+    """`process_on_nodes[i]` processes on the i-th machine, each with `devices` GPUs, or one CPU where there are none.
+
+    The processes of a machine are placed together. `max_colocate_count` actors share a process's devices, each with
+    its part of them.
+    """
+
+    def __init__(
+        self,
+        process_on_nodes: Sequence[int],
+        use_gpu: bool = True,
+        name_prefix: str = "",
+        max_colocate_count: int = 1,
+        devices: int = 1,
+    ) -> None:
+        bad = not process_on_nodes or any(not isinstance(n, int) or n < 1 for n in process_on_nodes)
+        if bad or max_colocate_count < 1 or devices < 1:
+            raise ClusterError(
+                f"resource pool {name_prefix!r}: process_on_nodes={list(process_on_nodes)}, max_colocate_count="
+                f"{max_colocate_count}, devices={devices}; expected whole numbers of at least 1, e.g. [8, 8]"
+            )
+        self.process_on_nodes = list(process_on_nodes)
+        self.use_gpu = use_gpu
+        self.name_prefix = name_prefix
+        self.max_colocate_count = max_colocate_count
+        self.devices = devices
+        self._groups: list[PlacementGroup] | None = None
+
+    @property
+    def world_size(self) -> int:
+        return sum(self.process_on_nodes)
+
+    @property
+    def num_gpus(self) -> int:
+        return self.world_size * self.devices if self.use_gpu else 0
+
+    @property
+    def num_cpus(self) -> int:
+        return self.world_size * self.max_colocate_count
+
+    def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
+        """One placement group a machine, made at the first call; ClusterError when the cluster does not give them."""
+        if self._groups is None:
+            bundle: dict[str, float] = {"CPU": self.max_colocate_count}
+            if self.use_gpu:
+                bundle["GPU"] = self.devices
+            self._groups = [
+                placement_group([dict(bundle) for _ in range(n)], strategy=strategy)
+                for n in self.process_on_nodes
+            ]
+            self._await(self._groups)
+        return self._groups
+
+    def _await(self, groups: list[PlacementGroup]) -> None:
+        _, waiting = ray.wait(
+            [g.ready() for g in groups], num_returns=len(groups), timeout=PLACEMENT_SECONDS
+        )
+        if waiting:
+            self.release()
+            raise ClusterError(
+                f"resource pool {self.name_prefix!r}: {len(waiting)} of {len(groups)} machines did not get their "
+                f"places within {PLACEMENT_SECONDS:.0f} s (machines of {self.process_on_nodes} processes, "
+                f"{self.num_gpus} GPUs and {self.num_cpus} CPUs in all); free now: {_plain(ray.available_resources())}. "
+                "Wait for other runs to end, or lower trainer.nnodes, trainer.n_gpus_per_node or rollout.num_workers"
+            )
+
+    def options(self, rank: int) -> dict[str, Any]:
+        """The actor options that put a process at its place in the pool."""
+        index = rank % self.world_size
+        for group, size in zip(self.get_placement_groups(), self.process_on_nodes, strict=True):
+            if index < size:
+                return {
+                    "scheduling_strategy": PlacementGroupSchedulingStrategy(group, index),
+                    "num_cpus": 1,
+                    "num_gpus": self.devices / self.max_colocate_count if self.use_gpu else 0,
+                }
+            index -= size
+        raise AssertionError(f"rank {rank} of a pool of {self.world_size}")
+
+    def release(self) -> None:
+        """Give the places back; what still runs there is ended by Ray."""
+        groups, self._groups = self._groups or [], None
+        if ray.is_initialized():
+            for group in groups:
+                remove_placement_group(group)
+
+
+def _plain(resources: dict[str, Any]) -> dict[str, float]:
+    """CPU and GPU of Ray's account, which also has a line for every machine."""
+    return {name: resources.get(name, 0.0) for name in ("CPU", "GPU")}

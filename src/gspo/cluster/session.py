@@ -1,0 +1,71 @@
+"""The connection to a Ray cluster: one that exists, or a local one that ends with the run."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+
+from gspo.cluster.errors import ClusterError
+
+ADDRESS = "RAY_ADDRESS"
+# A local cluster serves one run: it reports to nobody, and its workers may share what the driver was given.
+LOCAL_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+
+
+class RaySession:
+    """Connected from construction to `close`.
+
+    A process that is already connected is left so; otherwise the cluster at RAY_ADDRESS is joined, and without one
+    a local cluster is started, which `close`, the end of this process and its death by any signal take down again.
+    """
+
+    def __init__(self, *, num_cpus: int = 1, num_gpus: int | None = None) -> None:
+        self._owned = not ray.is_initialized()
+        self.is_local = False
+        if not self._owned:
+            return
+        address = os.environ.get(ADDRESS)
+        if address:
+            self._join(address)
+        else:
+            self._start(num_cpus, num_gpus)
+
+    def _join(self, address: str) -> None:
+        try:
+            ray.init(address=address, **_quiet())
+        except Exception as error:
+            raise ClusterError(
+                f"{ADDRESS}={address}: no Ray cluster answers there ({type(error).__name__}: {error}); start one with "
+                f"`ray start --head`, correct the address, or unset {ADDRESS} to start a local cluster"
+            ) from error
+
+    def _start(self, num_cpus: int, num_gpus: int | None) -> None:
+        for name, value in LOCAL_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        self.is_local = True
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(num_cpus, os.cpu_count() or 1),  # logical: a laptop may hold more workers than cores
+                num_gpus=num_gpus,
+                include_dashboard=False,
+                **_quiet(),
+            )
+        except Exception as error:
+            ray.shutdown()
+            raise ClusterError(
+                f"a local Ray cluster could not be started ({type(error).__name__}: {error}); "
+                "trainer.backend=local trains in this process"
+            ) from error
+
+    def close(self) -> None:
+        """Leave the cluster; a local one ends with all its processes. May be called twice."""
+        if self._owned and ray.is_initialized():
+            ray.shutdown()
+
+
+def _quiet() -> dict[str, Any]:
+    """Workers' output comes to this console; Ray's own remarks do not."""
+    return {"configure_logging": False, "logging_level": "ERROR", "log_to_driver": True}
