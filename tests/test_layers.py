@@ -20,7 +20,7 @@ ALLOWED: dict[str, set[str]] = {
     "sampling": {"types", "seeding", "rollout", "rewards", "data"},
     "data": {"types", "seeding"},
     "rewards": {"types", "seeding", "data"},
-    "rollout": {"types", "seeding"},
+    "rollout": {"types", "seeding", "models"},
     "tracking": {"types", "seeding"},
     "training": {"types", "seeding", "algo", "data", "rollout", "models"},
     "models": {"types", "seeding"},

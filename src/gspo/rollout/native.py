@@ -87,6 +87,9 @@ class NativeEngine:
     def unfinished(self) -> list[GroupRequest]:
         return self._pool.unfinished(self._version)
 
+    def clear(self) -> None:
+        self._pool.clear()
+
     def close(self) -> None:
         self._pool.clear()
 

@@ -77,8 +77,11 @@ class ScriptedEngine:
     def unfinished(self) -> list[GroupRequest]:
         return as_requests(self._groups, ((s, s.begun) for s in self._running))
 
-    def close(self) -> None:
+    def clear(self) -> None:
         self._groups, self._running = [], []
+
+    def close(self) -> None:
+        self.clear()
 
     def _recite(self, sequence: SequenceProgress) -> None:
         """Add the next token of a response, and close it at the script's end or at max_tokens."""

@@ -1,0 +1,154 @@
+"""Weights by reference: one version in shared memory, in the safetensors layout, read by every worker on the machine.
+
+On Linux the memory has no name in any folder (memfd): it is reached through the publisher's `/proc` entry and is gone
+when the publisher and its readers are, however they ended, so a crash leaves nothing behind. It does not count against
+the size of /dev/shm. Elsewhere it is a file in a temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """A version's tensors as a safetensors file that any process of this user on this machine can open."""
+
+    path: str
+
+
+WeightsRef = Any
+"""What `RolloutWorker.load_weights` takes: a WeightsFile, a mapping of tensors (what Ray makes of an object reference),
+or None when the weights are those the engine was built with."""
+
+
+class WeightStore(Protocol):
+    """Publishes versions of the weights. The fleet discards a version when no worker can need it any more."""
+
+    def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsRef:
+        """Copy the tensors to where workers can read them; they may change as soon as this returns."""
+        ...
+
+    def discard(self, ref: WeightsRef) -> None:
+        """Free a version. Readers that have begun may finish."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class SharedWeights:
+    """A WeightStore in this machine's memory; a version is written once, by one copy, whatever the number of workers."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, int | Path] = {}  # path → what to free: a descriptor or a file
+
+    def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsFile:
+        fd, path, held = _create(version)
+        try:
+            _write(fd, {name: t.detach() for name, t in tensors.items()})
+        except BaseException:
+            _free(held)
+            raise
+        if isinstance(held, Path):
+            os.close(fd)
+        self._held[path] = held
+        return WeightsFile(path)
+
+    def discard(self, ref: WeightsRef) -> None:
+        if isinstance(ref, WeightsFile) and ref.path in self._held:
+            _free(self._held.pop(ref.path))
+
+    def close(self) -> None:
+        for held in self._held.values():
+            _free(held)
+        self._held.clear()
+
+
+def _create(version: int) -> tuple[int, str, int | Path]:
+    """A new file: its descriptor, the path that others open, and what frees it."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(f"gspo-weights-{version}")
+        return fd, f"/proc/{os.getpid()}/fd/{fd}", fd
+    fd, name = tempfile.mkstemp(prefix=f"gspo-weights-{version}-", suffix=".safetensors")
+    return fd, name, Path(name)
+
+
+def _free(held: int | Path) -> None:
+    with contextlib.suppress(OSError):
+        if isinstance(held, int):
+            os.close(held)
+        else:
+            held.unlink()
+
+
+def _write(fd: int, tensors: Mapping[str, Tensor]) -> None:
+    """Lay the tensors out as safetensors and copy each straight into the file's memory, from whatever device."""
+    spans: dict[str, tuple[int, int]] = {}
+    end = 0
+    # Big types first and no gaps, as the format wants; then every tensor is aligned to its own type.
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
+        spans[name] = (end, end + tensor.nbytes)
+        end += tensor.nbytes
+    described = {
+        name: {
+            "dtype": _DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [*span],
+        }
+        for name, span in spans.items()
+    }
+    header = json.dumps(described).encode()
+    header += b" " * (-(len(header) + 8) % _ALIGNMENT)
+    start = 8 + len(header)
+    os.truncate(fd, start + end)
+    with mmap.mmap(fd, start + end) as memory:
+        memory[:8] = len(header).to_bytes(8, "little")
+        memory[8:start] = header
+        for name, (first, last) in spans.items():
+            if first == last:
+                continue
+            tensor = tensors[name]
+            target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + first)
+            target.view(tensor.shape).copy_(tensor)
+            del target  # the map cannot be closed while a tensor looks into it
+
+
+@contextmanager
+def read_weights(ref: WeightsRef) -> Iterator[Mapping[str, Tensor] | None]:
+    """The tensors behind a reference, on the CPU; valid within the context."""
+    if not isinstance(ref, WeightsFile):
+        yield ref
+        return
+    from safetensors.torch import load_file
+
+    yield load_file(ref.path)

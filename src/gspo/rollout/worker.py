@@ -1,0 +1,137 @@
+"""A rollout worker: one engine, built from a spec that can travel, behind plain methods that a fleet calls by name."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
+from gspo.rollout.weights import WeightsRef, read_weights
+from gspo.types import Group, Rollout
+
+BUILDERS = {
+    "native": "gspo.rollout.worker:build_native",
+    "vllm": "gspo.rollout.vllm_engine:build_vllm",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """How to build an engine in another process: only plain values, so that it can be pickled.
+
+    `kind` is a name of BUILDERS or "module:function", a function of the spec that returns a RolloutEngine. The model's
+    folder gives shape and first weights; the fleet loads the current ones before any request.
+    """
+
+    kind: str
+    model: str  # folder or hub name
+    tokenizer: str
+    num_slots: int  # responses at once
+    max_length: int  # prompt and response
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    num_threads: int | None = None  # None: as the process is set up
+    trust_remote_code: bool = False
+    attn_implementation: str | None = None
+    override_config: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the kind
+
+
+def build_engine(spec: EngineSpec) -> RolloutEngine:
+    """The engine that a spec describes; an EngineError when its kind is unknown."""
+    module, _, name = BUILDERS.get(spec.kind, spec.kind).partition(":")
+    if not name:
+        raise EngineError(f"rollout.name={spec.kind!r}: expected one of {', '.join(BUILDERS)}")
+    return getattr(importlib.import_module(module), name)(spec)
+
+
+def build_native(spec: EngineSpec) -> RolloutEngine:
+    """A native engine over a copy of the model of its own."""
+    import torch
+
+    from gspo.models.load import load_model, load_tokenizer
+    from gspo.rollout.native import NativeEngine
+
+    if spec.num_threads is not None:
+        torch.set_num_threads(spec.num_threads)
+    model = load_model(
+        spec.model, dtype=spec.dtype, device=spec.device, trust_remote_code=spec.trust_remote_code
+    )
+    for key, value in spec.override_config.items():
+        setattr(model.config, key, value)
+    if spec.attn_implementation is not None:
+        model.set_attn_implementation(spec.attn_implementation)
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.requires_grad_(False)
+        tensor.data = tensor.data.clone()  # aligned as the trainer's own, see loop/roles.py
+    tokenizer = load_tokenizer(spec.tokenizer, trust_remote_code=spec.trust_remote_code)
+    return NativeEngine(
+        model,
+        functools.partial(tokenizer.decode, skip_special_tokens=True),
+        eos_token_ids=spec.eos_token_ids,
+        pad_token_id=spec.pad_token_id,
+        num_slots=spec.num_slots,
+        max_length=spec.max_length,
+        device=spec.device,
+        **spec.options,
+    )
+
+
+class RolloutWorker:
+    """Hosts an engine. Arguments and results can be pickled; calls come one at a time."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.engine = build_engine(spec)
+
+    def ping(self) -> int:
+        """The worker's process id: it is up and its engine is built."""
+        return os.getpid()
+
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        """Queue groups, in this order."""
+        for request in requests:
+            self.engine.submit(request)
+
+    def step(self) -> list[Group]:
+        """Advance by one engine step and hand out what finished."""
+        return self.engine.step()
+
+    def pump(self, seconds: float) -> list[Group]:
+        """Advance for about this long, at least one step, until something finished or nothing is in flight."""
+        end = time.monotonic() + seconds
+        while self.engine.num_in_flight:
+            if groups := self.engine.step():
+                return groups
+            if time.monotonic() >= end:
+                break
+        return []
+
+    def load_weights(self, ref: WeightsRef, version: int) -> None:
+        """Make a version live; what is in flight goes on under it."""
+        with read_weights(ref) as tensors:
+            self.engine.load_weights(tensors, version)
+
+    def unfinished(self) -> dict[int, tuple[Rollout, ...]]:
+        """The groups in flight: what their responses have so far, by submission number."""
+        return {request.submission: request.partial for request in self.engine.unfinished()}
+
+    def take_back(self) -> dict[int, tuple[Rollout, ...]]:
+        """As `unfinished`, and forget them: they will be submitted anew, here or elsewhere."""
+        begun = self.unfinished()
+        self.engine.clear()
+        return begun
+
+    def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
+        """Run these to the end; groups in flight are left as they are."""
+        return self.engine.generate(requests)
+
+    def close(self) -> None:
+        self.engine.close()
