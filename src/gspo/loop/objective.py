@@ -28,6 +28,17 @@ class AdvantageSettings:
     norm_by_std: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class BoundLoss:
+    """A policy loss by name with its settings: what travels to other processes in place of a function."""
+
+    name: str
+    settings: LossSettings
+
+    def __call__(self, x: LossInputs) -> LossOutput:
+        return get_policy_loss(self.name)(x, self.settings)
+
+
 @dataclass
 class Objective:
     """One step's objective. `settings` has every default filled in; ε moves only under `clip_control`."""
@@ -71,13 +82,7 @@ class Objective:
     def loss(self) -> PolicyLoss:
         """The policy loss with this step's clip range."""
         low, high = self.clip_range()
-        settings = dataclasses.replace(self.settings, clip_low=low, clip_high=high)
-        formula = get_policy_loss(self.loss_mode)
-
-        def policy_loss(x: LossInputs) -> LossOutput:
-            return formula(x, settings)
-
-        return policy_loss
+        return BoundLoss(self.loss_mode, dataclasses.replace(self.settings, clip_low=low, clip_high=high))
 
     def regulariser(
         self, log_probs: Tensor, ref: Tensor | None, entropy: Tensor | None, mask: Tensor, counts: BatchTotals

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gspo.training.packing import Layout, pack
+from gspo.training.ranks import ALONE, Ranks, split_over_ranks
 from gspo.types import Group, TrainBatch
 
 # How a micro-batch is laid out: padded rows, packed rows, or packed with the prompt of a group once.
@@ -136,16 +137,39 @@ def split_packed(batch: TrainBatch, rows: Sequence[int], max_tokens: int, kind: 
 
 
 def plan_micro_batches(
-    batch: TrainBatch, num_groups: int, *, max_tokens: int | None, max_rows: int, kind: Kind = "plain"
+    batch: TrainBatch,
+    num_groups: int,
+    *,
+    max_tokens: int | None,
+    max_rows: int,
+    kind: Kind = "plain",
+    ranks: Ranks = ALONE,
 ) -> list[list[list[int]]]:
-    """Rows of each micro-batch of each mini-batch of `num_groups` groups; `max_rows` counts without `max_tokens`."""
-    plan = mini_batches(batch.group_ids, num_groups)
+    """Rows of each micro-batch of each mini-batch of `num_groups` groups; `max_rows` counts without `max_tokens`.
+
+    Of this rank's rows where there are several ranks. All run as many micro-batches as the one that has most: an empty
+    one stands for a forward that counts for nothing.
+    """
+    plan = []
+    for rows in mini_batches(batch.group_ids, num_groups):
+        shares = split_over_ranks(batch, rows, ranks.size, share_prompts=kind == "shared")
+        cuts = [_cut(batch, share, max_tokens, max_rows, kind) for share in shares]
+        own, most = cuts[ranks.rank], max(len(cut) for cut in cuts)
+        plan.append(own + [[] for _ in range(most - len(own))])
+    return plan
+
+
+def _cut(
+    batch: TrainBatch, rows: Sequence[int], max_tokens: int | None, max_rows: int, kind: Kind
+) -> list[list[int]]:
+    if not rows:
+        return []
     if max_tokens is None:
-        return [split_by_rows(rows, max_rows) for rows in plan]
+        return split_by_rows(rows, max_rows)
     if kind != "plain":
-        return [split_packed(batch, rows, max_tokens, kind) for rows in plan]
+        return split_packed(batch, rows, max_tokens, kind)
     lengths = [len(p) + len(r) for p, r in zip(batch.prompt_ids, batch.response_ids)]
-    return [split_by_tokens(lengths, rows, max_tokens) for rows in plan]
+    return split_by_tokens(lengths, rows, max_tokens)
 
 
 def micro_batch(

@@ -14,6 +14,7 @@ from gspo.algo.values import explained_variance, value_loss
 from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.optimizer import MasterOptimizer
+from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
 from gspo.types import BatchTotals, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
@@ -54,9 +55,15 @@ class Critic:
     """A value model with its optimiser."""
 
     def __init__(
-        self, model: ValueModel, optimizer: MasterOptimizer, schedule: Schedule, settings: CriticSettings
+        self,
+        model: ValueModel,
+        optimizer: MasterOptimizer,
+        schedule: Schedule,
+        settings: CriticSettings,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.model = model.eval()
+        self.ranks = ranks
         self.optimizer = optimizer
         self.schedule = schedule
         self.settings = settings
@@ -71,16 +78,25 @@ class Critic:
             max_tokens=s.micro_batch_tokens,
             max_rows=s.micro_batch_rows,
             kind=self.layout.kind,
+            ranks=self.ranks,
         )
+
+    def forward(self, batch: TrainBatch, rows: list[int]) -> Tensor:
+        """Values [b,T]; without rows, those of a forward that counts for nothing."""
+        micro = self.layout.micro(batch, rows or [idle_row(batch)], self.device)
+        return self.ranks.run(self.model, micro)
 
     @torch.no_grad()
     def score(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with `values`, those before this step's updates."""
+        """The batch with `values`, those before this step's updates; zero in other ranks' rows."""
         values = torch.zeros_like(batch.mask)
         with self.layout.running():
             for micros in self.plan(batch):
                 for rows in micros:
-                    values[rows] = self.model(self.layout.micro(batch, rows, self.device)).cpu()
+                    got = self.forward(batch, rows).cpu()
+                    if rows:
+                        values[rows] = got
+        self.ranks.rest()
         return dataclasses.replace(batch, values=values * batch.mask)
 
     def update(self, batch: TrainBatch, *, step: int) -> Metrics:
@@ -97,7 +113,7 @@ class Critic:
         return metrics
 
     def _mini_batch(self, batch: TrainBatch, micros: list[list[int]], lr: float) -> Metrics:
-        totals = count_totals(batch.mask[[row for rows in micros for row in rows]])
+        totals = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         with self.layout.running():
@@ -105,6 +121,7 @@ class Critic:
                 out = self._micro_step(batch, rows, totals)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
+        total = self.ranks.sum(total)
         if not torch.isfinite(total):
             self.optimizer.zero_grad()
             return {"critic/skipped_updates": Metric("sum", 1.0)}
@@ -117,8 +134,13 @@ class Critic:
 
     def _micro_step(self, batch: TrainBatch, rows: list[int], totals: BatchTotals) -> LossOutput:
         assert batch.values is not None and batch.returns is not None
+        values = self.forward(batch, rows)
+        if not rows:
+            loss = values.sum() * 0.0
+            loss.backward()
+            return LossOutput(loss.detach(), {})
         out = value_loss(
-            self.model(self.layout.micro(batch, rows, self.device)),
+            values,
             batch.values[rows].to(self.device),
             batch.returns[rows].to(self.device, torch.float32),
             batch.mask[rows].to(self.device),

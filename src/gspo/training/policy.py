@@ -15,6 +15,7 @@ from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head import Head, chosen_log_probs
 from gspo.training.optimizer import MasterOptimizer
+from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
@@ -50,8 +51,9 @@ class PolicySettings:
 class TokenScorer:
     """A causal language model that gives the log-probs of a batch. Dropout is off: ratios compare like with like."""
 
-    def __init__(self, model: Any, settings: PolicySettings) -> None:
+    def __init__(self, model: Any, settings: PolicySettings, ranks: Ranks = ALONE) -> None:
         self.model = model.eval()
+        self.ranks = ranks
         self.head = Head.of(model)
         self.layout = Forward.of(model.base_model, settings.layout, flex=settings.flex_attention)
         self.settings = settings
@@ -68,10 +70,18 @@ class TokenScorer:
             max_tokens=s.micro_batch_tokens,
             max_rows=s.micro_batch_rows,
             kind=self.layout.kind,
+            ranks=self.ranks,
         )
+
+    def micro(self, batch: TrainBatch, rows: Sequence[int]) -> MicroBatch:
+        """The tensors of one forward; without rows, those of a forward that counts for nothing."""
+        return self.layout.micro(batch, rows or [idle_row(batch)], self.device)
 
     def forward(self, micro: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies [b,T] of the response tokens, zero on padding; within `layout.running()`."""
+        return self.ranks.run(self._forward, micro, entropy)
+
+    def _forward(self, micro: MicroBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
         hidden = micro.hidden(self.layout.decoder)
         log_probs, entropies = chosen_log_probs(
             self.head,
@@ -88,14 +98,15 @@ class TokenScorer:
     def log_probs(
         self, batch: TrainBatch, plan: Sequence[Sequence[Sequence[int]]] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [B,T] of a whole batch under the current weights."""
+        """Log-probs and entropies [B,T] of a whole batch under the current weights; zero in other ranks' rows."""
         log_probs, entropies = (torch.zeros_like(batch.mask, dtype=self.dtype) for _ in range(2))
         with self.layout.running():
             for micros in self.plan(batch) if plan is None else plan:
                 for rows in micros:
-                    got, entropy = self.forward(self.layout.micro(batch, rows, self.device), entropy=True)
-                    assert entropy is not None
-                    log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
+                    got, entropy = self.forward(self.micro(batch, rows), entropy=True)
+                    if rows and entropy is not None:
+                        log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
+        self.ranks.rest()
         return log_probs, entropies
 
 
@@ -103,9 +114,14 @@ class Policy(TokenScorer):
     """The model being trained, with its optimiser."""
 
     def __init__(
-        self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings
+        self,
+        model: Any,
+        optimizer: MasterOptimizer,
+        schedule: Schedule,
+        settings: PolicySettings,
+        ranks: Ranks = ALONE,
     ) -> None:
-        super().__init__(model, settings)
+        super().__init__(model, settings, ranks)
         self.optimizer = optimizer
         self.schedule = schedule
 
@@ -153,7 +169,7 @@ class Policy(TokenScorer):
         first: bool,
         seen_log_probs: Tensor,
     ) -> Metrics:
-        counts = count_totals(batch.mask[[row for rows in micros for row in rows]])
+        counts = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         with self.layout.running():
@@ -161,6 +177,7 @@ class Policy(TokenScorer):
                 out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen_log_probs)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
+        total = self.ranks.sum(total)
         if not torch.isfinite(total):
             self.optimizer.zero_grad()
             return _skipped(f"loss {float(total)}")
@@ -182,10 +199,12 @@ class Policy(TokenScorer):
         seen_log_probs: Tensor,
     ) -> LossOutput:
         assert batch.old_log_probs is not None and batch.advantages is not None
+        if not rows:
+            return self._idle_step(batch)
         s = self.settings
         is_old = first and s.old_log_prob_source == "first_pass"
         need_entropy = s.entropy_in_loss or is_old or batch.entropy is None
-        log_probs, entropy = self.forward(self.layout.micro(batch, rows, self.device), entropy=need_entropy)
+        log_probs, entropy = self.forward(self.micro(batch, rows), entropy=need_entropy)
         seen_log_probs[rows] = log_probs.detach().cpu()
         mask = batch.mask[rows].to(self.device)
         if is_old:
@@ -211,6 +230,13 @@ class Policy(TokenScorer):
         if batch.entropy is None and entropy is not None:
             out.metrics["actor/entropy"] = Metric.mean((entropy.detach() * mask).sum(), mask.sum())
         return out
+
+    def _idle_step(self, batch: TrainBatch) -> LossOutput:
+        """Take part in the others' forward and backward with a loss of 0."""
+        log_probs, _ = self.forward(self.micro(batch, []))
+        loss = log_probs.sum() * 0.0
+        loss.backward()
+        return LossOutput(loss.detach(), {})
 
 
 _BY_MINI_BATCH = (
