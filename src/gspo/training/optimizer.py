@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,8 @@ class MasterOptimizer:
         """Clip and apply; a non-finite gradient leaves weights and moments untouched to the bit."""
         grads = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
+        if isinstance(norm, DTensor):  # of sharded gradients: over all shards
+            norm = norm.full_tensor()
         grad_norm = float(norm)
         if not torch.isfinite(norm):
             self.zero_grad()

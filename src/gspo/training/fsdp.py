@@ -1,0 +1,166 @@
+"""FSDP2: a model sharded over ranks by decoder layer, with float32 shards that are themselves the master weights.
+
+`fully_shard` (torch.distributed.fsdp) gathers a layer's weights in the compute precision for its forward and backward
+and sums gradients over ranks in float32. What is not in a layer (embeddings, the last norm, the head) belongs to the
+root, which stays gathered from a forward to its backward, so that the chunked head may use its weight as a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from gspo.training.critic import ValueModel
+from gspo.training.moe import experts_per_token
+from gspo.training.ranks import Ranks
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """How one model is sharded. `fsdp_size` ranks hold one copy (-1: all ranks); the copies average nothing, they sum."""
+
+    compute_dtype: torch.dtype = torch.float32
+    reshard_after_forward: bool = True
+    fsdp_size: int = -1
+    param_offload: bool = False
+    optimizer_offload: bool = False
+    offload_policy: bool = False
+
+
+class ShardError(ValueError):
+    """A model or a number of ranks that cannot be sharded as asked; the message names the key."""
+
+
+class Whole(nn.Module):
+    """The root of a sharded model: runs a function of the model with the root's own weights gathered."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        return function(*args, **kwargs)
+
+
+class Shards(Ranks):
+    """This rank's shards of one model. Every rank makes the same calls in the same order."""
+
+    def __init__(self, model: nn.Module, device: torch.device, settings: ShardSettings) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.model, self.device, self.settings = model, device, settings
+        self.whole = _shard(model, _mesh(device, self.size, settings.fsdp_size), settings)
+
+    def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        return self.whole(function, args, kwargs)
+
+    def rest(self) -> None:
+        cast(FSDPModule, self.whole).reshard()
+
+    def sum(self, values: Tensor) -> Tensor:
+        # Added up here in the order of ranks: a collective may add in another order on each.
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(parts, values.contiguous())
+        return torch.stack(parts).sum(0)
+
+    def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter and saved buffer under its name in the model's state, gathered one after another.
+
+        Tied parameters come once for each of their names, with the same tensor.
+        """
+        self.rest()
+        whole: dict[int, Tensor] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) not in whole:
+                whole[id(tensor)] = full(tensor.detach())
+            yield name, whole[id(tensor)]
+
+    def shapes(self) -> list[tuple[str, list[int], str]]:
+        """Name, whole shape and compute precision of every parameter, as the model has them without sharding."""
+        self.rest()
+        return [
+            (name, list(p.shape), str(self.settings.compute_dtype)) for name, p in self.model.named_parameters()
+        ]
+
+    def to_host(self) -> None:
+        """With `param_offload`, move the shards to host memory until `to_device`."""
+        if self.settings.param_offload:
+            self.whole.to("cpu")
+
+    def to_device(self) -> None:
+        if self.settings.param_offload:
+            self.whole.to(self.device)
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A sharded tensor in one piece; others as they are. Every rank calls it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _mesh(device: torch.device, world_size: int, fsdp_size: int) -> DeviceMesh:
+    if fsdp_size in (-1, world_size):
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
+    if fsdp_size < 1 or world_size % fsdp_size:
+        raise ShardError(
+            f"fsdp_config.fsdp_size={fsdp_size} does not divide the {world_size} trainer ranks; "
+            "use -1 for all of them, or a divisor"
+        )
+    shape = (world_size // fsdp_size, fsdp_size)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("copy", "shard"))
+
+
+def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole:
+    """Shard each decoder layer, then all that is left. Weights become float32 shards on the mesh's device."""
+    for tensor in model.parameters():
+        tensor.data = tensor.data.float()
+    mixed = settings.compute_dtype != torch.float32
+    policy = (
+        MixedPrecisionPolicy(param_dtype=settings.compute_dtype, reduce_dtype=torch.float32)
+        if mixed
+        else MixedPrecisionPolicy()
+    )
+    on_gpu = mesh.device_type != "cpu"
+    offload = CPUOffloadPolicy() if settings.offload_policy and on_gpu else OffloadPolicy()
+    common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
+    for layer in decoder_layers(model):
+        fully_shard(
+            layer, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common
+        )
+    if isinstance(model, ValueModel):  # its head computes in float32
+        fully_shard(model.head, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
+    whole = Whole(model)
+    fully_shard(whole, mp_policy=policy, reshard_after_forward=False, **common)
+    routed = not isinstance(model, ValueModel) and experts_per_token(model) is not None
+    for module in whole.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are divided by the counts of the whole mini-batch: gradients add up, nothing is averaged.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            if routed:  # an expert that no token of this rank chose must not be missing from the sum
+                module.set_reduce_scatter_unused_params(True, recurse=False)
+    return whole
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The blocks that the model's author says must stay in one piece, outermost ones only."""
+    names = {
+        name for module in model.modules() for name in (getattr(module, "_no_split_modules", None) or ())
+    }
+    found: list[nn.Module] = []
+    inner: set[int] = set()
+    for module in model.modules():
+        is_layer = type(module).__name__ in names or isinstance(module, GradientCheckpointingLayer)
+        if is_layer and id(module) not in inner:
+            found.append(module)
+            inner.update(id(m) for m in module.modules())
+    return found
