@@ -18,7 +18,7 @@ def as_actor_class(worker_class: Any) -> Any:
 def plain_class(worker_class: Any) -> type:
     """The Python class behind a worker class, `ray.remote` or not."""
     if isinstance(worker_class, ActorClass):
-        return worker_class.__ray_metadata__.modified_class
+        return worker_class.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
     return worker_class
 
 

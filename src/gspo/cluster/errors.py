@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import ray.exceptions
 
+from gspo.loop.backend import ClusterError
+from gspo.rollout.connection import WorkerDied
 
-class ClusterError(RuntimeError):
-    """The cluster cannot be reached or lacks what the run asks for; the message names what to change."""
-
-
-class WorkerDied(RuntimeError):
-    """A worker's process ended under the run; the message names the worker, its machine and what is known."""
+__all__ = ["ClusterError", "WorkerDied", "root_cause"]
 
 
 def root_cause(error: BaseException, worker: str) -> BaseException:
@@ -22,7 +19,9 @@ def root_cause(error: BaseException, worker: str) -> BaseException:
         cause = getattr(error, "cause", None)
         if isinstance(cause, ray.exceptions.RayError) and type(cause) is not ray.exceptions.RayError:
             return root_cause(cause, worker)
-        if not isinstance(cause, Exception) or isinstance(cause, ray.exceptions.RayError):  # it does not pickle
+        if not isinstance(cause, Exception) or isinstance(
+            cause, ray.exceptions.RayError
+        ):  # it does not pickle
             return RuntimeError(f"{worker}: {error}")
         if not getattr(cause, "__notes__", None):
             cause.add_note(f"raised in {worker}:\n{error}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from gspo.cluster.actors import as_actor_class, free_port, local_numbers
 from gspo.cluster.errors import WorkerDied, root_cause
@@ -33,10 +34,10 @@ class RayTeam:
             raise
 
     def _join(self, pool: ResourcePool) -> None:
-        (where,) = self._gather([self._actors[0].__ray_call__.remote(free_port)])
+        ((address, port),) = self._gather([self._actors[0].__ray_call__.remote(free_port)])
         device = "cuda:0" if pool.use_gpu else "cpu"  # an actor sees only its own GPUs
         local = local_numbers(pool.process_on_nodes)
-        places = [Place(r, self.world_size, local[r], *where, device) for r in range(self.world_size)]
+        places = [Place(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)]
         self._gather([a.join.remote(p) for a, p in zip(self._actors, places, strict=True)])
 
     def call(self, method: str, *args: Any) -> list[Any]:
@@ -54,7 +55,7 @@ class RayTeam:
             (done,), waiting = ray.wait(waiting, num_returns=1)
             try:
                 results[rank_of[done]] = ray.get(done)
-            except ray.exceptions.RayError as error:
+            except RayError as error:
                 failures = {rank_of[done]: self._cause(error, rank_of[done])}
                 self._look_further(waiting, rank_of, failures)
                 self._kill()
@@ -72,10 +73,10 @@ class RayTeam:
                 return
             try:
                 ray.get(ready[0])
-            except ray.exceptions.RayError as error:
+            except RayError as error:
                 failures[rank_of[ready[0]]] = self._cause(error, rank_of[ready[0]])
 
-    def _cause(self, error: ray.exceptions.RayError, rank: int) -> BaseException:
+    def _cause(self, error: RayError, rank: int) -> BaseException:
         return root_cause(error, f"trainer rank {rank} of {self.world_size}")
 
     def close(self) -> None:
@@ -96,7 +97,7 @@ class RayTeam:
 
 def _verdict(failures: dict[int, BaseException], world_size: int) -> BaseException:
     """An error that all ranks met is raised as itself; a death, or one rank's own error, as RankFailed."""
-    for rank, failure in sorted(failures.items()):
+    for _, failure in sorted(failures.items()):
         if isinstance(failure, WorkerDied):
             return RankFailed(str(failure))
     kinds = {type(failure) for failure in failures.values()}

@@ -57,22 +57,30 @@ class ResourcePool:
     def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
         """One placement group a machine, made at the first call; ClusterError when the cluster does not give them."""
         if self._groups is None:
-            bundle: dict[str, float] = {"CPU": self.max_colocate_count}
-            if self.use_gpu:
-                bundle["GPU"] = self.devices
-            self._groups = [
-                placement_group([dict(bundle) for _ in range(n)], strategy=strategy)
-                for n in self.process_on_nodes
-            ]
-            self._await(self._groups)
+            groups = [self._request(n, strategy) for n in self.process_on_nodes]
+            self._await(groups)
+            self._groups = groups
         return self._groups
 
+    def _request(self, num_processes: int, strategy: str = "STRICT_PACK") -> PlacementGroup:
+        bundle: dict[str, float] = {"CPU": self.max_colocate_count}
+        if self.use_gpu:
+            bundle["GPU"] = self.devices
+        return placement_group([dict(bundle) for _ in range(num_processes)], strategy=strategy)
+
+    def grow(self) -> None:
+        """Add a place on any machine; ClusterError when there is none."""
+        groups = self.get_placement_groups()
+        added = self._request(1)
+        self._await([added])
+        groups.append(added)
+        self.process_on_nodes.append(1)
+
     def _await(self, groups: list[PlacementGroup]) -> None:
-        _, waiting = ray.wait(
-            [g.ready() for g in groups], num_returns=len(groups), timeout=PLACEMENT_SECONDS
-        )
+        _, waiting = ray.wait([g.ready() for g in groups], num_returns=len(groups), timeout=PLACEMENT_SECONDS)
         if waiting:
-            self.release()
+            for group in groups:
+                remove_placement_group(group)
             raise ClusterError(
                 f"resource pool {self.name_prefix!r}: {len(waiting)} of {len(groups)} machines did not get their "
                 f"places within {PLACEMENT_SECONDS:.0f} s (machines of {self.process_on_nodes} processes, "

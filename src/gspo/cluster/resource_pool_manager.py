@@ -63,7 +63,9 @@ class ResourcePoolManager:
         if role not in self.mapping:
             raise ClusterError(f"{role} has no pool; mapping has {', '.join(map(str, self.mapping))}")
         if self.mapping[role] not in self.resource_pool_dict:
-            raise ClusterError(f"pool {self.mapping[role]!r} is not made yet; call create_resource_pool() first")
+            raise ClusterError(
+                f"pool {self.mapping[role]!r} is not made yet; call create_resource_pool() first"
+            )
         return self.resource_pool_dict[self.mapping[role]]
 
     def get_n_gpus(self) -> int:

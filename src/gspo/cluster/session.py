@@ -48,7 +48,9 @@ class RaySession:
         try:
             ray.init(
                 address="local",
-                num_cpus=max(num_cpus, os.cpu_count() or 1),  # logical: a laptop may hold more workers than cores
+                num_cpus=max(
+                    num_cpus, os.cpu_count() or 1
+                ),  # logical: a laptop may hold more workers than cores
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 **_quiet(),

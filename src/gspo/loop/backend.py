@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from gspo.config import TrainerConfig
 from gspo.loop.team import Team
+from gspo.rollout.connection import Connection
+from gspo.rollout.weights import WeightStore
+from gspo.rollout.worker import EngineSpec
+
+
+class ClusterError(RuntimeError):
+    """The cluster cannot be reached or lacks what the run asks for; the message names what to change."""
 
 
 class Backend(Protocol):
@@ -27,8 +34,12 @@ class Backend(Protocol):
         """Rollout workers in processes of their own; 0 when the trainer's ranks generate themselves."""
         ...
 
-    def connect(self, spec: Any) -> Any:
+    def connect(self, spec: EngineSpec) -> Connection:
         """A Connection to a new rollout worker that hosts the engine `spec` describes."""
+        ...
+
+    def weights(self) -> WeightStore:
+        """Where versions of the weights are published for those workers."""
         ...
 
     def close(self) -> None:

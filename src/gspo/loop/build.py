@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from gspo.algo.settings import Behaviour, LossSettings
 from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError
+from gspo.loop.backend import Backend, ClusterError
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
@@ -126,6 +128,7 @@ def build(
     train_dataset: Iterable[Any] | None = None,
     val_dataset: Iterable[Any] | None = None,
     tokenizer: Any = None,
+    backend: Backend | None = None,
     record: Record | None = None,
     watch: Callable[[int, int], None] | None = None,
 ) -> Parts:
@@ -183,6 +186,17 @@ def build(
         kl_reward=kl_reward,
         baseline=baseline,
     )
+
+
+def choose_backend(config: TrainerConfig) -> Backend | None:
+    """What `trainer.backend` names; None: everything is in this process, or where torchrun put it."""
+    if config.trainer.backend != "ray":
+        return None
+    if importlib.util.find_spec("ray") is None:
+        raise ClusterError("trainer.backend=ray: Ray is not installed; pip install 'gspo[ray]'")
+    from gspo.cluster.backend import RayBackend
+
+    return RayBackend()
 
 
 def default_threads() -> int:

@@ -13,6 +13,7 @@ from typing import Any
 
 from gspo.config import ResolvedConfig
 from gspo.data.rows import DataError
+from gspo.loop.backend import ClusterError
 from gspo.loop.checkpoint import CheckpointError
 from gspo.loop.resume import ResumeRefused
 from gspo.loop.trainer import BadNumbers, Trainer
@@ -37,6 +38,7 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             UnsupportedModel,
             ModelError,
             EngineError,
+            ClusterError,
         ),
         2,
     ),

@@ -12,7 +12,8 @@ from torch import Tensor
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.loop import checkpoint, closing, records
 from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
-from gspo.loop.build import Parts, build
+from gspo.loop.backend import Backend
+from gspo.loop.build import Parts, build, choose_backend
 from gspo.loop.evaluation import Evaluation
 from gspo.loop.resume import Resume, find_resume, resolve_config
 from gspo.loop.signals import StopRequest
@@ -39,7 +40,7 @@ class Trainer:
     """Trains as a config says: `Trainer(cfg, reward_fn=…, train_dataset=…, val_dataset=…).fit()`.
 
     `cfg` is a TrainerConfig or what `gspo.config.load` returns. Datasets are lists of rows (dicts in verl's format,
-    or gspo.data.Row); without them those named in the config are used.
+    or gspo.data.Row); without them those named in the config are used. `backend` replaces the one trainer.backend names.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Trainer:
         val_reward_fn: Any = None,
         tokenizer: Any = None,
         console: Console | None = None,
+        backend: Backend | None = None,
     ) -> None:
         self.resolved = resolve_config(cfg)
         self.config = self.resolved.config
@@ -60,6 +62,7 @@ class Trainer:
             self.console.warn(str(warning).removeprefix("warning: "))
         self.clock = Clock()
         self.stop = StopRequest()
+        self._backend = backend or choose_backend(self.config)
         resume: Resume = find_resume(self.resolved)
         self.run = resume.run.open()
         try:
@@ -71,6 +74,7 @@ class Trainer:
                 "train_dataset": None if train_dataset is None else list(train_dataset),
                 "val_dataset": None if val_dataset is None else list(val_dataset),
                 "tokenizer": tokenizer,
+                "backend": self._backend,
             }
             self.alarms = Alarms(self.run, self.config.trainer.on_alarm, self.console.warn)
             self._assemble(resume.checkpoint)
@@ -86,6 +90,8 @@ class Trainer:
                 config=self.resolved.to_dict(),
             )
         except BaseException:
+            if self._backend is not None:
+                self._backend.close()
             self.run.close()
             self.run.remove_if_empty()
             raise
@@ -243,6 +249,8 @@ class Trainer:
         for sink in self.sinks:
             sink.close()
         self.parts.close()
+        if self._backend is not None:
+            self._backend.close()
         self.run.close()
 
     def _restore(self, loaded: checkpoint.Loaded) -> None:

@@ -1,0 +1,93 @@
+"""The Backend of Ray: a session, pools for the roles, and the actors that play them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gspo.cluster.object_weights import ObjectStore
+from gspo.cluster.placement import make_pools, num_local_cpus, trainer_role, worker_classes
+from gspo.cluster.ray_connection import RayConnection
+from gspo.cluster.ray_team import RayTeam
+from gspo.cluster.resource_pool import ResourcePool
+from gspo.cluster.resource_pool_manager import ResourcePoolManager
+from gspo.cluster.role import Role
+from gspo.cluster.session import RaySession
+from gspo.config import TrainerConfig
+from gspo.rollout.worker import EngineSpec
+
+
+class RayBackend:
+    """Gives a run its trainer ranks and rollout workers as Ray actors.
+
+    `role_worker_mapping` replaces the classes of roles, `resource_pool_manager` the default pools; `team_class` is
+    RayTeam or derived from it.
+    """
+
+    def __init__(
+        self,
+        role_worker_mapping: dict[Role, Any] | None = None,
+        resource_pool_manager: ResourcePoolManager | None = None,
+        team_class: type[RayTeam] = RayTeam,
+    ) -> None:
+        self._classes = worker_classes(role_worker_mapping)
+        self._asked = resource_pool_manager
+        self._team_class = team_class
+        self._session: RaySession | None = None
+        self._pools: ResourcePoolManager | None = None
+        self._connections: list[RayConnection | None] = []  # by place in the rollout pool
+
+    def start(self, config: TrainerConfig) -> None:
+        """Connect and reserve places; at a second call those of the first are kept."""
+        if self._pools is not None:
+            return
+        self._session = RaySession(num_cpus=num_local_cpus(config, self._asked))
+        try:
+            self._pools = make_pools(config, self._asked)
+        except BaseException:
+            self.close()
+            raise
+
+    def team(self) -> RayTeam:
+        """New trainer ranks, joined and without models."""
+        assert self._pools is not None, "start() comes first"
+        pool = self._pools.get_resource_pool(trainer_role(self._pools))
+        return self._team_class(pool, self._classes.rank)
+
+    def num_rollout_workers(self) -> int:
+        """Places for rollout workers; 0 when the trainer's ranks generate themselves."""
+        pool = self._rollout_pool()
+        return pool.world_size if pool else 0
+
+    def connect(self, spec: EngineSpec) -> RayConnection:
+        """A new rollout worker: in the place of one that has ended, else in a new place."""
+        pool = self._rollout_pool()
+        assert pool is not None, "the run has no rollout workers"
+        taken = [connection is not None and connection.alive for connection in self._connections]
+        place = taken.index(False) if False in taken else len(taken)
+        if place >= pool.world_size:
+            pool.grow()
+        connection = RayConnection(spec, pool.options(place), self._classes.rollout)
+        self._connections[place : place + 1] = [connection]
+        return connection
+
+    def weights(self) -> ObjectStore:
+        """Where versions of the weights are put for rollout workers."""
+        return ObjectStore()
+
+    def _rollout_pool(self) -> ResourcePool | None:
+        if self._pools is None or Role.Rollout not in self._pools.mapping:
+            return None
+        return self._pools.get_resource_pool(Role.Rollout)
+
+    def close(self) -> None:
+        """Give the places back, which ends what runs there, and leave the cluster. May be called twice."""
+        connections, self._connections = self._connections, []
+        for connection in connections:
+            if connection is not None and connection.alive:
+                connection.kill("the run has ended")
+        if self._pools is not None:
+            self._pools.release()
+            self._pools = None
+        if self._session is not None:
+            self._session.close()
+            self._session = None
