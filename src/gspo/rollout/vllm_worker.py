@@ -1,0 +1,30 @@
+"""What vLLM's worker processes do for us beside generating: take weights from another process, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class WeightLoading:
+    """Joined to vLLM's worker class, and called on every worker by `collective_rpc`."""
+
+    reload_weights: Any
+
+    def gspo_load_tensors(self, weights: Mapping[str, Tensor]) -> None:
+        """Load tensors of this process."""
+        self._gspo_load(weights.items())
+
+    def gspo_load_file(self, path: str) -> None:
+        """Load a safetensors file, such as one in shared memory, one tensor at a time."""
+        from safetensors import safe_open
+
+        with safe_open(path, framework="pt", device="cpu") as file:
+            self._gspo_load((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+
+    def _gspo_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        with torch.no_grad():
+            self.reload_weights(weights_iterator=weights)
