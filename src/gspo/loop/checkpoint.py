@@ -1,8 +1,8 @@
 """Checkpoints: a Hugging Face folder with the training state beside it, whole or not there at all.
 
 `checkpoints/step-NNNNNN/` holds the model and tokenizer as `transformers` saves them, `training/optimizer.safetensors`
-and other named sets of tensors beside it, `training/state.json`, and `MANIFEST.json` with the size and SHA-256 of every
-other file. It is written under a temporary name, synced, then renamed. Only safetensors and JSON are read back: no
+and other named sets of tensors beside it (`training/shards/` where ranks hold them in parts), `training/state.json`,
+and `MANIFEST.json` with the size and SHA-256 of every other file. It is written under a temporary name, synced, then renamed. Only safetensors and JSON are read back: no
 pickle on any path.
 """
 
@@ -14,18 +14,18 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from safetensors import SafetensorError
-from torch import Tensor
 
+from gspo.loop.checkpoint_shards import INDEX, SHARDS, TensorSet, read_sets
 from gspo.tracking.files import sync_file, sync_folder
 from gspo.tracking.run_folder import step_of
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1
-TensorSet = dict[str, Tensor]
 
 
 class CheckpointError(RuntimeError):
@@ -40,14 +40,20 @@ class Damage:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Loaded:
-    """A checkpoint read back and verified."""
+    """A checkpoint that was verified, with its state read back."""
 
     path: Path
     step: int
     state: dict[str, Any]
-    tensors: dict[str, TensorSet]  # by the name they were saved under
+
+    @cached_property
+    def tensors(self) -> dict[str, TensorSet]:
+        """The sets of tensors beside the model, by the name they were saved under, each in one piece."""
+        files = json.loads((self.path / MANIFEST).read_text())["files"]
+        below = [name.removeprefix("training/") for name in files if name.startswith("training/")]
+        return read_sets(self.path / "training", below)
 
 
 def save(
@@ -57,10 +63,12 @@ def save(
     write_model: Callable[[Path], None],
     tensors: Mapping[str, TensorSet],
     state: dict[str, Any],
+    write_shards: Callable[[Path], None] | None = None,
     hook: Callable[[str], None] = lambda point: None,
 ) -> Path:
     """Write `step-NNNNNN` atomically; a set of `tensors` goes to `training/<its name>.safetensors`.
 
+    `write_shards` writes the sets that ranks hold in parts below the folder it is given (checkpoint_shards.write_sets).
     `hook` is called at named points, where tests place their faults.
     """
     final = folder / f"step-{step:06d}"
@@ -73,6 +81,8 @@ def save(
         hook("save:model")
         for name, members in tensors.items():
             _save_tensors(members, temporary / "training" / f"{name}.safetensors")
+        if write_shards is not None:
+            write_shards(temporary / "training")
         hook("save:optimizer")
         (temporary / "training" / "state.json").write_text(
             json.dumps({"format": FORMAT, "step": step, **state})
@@ -138,29 +148,26 @@ def verify(path: Path) -> str | None:
             return f"{name} has {file.stat().st_size} bytes, expected {size}"
         if _digest(file) != digest:
             return f"{name} does not match its SHA-256"
-    for needed in ("training/state.json", "training/optimizer.safetensors", "config.json"):
+    for file in (path / "training").rglob("*.safetensors"):
+        if file.relative_to(path).as_posix() not in files:
+            return f"{file.relative_to(path)} is not in {MANIFEST}"
+    for needed in ("training/state.json", "config.json"):
         if needed not in files:
             return f"{needed} is not in {MANIFEST}"
+    if "training/optimizer.safetensors" not in files and f"training/{SHARDS}/{INDEX}" not in files:
+        return f"training/optimizer.safetensors is not in {MANIFEST}, nor training/{SHARDS}/{INDEX}"
     return None
 
 
 def load(path: Path) -> Loaded:
     """Read a checkpoint that `verify` accepts; anything else is an error that names it."""
-    from safetensors.torch import load_file
-
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such checkpoint")
     problem = verify(path)
     if problem:
         raise CheckpointError(f"{path}: {problem}")
     state = json.loads((path / "training" / "state.json").read_text())
-    files = json.loads((path / MANIFEST).read_text())["files"]
-    tensors = {
-        name.removeprefix("training/").removesuffix(".safetensors"): load_file(path / name)
-        for name in files
-        if name.startswith("training/") and name.endswith(".safetensors")
-    }
-    return Loaded(path, state["step"], state, tensors)
+    return Loaded(path, state["step"], state)
 
 
 def latest(folder: Path) -> tuple[Path | None, list[Damage]]:

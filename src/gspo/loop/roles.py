@@ -4,32 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.config import TrainerConfig
-from gspo.config.model import OptimConfig
-from gspo.loop.checkpoint import TensorSet
+from gspo.config.model import FSDPConfig, OptimConfig
+from gspo.loop.checkpoint import Loaded, TensorSet
 from gspo.models.load import load_model
 from gspo.seeding import derive_seed
 from gspo.training.batching import Kind
 from gspo.training.critic import Critic, CriticSettings, ValueModel
-from gspo.training.lora import Adapters, LoraSettings
+from gspo.training.fsdp import full
+from gspo.training.lora import Adapters, LoraSettings, num_trained
 from gspo.training.moe import RouterWatch
 from gspo.training.optimizer import MasterOptimizer
-from gspo.training.policy import Policy, PolicySettings, TokenScorer
+from gspo.training.policy import Policy, PolicyLoss, PolicySettings, Regulariser, TokenScorer, Update
+from gspo.training.ranks import ALONE, Ranks
 from gspo.training.reference import Reference
 from gspo.training.schedule import Schedule
 from gspo.types import TrainBatch
 
+T = TypeVar("T")
 ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
 SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another
 
 FLEX_ATTENTION = "flex_attention"  # of packed training; the engine and padded rows keep the model's own
+
+
+RanksOf = Callable[[nn.Module, FSDPConfig], Ranks]  # places a model over ranks; its weights may move
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a run says about its policy and what identifies it, whether its weights are here or in other processes."""
+
+    num_trained: int
+    num_parameters: int
+    device: str
+    layout_problem: str | None  # why training runs in padded rows when it was not to
+    shapes: list[tuple[str, list[int], str]]
+    frozen_digest: str | None
+    num_ranks: int | None = None  # None: in this process, without sharding
 
 
 @dataclass
@@ -42,7 +63,22 @@ class Roles:
     reference: Reference | None = None
 
     def __post_init__(self) -> None:
-        self.routers = RouterWatch(self.policy.model)
+        self.routers = RouterWatch(self.policy.model, self.policy.ranks)
+
+    def facts(self) -> Facts:
+        """What to say about the policy, and what identifies it."""
+        policy = self.policy
+        trained, num = num_trained(policy.model)
+        shapes = [(name, list(p.shape), str(p.dtype)) for name, p in policy.model.named_parameters()]
+        return Facts(trained, num, str(policy.device), policy.layout.reason, shapes, self.frozen_digest())
+
+    def update_policy(
+        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+    ) -> Update:
+        """Train the policy on a batch; with a router, what it changed is among the metrics."""
+        with self.routers.watching(batch) as routing:
+            update = self.policy.update(batch, loss, step=step, regulariser=regulariser)
+        return Update(update.metrics | routing, update.log_probs)
 
     def scale_lr(self, factor: float) -> None:
         """Multiply the learning rates of this run's schedules."""
@@ -70,6 +106,10 @@ class Roles:
             sets[ADAPTER_FILES] = self.adapters.state_tensors()
         return sets if self.critic is None else {**sets, **self.critic.state_tensors()}
 
+    def load(self, loaded: Loaded) -> None:
+        """Take up the state of a checkpoint, beside the weights that its folder gave."""
+        self.load_tensors(loaded.tensors)
+
     def load_tensors(self, sets: dict[str, TensorSet]) -> None:
         if self.adapters is not None:
             self.adapters.load_state_tensors(sets[ADAPTER_FILES])
@@ -88,13 +128,17 @@ class Roles:
         for model in models:
             for name, p in model.named_parameters():
                 if not p.requires_grad:
-                    sample = p.detach().flatten()[:SAMPLED_ELEMENTS].float().cpu()
+                    sample = full(p.detach()).flatten()[:SAMPLED_ELEMENTS].float().cpu()
                     digest.update(name.encode() + sample.numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
 def build_roles(
-    config: TrainerConfig, device: torch.device, total_steps: int, weights_from: Path | None = None
+    config: TrainerConfig,
+    device: torch.device,
+    total_steps: int,
+    weights_from: Path | None = None,
+    ranks_of: RanksOf = lambda model, sharding: ALONE,
 ) -> Roles:
     """Load the models. `weights_from` is a checkpoint's folder; frozen weights always come from the config's paths."""
     disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
@@ -104,13 +148,13 @@ def build_roles(
         config, device, c.path if has_adapters or weights_from is None else str(weights_from)
     )
     adapters = _adapters(config, model) if has_adapters else None
-    policy = _policy(config, model, total_steps)
+    policy = _policy(config, model, total_steps, ranks_of)
     roles = Roles(policy, adapters)
     needs_critic = config.algorithm.adv_estimator == "gae"
     if needs_critic if config.critic.enable is None else config.critic.enable:
-        roles.critic = _critic(config, device, total_steps)
+        roles.critic = _critic(config, device, total_steps, ranks_of)
     if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
-        roles.reference = _reference(config, device, policy, adapters)
+        roles.reference = _reference(config, device, policy, adapters, ranks_of)
     return roles
 
 
@@ -140,45 +184,54 @@ def _adapters(config: TrainerConfig, model: Any) -> Adapters:
     return Adapters(model, settings, seed=derive_seed(config.trainer.seed, "lora"))
 
 
-def _policy(config: TrainerConfig, model: Any, total_steps: int) -> Policy:
+def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
+    """Make something that tries the model: with the weights gathered, and free again afterwards."""
+    with torch.no_grad():
+        made = ranks.run(make)
+    ranks.rest()
+    return made
+
+
+def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: RanksOf) -> Policy:
+    actor = config.actor_rollout_ref.actor
+    ranks = ranks_of(model, actor.fsdp_config)
+    optimizer = _optimizer(model, actor.optim, actor.grad_clip)
+    schedule, settings = _schedule(actor.optim, total_steps), _policy_settings(config)
+    return _placed(ranks, lambda: Policy(model, optimizer, schedule, settings, ranks))
+
+
+def _policy_settings(config: TrainerConfig) -> PolicySettings:
     actor = config.actor_rollout_ref.actor
     by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
-    return Policy(
-        model,
-        _optimizer(model, actor.optim, actor.grad_clip),
-        _schedule(actor.optim, total_steps),
-        PolicySettings(
-            temperature=config.actor_rollout_ref.rollout.temperature,
-            mini_batch_groups=actor.ppo_mini_batch_size,
-            num_epochs=actor.ppo_epochs,
-            micro_batch_tokens=actor.ppo_max_token_len_per_gpu if by_tokens else None,
-            micro_batch_rows=actor.ppo_micro_batch_size_per_gpu or 1,
-            old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
-            entropy_in_loss=actor.entropy_coeff != 0,
-            entropy_checkpointing=actor.entropy_checkpointing,
-            layout=_layout(config),
-            flex_attention=config.actor_rollout_ref.model.attn_implementation == FLEX_ATTENTION,
-        ),
+    return PolicySettings(
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        mini_batch_groups=actor.ppo_mini_batch_size,
+        num_epochs=actor.ppo_epochs,
+        micro_batch_tokens=actor.ppo_max_token_len_per_gpu if by_tokens else None,
+        micro_batch_rows=actor.ppo_micro_batch_size_per_gpu or 1,
+        old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
+        entropy_in_loss=actor.entropy_coeff != 0,
+        entropy_checkpointing=actor.entropy_checkpointing,
+        layout=_layout(config),
+        flex_attention=config.actor_rollout_ref.model.attn_implementation == FLEX_ATTENTION,
     )
 
 
-def _critic(config: TrainerConfig, device: torch.device, total_steps: int) -> Critic:
+def _critic(config: TrainerConfig, device: torch.device, total_steps: int, ranks_of: RanksOf) -> Critic:
     c, actor = config.critic, config.actor_rollout_ref.actor
     model = ValueModel(load_weights(config, device, c.model.path or config.actor_rollout_ref.model.path))
     rows, tokens = c.ppo_micro_batch_size_per_gpu, c.ppo_max_token_len_per_gpu
-    return Critic(
-        model,
-        _optimizer(model, c.optim, c.grad_clip),
-        _schedule(c.optim, total_steps),
-        CriticSettings(
-            mini_batch_groups=c.ppo_mini_batch_size or actor.ppo_mini_batch_size,
-            num_epochs=c.ppo_epochs or actor.ppo_epochs,
-            micro_batch_tokens=None if rows else tokens or actor.ppo_max_token_len_per_gpu,
-            micro_batch_rows=rows or 1,
-            clip=c.cliprange_value,
-            layout=_layout(config),
-        ),
+    ranks = ranks_of(model, c.fsdp_config)
+    optimizer, schedule = _optimizer(model, c.optim, c.grad_clip), _schedule(c.optim, total_steps)
+    settings = CriticSettings(
+        mini_batch_groups=c.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+        num_epochs=c.ppo_epochs or actor.ppo_epochs,
+        micro_batch_tokens=None if rows else tokens or actor.ppo_max_token_len_per_gpu,
+        micro_batch_rows=rows or 1,
+        clip=c.cliprange_value,
+        layout=_layout(config),
     )
+    return _placed(ranks, lambda: Critic(model, optimizer, schedule, settings, ranks))
 
 
 def _layout(config: TrainerConfig) -> Kind:
@@ -188,13 +241,14 @@ def _layout(config: TrainerConfig) -> Kind:
 
 
 def _reference(
-    config: TrainerConfig, device: torch.device, policy: Policy, adapters: Adapters | None
+    config: TrainerConfig, device: torch.device, policy: Policy, adapters: Adapters | None, ranks_of: RanksOf
 ) -> Reference:
     c = config.actor_rollout_ref.ref
     if adapters is not None and c.path is None:
         return Reference(policy, adapters.disabled)
-    model = load_weights(config, device, c.path or config.actor_rollout_ref.model.path)
-    return Reference(TokenScorer(model.requires_grad_(False), _reference_settings(config, policy.settings)))
+    model = load_weights(config, device, c.path or config.actor_rollout_ref.model.path).requires_grad_(False)
+    ranks, settings = ranks_of(model, c.fsdp_config), _reference_settings(config, policy.settings)
+    return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
 
 
 def _reference_settings(config: TrainerConfig, settings: PolicySettings) -> PolicySettings:

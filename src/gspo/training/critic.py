@@ -67,7 +67,7 @@ class Critic:
         self.optimizer = optimizer
         self.schedule = schedule
         self.settings = settings
-        self.device = model.head.weight.device
+        self.device = next(model.decoder.parameters()).device
         self.layout = Forward.of(model.decoder, settings.layout)
 
     def plan(self, batch: TrainBatch) -> list[list[list[int]]]:

@@ -15,8 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.training.critic import ValueModel
@@ -50,7 +57,8 @@ class Whole(nn.Module):
         self.model = model
 
     def forward(self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        return function(*args, **kwargs)
+        # A view could be written to in place, which would lose the hook that gathers weights for the backward.
+        return tree_map_only(Tensor, lambda t: t.clone() if t._is_view() else t, function(*args, **kwargs))
 
 
 class Shards(Ranks):
@@ -89,7 +97,8 @@ class Shards(Ranks):
         """Name, whole shape and compute precision of every parameter, as the model has them without sharding."""
         self.rest()
         return [
-            (name, list(p.shape), str(self.settings.compute_dtype)) for name, p in self.model.named_parameters()
+            (name, list(p.shape), str(self.settings.compute_dtype))
+            for name, p in self.model.named_parameters()
         ]
 
     def to_host(self) -> None:
@@ -133,9 +142,7 @@ def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole
     offload = CPUOffloadPolicy() if settings.offload_policy and on_gpu else OffloadPolicy()
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     for layer in decoder_layers(model):
-        fully_shard(
-            layer, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common
-        )
+        fully_shard(layer, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common)
     if isinstance(model, ValueModel):  # its head computes in float32
         fully_shard(model.head, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
     whole = Whole(model)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gspo.training.batching import micro_batch
+from gspo.training.ranks import ALONE, Ranks
 from gspo.types import Metric, Metrics, TrainBatch
 
 MAX_SEQUENCES = 8
@@ -30,8 +31,8 @@ def experts_per_token(model: Any) -> int | None:
 class RouterWatch:
     """Compares the experts chosen before and after an update."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, ranks: Ranks = ALONE) -> None:
+        self.model, self._ranks = model, ranks
         self.num_chosen = experts_per_token(model)
 
     @contextmanager
@@ -49,6 +50,11 @@ class RouterWatch:
     @torch.no_grad()
     def choices(self, batch: TrainBatch) -> Tensor:
         """[layers, tokens, experts] bool: the experts of every real token of the batch's first sequences."""
+        found = self._ranks.run(self._choices, batch)
+        self._ranks.rest()
+        return found
+
+    def _choices(self, batch: TrainBatch) -> Tensor:
         assert self.num_chosen is not None
         rows = list(range(min(MAX_SEQUENCES, batch.num_sequences)))
         micro = micro_batch(batch, rows, next(self.model.parameters()).device)

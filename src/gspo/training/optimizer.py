@@ -90,6 +90,18 @@ class MasterOptimizer:
             if self.masters[name] is not p:
                 p.copy_(self.masters[name])
 
+    @torch.no_grad()
+    def prepare_state(self) -> None:
+        """Make the moments and step counts that a first step would make, as 0, so that they can be read into in place."""
+        for master in self.masters.values():
+            if not self.adamw.state.get(master):
+                fused = self.adamw.defaults["fused"]
+                self.adamw.state[master] = {
+                    "step": torch.zeros((), device=master.device if fused else "cpu"),
+                    "exp_avg": torch.zeros_like(master),
+                    "exp_avg_sq": torch.zeros_like(master),
+                }
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Moments, step counts and separate masters by name: all that a resume needs beside the weights."""
         out: dict[str, Tensor] = {}
