@@ -34,7 +34,6 @@ class RayBackend:
         self._team_class = team_class
         self._session: RaySession | None = None
         self._pools: ResourcePoolManager | None = None
-        self._connections: list[RayConnection | None] = []  # by place in the rollout pool
 
     def start(self, config: TrainerConfig) -> None:
         """Connect and reserve places; at a second call those of the first are kept."""
@@ -58,17 +57,13 @@ class RayBackend:
         pool = self._rollout_pool()
         return pool.world_size if pool else 0
 
-    def connect(self, spec: EngineSpec) -> RayConnection:
-        """A new rollout worker: in the place of one that has ended, else in a new place."""
+    def connect(self, spec: EngineSpec, index: int) -> RayConnection:
+        """A new rollout worker in the place of that number; a number beyond the pool gets a new place."""
         pool = self._rollout_pool()
         assert pool is not None, "the run has no rollout workers"
-        taken = [connection is not None and connection.alive for connection in self._connections]
-        place = taken.index(False) if False in taken else len(taken)
-        if place >= pool.world_size:
+        while index >= pool.world_size:
             pool.grow()
-        connection = RayConnection(spec, pool.options(place), self._classes.rollout)
-        self._connections[place : place + 1] = [connection]
-        return connection
+        return RayConnection(spec, pool.options(index), self._classes.rollout, f"rollout worker {index}")
 
     def weights(self) -> ObjectStore:
         """Where versions of the weights are put for rollout workers."""
@@ -81,10 +76,6 @@ class RayBackend:
 
     def close(self) -> None:
         """Give the places back, which ends what runs there, and leave the cluster. May be called twice."""
-        connections, self._connections = self._connections, []
-        for connection in connections:
-            if connection is not None and connection.alive:
-                connection.kill("the run has ended")
         if self._pools is not None:
             self._pools.release()
             self._pools = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import traceback
@@ -53,16 +52,14 @@ class RolloutHost:
 class RayConnection:
     """A Connection to a new worker, started at once with the given actor options."""
 
-    _numbers = itertools.count()
-
     def __init__(
         self,
         spec: EngineSpec,
         options: dict[str, Any],
         worker_class: Any = RolloutWorker,
-        name: str | None = None,
+        name: str = "rollout worker",
     ) -> None:
-        self.name = name or f"rollout worker {next(self._numbers)}"
+        self.name = name
         self._lock = threading.Lock()
         self._open: set[Future] = set()
         self._ended: str | None = None

@@ -34,8 +34,8 @@ class Backend(Protocol):
         """Rollout workers in processes of their own; 0 when the trainer's ranks generate themselves."""
         ...
 
-    def connect(self, spec: EngineSpec) -> Connection:
-        """A Connection to a new rollout worker that hosts the engine `spec` describes."""
+    def connect(self, spec: EngineSpec, index: int) -> Connection:
+        """A Connection to a new rollout worker, the `index`-th or its successor, with the engine `spec` describes."""
         ...
 
     def weights(self) -> WeightStore:

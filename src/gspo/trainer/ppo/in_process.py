@@ -1,23 +1,15 @@
-"""verl's trainer class, in process: `PPOTrainerWithSampling` takes the arguments of `RayPPOTrainerWithSampling`.
-
-`RayPPOTrainerWithSampling` is the cluster's class where `gspo.cluster` is there; otherwise the same name gives the
-in-process trainer, with a warning, so that a script written for a cluster runs on one machine.
-"""
+"""verl's trainer class, in process: `PPOTrainerWithSampling` takes the arguments of `RayPPOTrainerWithSampling`."""
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Iterable
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gspo.config import ResolvedConfig, TrainerConfig
 
 if TYPE_CHECKING:
     from gspo.loop.trainer import Trainer
-
-__all__ = ["PPOTrainerWithSampling"]
 
 
 class PPOTrainerWithSampling:
@@ -63,16 +55,3 @@ class PPOTrainerWithSampling:
     def fit(self) -> dict[str, Any]:
         """Train to the end; the result that `gspo train` prints."""
         return self.build().fit()
-
-
-def __getattr__(name: str) -> Any:
-    if name != "RayPPOTrainerWithSampling":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if find_spec("gspo.cluster") is not None and find_spec("ray") is not None:
-        return importlib.import_module("gspo.cluster").RayPPOTrainerWithSampling
-    warnings.warn(
-        "RayPPOTrainerWithSampling needs Ray and gspo.cluster, which are not installed; "
-        "PPOTrainerWithSampling, which trains in this process, is used in its place",
-        stacklevel=2,
-    )
-    return PPOTrainerWithSampling

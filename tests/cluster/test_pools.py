@@ -1,0 +1,111 @@
+"""Pools, roles and classes: what is honoured, what is refused by its name."""
+
+from __future__ import annotations
+
+import pytest
+import ray
+
+from gspo.cluster import ClusterError, RankWorker, ResourcePool, ResourcePoolManager, Role, RolloutWorker
+from gspo.cluster.placement import default_pools, make_pools, trainer_role, worker_classes
+from gspo.config import load
+
+
+def config(*overrides):
+    return load(overrides=["trainer.backend=ray", *overrides]).config
+
+
+def test_default_pools_follow_the_config():
+    pools = default_pools(config(), gpus=0)
+    assert pools.resource_pool_spec == {"global_pool": [1]}
+    assert pools.mapping[Role.ActorRolloutRef] == pools.mapping[Role.Critic] == "global_pool"
+    pools = default_pools(config("trainer.nnodes=2", "trainer.n_gpus_per_node=3"), gpus=0)
+    assert pools.resource_pool_spec == {"global_pool": [3, 3]} and pools.get_n_gpus() == 6
+    pools = default_pools(config("trainer.nnodes=2", "rollout.num_workers=2"), gpus=16)
+    assert pools.resource_pool_spec == {"global_pool": [7, 7], "rollout_pool": [1, 1]}
+    assert pools.mapping[Role.Rollout] == "rollout_pool"
+
+
+def test_a_mapping_to_a_pool_that_is_not_there_is_refused():
+    with pytest.raises(ClusterError, match=r"mapping\[Role.Critic\]='b': no such pool; .*\['a'\]"):
+        ResourcePoolManager({"a": [1]}, {Role.Critic: "b"})
+    with pytest.raises(ClusterError, match=r"process_on_nodes=\[0\]"):
+        ResourcePool([0])
+    with pytest.raises(ClusterError, match=r"no pool for the trainer's ranks"):
+        trainer_role(ResourcePoolManager({"a": [1]}, {Role.Rollout: "a"}))
+
+
+def test_pools_are_made_and_given_back(cluster):
+    free = ray.available_resources().get("CPU", 0)
+    manager = ResourcePoolManager({"a": [2], "b": [1, 1]}, {Role.ActorRollout: "a", Role.Rollout: "b"})
+    with pytest.raises(ClusterError, match="call create_resource_pool"):
+        manager.get_resource_pool(Role.ActorRollout)
+    manager.create_resource_pool()
+    pool = manager.get_resource_pool(Role.Rollout)
+    assert pool.world_size == 2 and not pool.use_gpu and len(pool.get_placement_groups()) == 2
+    pool.grow()
+    assert pool.world_size == 3 and pool.options(2)["num_cpus"] == 1
+    with pytest.raises(ClusterError, match=r"Role.RewardModel has no pool"):
+        manager.get_resource_pool(Role.RewardModel)
+    manager.release()
+    assert ray.available_resources().get("CPU", 0) <= free
+
+
+def test_what_the_cluster_does_not_have_is_said_at_once(cluster):
+    with pytest.raises(ClusterError, match=r"need 99 CPUs, the cluster has 8; lower trainer.nnodes"):
+        ResourcePoolManager({"a": [99]}, {Role.Actor: "a"}).create_resource_pool()
+    with pytest.raises(ClusterError, match=r"need 1 GPUs, the cluster has 0"):
+        ResourcePoolManager({"a": [1]}, {Role.Actor: "a"}).create_resource_pool(use_gpu=True)
+
+
+def test_roles_of_one_pool_share_its_devices(cluster):
+    manager = ResourcePoolManager({"a": [1]}, {Role.ActorRollout: "a", Role.Critic: "a", Role.Rollout: "a"})
+    manager.create_resource_pool()
+    assert manager.get_resource_pool(Role.Rollout).max_colocate_count == 2
+    manager.release()
+
+
+def test_pools_of_one_s_own_win_over_counts_in_the_config(cluster):
+    manager = ResourcePoolManager({"mine": [2]}, {Role.ActorRollout: "mine"})
+    with pytest.warns(UserWarning, match=r"trainer.nnodes=1 and trainer.n_gpus_per_node=1 have no effect"):
+        made = make_pools(config("trainer.n_gpus_per_node=1"), manager)
+    assert made.get_resource_pool(Role.ActorRollout).world_size == 2
+    made.release()
+
+
+def test_a_pool_for_the_critic_alone_has_no_effect():
+    manager = ResourcePoolManager({"a": [1], "b": [1]}, {Role.ActorRollout: "a", Role.Critic: "b"})
+    with pytest.warns(UserWarning, match=r"mapping\[Role.Critic\]='b' has no effect"):
+        assert trainer_role(manager) is Role.ActorRollout
+
+
+class MyRank(RankWorker):
+    pass
+
+
+class MyRollout(RolloutWorker):
+    pass
+
+
+def test_custom_worker_classes_are_taken_plain_or_remote():
+    assert worker_classes(None).rank is RankWorker
+    classes = worker_classes({Role.ActorRollout: MyRank, Role.Critic: MyRank, Role.Rollout: MyRollout})
+    assert classes.rank is MyRank and classes.rollout is MyRollout
+    remote = ray.remote(MyRank)
+    assert worker_classes({Role.ActorRollout: remote, Role.RefPolicy: RankWorker}).rank is remote
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            {Role.ActorRollout: dict},
+            r"role_worker_mapping\[Role.ActorRollout\]=.*expected gspo.cluster.RankWorker",
+        ),
+        ({Role.Rollout: MyRank}, r"role_worker_mapping\[Role.Rollout\].*expected gspo.cluster.RolloutWorker"),
+        ({Role.ActorRollout: RankWorker, Role.Critic: MyRank}, r"\[Role.Critic\]=MyRank has no effect"),
+        ({Role.RewardModel: MyRank}, r"\[Role.RewardModel\] has no effect: rewards are functions"),
+    ],
+)
+def test_classes_that_cannot_act_are_refused(mapping, message):
+    with pytest.raises(ClusterError, match=message):
+        worker_classes(mapping)

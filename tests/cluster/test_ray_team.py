@@ -1,0 +1,76 @@
+"""Calls to trainer ranks that are Ray actors, and how failures of one or all of them come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from gspo.cluster import RayTeam, ResourcePool
+from gspo.loop.team import RankFailed
+from tests.cluster.workers import SumRank
+
+
+@pytest.fixture
+def pool(cluster):
+    pool = ResourcePool([2], use_gpu=False, name_prefix="ranks")
+    yield pool
+    pool.release()
+
+
+@pytest.fixture
+def team(pool):
+    team = RayTeam(pool, SumRank)
+    yield team
+    team.close()
+
+
+def test_a_call_runs_on_every_rank_and_an_error_of_all_is_raised_as_itself(team):
+    assert team.call("where") == [(0, 2, 0, "cpu"), (1, 2, 1, "cpu")]
+    assert team.call("total", 5) == [15, 15]
+    pids = team.call("pid")
+    assert len(set(pids)) == 2 and os.getpid() not in pids
+    with pytest.raises(LookupError, match="no such model") as caught:
+        team.call("refuse", None)
+    assert "refuse" in caught.value.__notes__[0]  # where it was raised, with the remote traceback
+
+
+def test_one_rank_s_error_names_the_rank_first(pool, monkeypatch):
+    monkeypatch.setattr("gspo.cluster.ray_team.CAUSE_SECONDS", 0.5)
+    team = RayTeam(pool, SumRank)
+    with pytest.raises(RankFailed, match=r"^trainer rank 1 of 2: LookupError: 'no such model'|no such model"):
+        team.call("refuse", 1)
+    with pytest.raises(RankFailed, match="have ended"):
+        team.call("where")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_the_root_cause_whoever_notices_first(team):
+    pids = team.call("pid")
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(RankFailed, match=r"^trainer rank 1 of 2 died: .*pid: " + str(pids[1])):
+        team.call("total", 1)
+
+
+def test_a_rank_that_ends_within_a_call_ends_the_team(team):
+    pids = team.call("pid")
+    with pytest.raises(RankFailed, match=r"^trainer rank 0 of 2 died"):
+        team.call("vanish", 0)
+    assert all(is_gone(pid) for pid in pids)
+
+
+def is_gone(pid: int, seconds: float = 20.0) -> bool:
+    """Whether a process ends within a while."""
+    import time
+
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rsplit(")", 1)[1].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,53 @@
+"""Workers small enough for tests of how calls travel and how they fail."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from gspo.loop.rank_worker import RankWorker
+from gspo.loop.team import Place
+
+
+class SumRank(RankWorker):
+    """A rank that adds numbers over all ranks with gloo, and fails on request."""
+
+    def join(self, place: Place) -> None:
+        self.place = place
+        dist.init_process_group(
+            "gloo",
+            init_method=f"tcp://{place.address}:{place.port}",
+            rank=place.rank,
+            world_size=place.world_size,
+        )
+
+    def where(self) -> tuple[int, int, int, str]:
+        assert self.place is not None
+        return self.place.rank, self.place.world_size, self.place.local_rank, self.place.device
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def total(self, x: int) -> int:
+        assert self.place is not None
+        value = torch.tensor([x * (self.place.rank + 1)])
+        dist.all_reduce(value)
+        return int(value)
+
+    def refuse(self, rank: int | None = None) -> int:
+        """All ranks, or one, raise; the others wait for it in a collective."""
+        assert self.place is not None
+        if rank in (None, self.place.rank):
+            raise LookupError("no such model")
+        return self.total(1)
+
+    def vanish(self, rank: int) -> int:
+        assert self.place is not None
+        if rank == self.place.rank:
+            os._exit(9)
+        return self.total(1)
+
+    def leave(self) -> None:
+        pass
