@@ -152,3 +152,10 @@ def test_numbers_are_the_kernels(machine: str):
         number = number_of(name, machine)
         if number is not None:
             assert known[name] == number, name
+
+
+@pytest.mark.parametrize("file_calls", [True, False])
+def test_a_filter_laid_out_beforehand_is_the_one_built_for_the_process(machine: str, file_calls: bool):
+    laid_out = seccomp.Filter(machine, file_calls)
+    for pid in (1, 2, PID, 4_194_303):
+        assert laid_out.program(pid) == seccomp.build(machine, pid, file_calls)

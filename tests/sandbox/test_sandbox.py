@@ -302,3 +302,30 @@ def test_limits_of_the_judge_are_not_the_programs(box: Sandbox):
 def test_speed_is_measured(box: Sandbox):
     speed = measure_speed(box, seconds=0.1)
     assert speed.trivial > 0 and speed.typical > 0
+
+
+def test_only_programs_that_may_import_numpy_are_forked_with_it():
+    with Sandbox(num_servers=1) as sandbox:
+        assert sandbox.run("print(1)", wall=WALL).stdout == b"1\n"
+        plain = sandbox.server_pids()
+        assert sandbox.run("print(2)", wall=WALL).stdout == b"2\n"
+        assert sandbox.server_pids() == plain
+        name = "importlib.import_module('num' + 'py').arange(3).sum()"
+        assert sandbox.run(f"import importlib\nprint({name})", wall=WALL).stdout == b"3\n"
+        assert sandbox.check(
+            "def f(): return 3", "import numpy as np\nassert f() == np.arange(3).sum()", wall=WALL
+        ).ok
+        assert len(sandbox.server_pids()) == (1 if sandbox.level == 1 else 2)
+
+
+def test_a_forked_interpreter_knows_its_own_thread_and_locks(box: Sandbox):
+    """The hooks by which modules notice a fork are not run; what they would do must hold all the same."""
+    source = (
+        "import threading, random, os\n"
+        "print(threading.main_thread().native_id == threading.get_native_id(), threading.active_count())\n"
+        "print(threading.current_thread() is threading.main_thread(), threading.main_thread().is_alive())\n"
+        "done = []\nt = threading.Thread(target=lambda: done.append(random.random()))\nt.start(); t.join()\n"
+        "print(len(done), callable(os.register_at_fork), os.register_at_fork.__name__)\n"
+    )
+    expected = b"True 1\nTrue True\n1 True register_at_fork\n"
+    assert box.run(source, wall=WALL).stdout == expected
