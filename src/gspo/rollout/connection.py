@@ -17,6 +17,10 @@ class WorkersLost(RuntimeError):
     """No rollout worker is left that stays alive. The message begins with the root cause."""
 
 
+class FleetClosed(RuntimeError):
+    """The fleet was closed while a call was under way, by another thread."""
+
+
 class WorkerError(RuntimeError):
     """A call raised in a worker an error that cannot be raised as itself here; the worker's traceback is in the text."""
 

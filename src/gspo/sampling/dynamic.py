@@ -35,7 +35,7 @@ from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.source import PromptSource
 from gspo.sampling.state import pack_group, pack_request, unpack_group, unpack_request
 from gspo.seeding import derive_seed
-from gspo.types import Group
+from gspo.types import Group, Prompt
 
 Record = Callable[[Group, str, int], None]
 MIN_ROLLOUTS_TO_FAIL = 8  # fewer failed rewards say nothing about a rate
@@ -75,6 +75,7 @@ class DynamicSampler:
         self._reserve = Reserve(settings.train_batch_size if settings.on_limit == "keep_unfiltered" else 0)
         self._dropped_since_kept: Counter[str] = Counter()
         self._next_submission = 0
+        self._begun = False  # whether `_report` counts for a batch not yet handed out
         self._report = self._new_report()
 
     def next_batch(self) -> tuple[list[Group], SamplingReport]:
@@ -85,17 +86,17 @@ class DynamicSampler:
         """
         if self._taken:
             raise RuntimeError("next_batch() was called before release() of the last batch")
-        self._report = self._new_report()
-        self._prompts.num_skipped = 0
+        self._begin()
+        try:
+            return self._next_batch()
+        finally:
+            self._begun = False
+
+    def _next_batch(self) -> tuple[list[Group], SamplingReport]:
         self._put_back(self._queue.remove(self._is_stale), "stale_dropped")
         self._judge_all(self._collect())
         while not self._is_ready():
-            self._admit()
-            if self._in_flight:
-                self._advance()
-            elif self._scoring:  # nothing to overlap with
-                self._judge_all(self._collect())
-            else:
+            if not self._work():
                 return self._end_short()
             self._watch(len(self._queue), self._settings.train_batch_size)
             self._check_failures(self._settings.train_batch_size * self._settings.n)
@@ -105,6 +106,37 @@ class DynamicSampler:
         self._check_failures()
         return self._hand_out(self._queue.take(self._settings.train_batch_size))
 
+    def work_ahead(self) -> bool:
+        """Work one tick towards the next batch while the last one is trained on; False when there is nothing to do.
+
+        What it does counts in the next batch's report. Groups that were handed out hold their places in the staleness
+        budget until `release`; without a budget (`max_staleness` 0), and with `rounds`, nothing runs ahead.
+        """
+        settings = self._settings
+        if settings.max_staleness == 0 or settings.strategy == "rounds" or self._made_no_progress():
+            return False
+        self._begin()
+        return self._work()
+
+    def _begin(self) -> None:
+        """Start counting for the next batch, unless that has been done."""
+        if not self._begun:
+            self._report = self._new_report()
+            self._prompts.num_skipped = 0
+            self._begun = True
+        self._report.version = self.version
+
+    def _work(self) -> bool:
+        """One tick: submit, generate, judge. False when nothing is under way and nothing may be submitted."""
+        self._admit()
+        if self._in_flight:
+            self._advance()
+        elif self._scoring:  # nothing to overlap with
+            self._judge_all(self._collect())
+        else:
+            return False
+        return True
+
     def release(self, groups: list[Group]) -> None:
         """Say that `groups`, the last batch, have been trained on and the new weights are live."""
         if [g.submission for g in groups] != [g.submission for g in self._taken]:
@@ -113,6 +145,10 @@ class DynamicSampler:
             self._prompts.forget(group.submission)
         self._taken = []
         self.version += 1
+
+    def find_prompt(self, uid: str) -> Prompt:
+        """The prompt of that uid."""
+        return self._prompts.find(uid)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as plain JSON. Exact between `release` and `next_batch`.
@@ -130,6 +166,7 @@ class DynamicSampler:
             ],
             "dropped_since_kept": dict(self._dropped_since_kept),
             "prompts": self._prompts.state_dict(),
+            "report": self._report.pack(self._prompts.num_skipped) if self._begun else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -140,6 +177,9 @@ class DynamicSampler:
         self.version = state["version"]
         self._next_submission = state["next_submission"]
         self._dropped_since_kept = Counter(state["dropped_since_kept"])
+        if state["report"] is not None:
+            self._report, self._begun = SamplingReport.unpack(state["report"]), True
+            self._prompts.num_skipped = self._report.num_skipped
         find = self._prompts.find
         self._scored = [unpack_group(g, find) for g in state["scored"]]
         self._scoring = {g.submission for g in self._scored}
@@ -174,7 +214,8 @@ class DynamicSampler:
         if settings.strategy == "rounds":
             room = 0 if self._num_pending else settings.generation_batch
         else:
-            outstanding = self._num_pending + len(self._queue)
+            in_training = settings.train_batch_size if self._taken else 0
+            outstanding = self._num_pending + len(self._queue) + in_training
             room = min(self._concurrency - len(self._in_flight), self._budget.room(outstanding))
         limit = settings.submission_limit
         return room if limit is None else min(room, limit - self._report.num_submitted)

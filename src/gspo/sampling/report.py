@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gspo.types import Group, Metric, Metrics
 
@@ -88,6 +91,18 @@ class SamplingReport:
         """One sentence of counts for messages."""
         counts = ", ".join(f"{self.fates[reason]} {reason}" for reason in DROP_REASONS)
         return f"{self.num_generated} groups judged in this step: {self.fates['kept']} kept, {counts}"
+
+    def pack(self, num_skipped: int) -> dict[str, Any]:
+        """The counts so far as plain JSON, for a checkpoint taken before the step's batch is handed out."""
+        packed = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        counters = {"fates": dict(self.fates), "discarded": dict(self.discarded)}
+        return packed | counters | {"num_skipped": num_skipped}
+
+    @staticmethod
+    def unpack(data: Mapping[str, Any]) -> SamplingReport:
+        """The inverse of `pack`."""
+        counters = {name: Counter(data[name]) for name in ("fates", "discarded")}
+        return SamplingReport(**{**data, **counters, "weights": None})
 
     def metrics(self) -> Metrics:
         """The step's metrics, under the names of every strategy."""

@@ -1,0 +1,87 @@
+"""The program of a rollout worker's process: `python -m gspo.rollout.process_worker FD`.
+
+It answers calls on the socket until the trainer closes it. It dies with the trainer (PR_SET_PDEATHSIG), even when it
+hangs or is stopped; SIGUSR1 makes it write the stacks of its threads to its log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from gspo.rollout.connection import WorkerError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(fd: int, parent: int) -> None:
+    """Build the engine that the trainer describes and serve it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # the trainer ended before this process could ask to die with it
+        return
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+    trainer = Connection(fd)
+    path, spec = trainer.recv()
+    sys.path[:] = path
+    serve(trainer, lambda: _build(spec))
+    sys.stderr.flush()
+    os._exit(0)  # the engine is closed: taking libraries down one by one would only take time
+
+
+def _build(spec: Any) -> Any:
+    from gspo.rollout.worker import RolloutWorker
+
+    return RolloutWorker(spec)
+
+
+def serve(trainer: Connection, build: Callable[[], Any]) -> None:
+    """Answer calls one at a time, in order. A worker that could not be built answers every call with why."""
+    worker, failure = None, b""
+    try:
+        worker = build()
+    except Exception as error:
+        failure = _travelling(error)
+    while True:
+        try:
+            method, args = trainer.recv()
+        except (EOFError, OSError):
+            return
+        if worker is None:
+            answer = failure
+        else:
+            try:
+                answer = pickle.dumps((True, getattr(worker, method)(*args)))
+            except Exception as error:
+                answer = _travelling(error)
+        try:
+            trainer.send_bytes(answer)
+        except OSError:
+            return
+
+
+def _travelling(error: Exception) -> bytes:
+    """An answer that carries an error as itself where it can be rebuilt, with this process's traceback as a note."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+    try:
+        error.add_note(f"raised in process {os.getpid()}:\n{text}")
+        answer = pickle.dumps((False, error))
+        pickle.loads(answer)
+    except Exception:
+        answer = pickle.dumps((False, WorkerError(f"{type(error).__name__}: {error}\n{text}")))
+    return answer
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
