@@ -29,12 +29,21 @@ def run_script(server: ServerHandle, source: str, stdin: bytes, wall: float, mem
     return child.result(timed_out=not over)
 
 
+# Words without which a program imports only what its import statements name.
+_WAYS_TO_NUMPY = ("numpy", "__import__", "importlib", "builtins", "exec", "eval", "pickle", "modules")
+
+
+def may_import_numpy(source: str) -> bool:
+    """Whether the source could import numpy, by its text; other programs are forked without its memory."""
+    return not source.isascii() or any(word in source for word in _WAYS_TO_NUMPY)
+
+
 class Sandbox:
     """Runs untrusted Python at an isolation level that was tested by effect. Safe to use from many threads.
 
     `level` None takes the default (2) or the best below it; a number insists on that level. Level 0 isolates nothing:
     it must be asked for with `allow_unsandboxed` and is refused when CI=true. One fork-server a core is started when
-    needed. Raises SandboxError when no level can be had, with how to get one.
+    needed, a second one for programs that may import numpy. Raises SandboxError when no level can be had, with how to get one.
     """
 
     def __init__(
@@ -52,7 +61,7 @@ class Sandbox:
         self, source: str, stdin: bytes = b"", *, wall: float = DEFAULT_WALL, memory: int = DEFAULT_MEMORY
     ) -> RunResult:
         """Run the source as a script for at most `wall` seconds and `memory` bytes; raises SandboxError."""
-        return self._with_server(lambda server: run_script(server, source, stdin, wall, memory))
+        return self._with_server(lambda server: run_script(server, source, stdin, wall, memory), source)
 
     def call(
         self,
@@ -77,7 +86,7 @@ class Sandbox:
                 raise SandboxError(f"the sandbox could not run a program: {child.error}")
             return _read_reply(replies.take_line(), timed_out=not over)
 
-        return self._with_server(attempt)
+        return self._with_server(attempt, source)
 
     def check(
         self,
@@ -107,7 +116,7 @@ class Sandbox:
                 raise SandboxError(f"the sandbox could not run a test: {error}")
             return relay.result(timed_out=not over)
 
-        return self._with_server(attempt)
+        return self._with_server(attempt, source, test)
 
     def server_pids(self) -> list[int]:
         """Processes of the servers that are idle now."""
@@ -132,22 +141,25 @@ class Sandbox:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _with_server(self, attempt: Callable[[ServerHandle], T]) -> T:
-        """Do it on a free server; where the sandbox itself failed, once more on a fresh one."""
-        with self._lease() as server, contextlib.suppress(SandboxError):
+    def _with_server(self, attempt: Callable[[ServerHandle], T], *texts: str) -> T:
+        """Do it on a free server fit for the texts; where the sandbox itself failed, once more on a fresh one."""
+        with_numpy = self.level != 1 and any(map(may_import_numpy, texts))
+        with self._lease(with_numpy) as server, contextlib.suppress(SandboxError):
             return attempt(server)
-        with self._lease() as server:
+        with self._lease(with_numpy) as server:
             return attempt(server)
 
     @contextlib.contextmanager
-    def _lease(self) -> Iterator[ServerHandle]:
+    def _lease(self, with_numpy: bool = False) -> Iterator[ServerHandle]:
         self._after_fork()
         with self._slots:
             with self._lock:
                 if self._closed:
                     raise SandboxError("this sandbox was closed")
-                server = self._idle.pop() if self._idle else None
-            server = server or ServerHandle(self.level)
+                server = next((s for s in self._idle if s.with_numpy == with_numpy), None)
+                if server is not None:
+                    self._idle.remove(server)
+            server = server or ServerHandle(self.level, with_numpy)
             healthy = False
             try:
                 yield server

@@ -13,7 +13,7 @@ from pathlib import Path
 from .capture import close_all
 from .result import SandboxError
 
-_BOOT = "import sys; sys.path[:0] = [sys.argv[1]]; from inside.server import main; del sys.path[0]; main({!r}, {!r}, {!r})"
+_BOOT = "import sys; sys.path[:0] = [sys.argv[1]]; from inside.boot import main; del sys.path[0]; main({!r}, {!r}, {!r}, {!r})"
 
 
 def numpy_parent() -> str:
@@ -22,12 +22,12 @@ def numpy_parent() -> str:
     return str(Path(spec.origin).resolve().parent.parent) if spec is not None and spec.origin else ""
 
 
-def launch(level: int, descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
+def launch(level: int, descriptor: int, with_numpy: bool) -> tuple[subprocess.Popen[bytes], int]:
     """Start a server on the socket `descriptor`; the process started and the one whose death ends all of it."""
     # The real interpreter: a virtual environment's link or a shim script may lie where the server cannot read.
     python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     here = str(Path(__file__).resolve().parent)
-    boot = _BOOT.format(descriptor, level, numpy_parent())
+    boot = _BOOT.format(descriptor, level, numpy_parent(), with_numpy)
     command = [python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", boot, here]
     if level < 3:
         process = _popen(command, [descriptor])
@@ -46,7 +46,8 @@ def launch(level: int, descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
 
 def _popen(command: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    env = {"PYTHONHASHSEED": "0", **threads}
+    # Symbols are bound at the start: bound late, each child would do it again.
+    env = {"PYTHONHASHSEED": "0", "LD_BIND_NOW": "1", **threads}
     if "LD_LIBRARY_PATH" in os.environ:
         env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
     return subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import select
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .capture import Capture, Feed, close_all, sealed_file
+from .inside import wire
 from .inside.plain import MAX_BYTES
 from .launch import launch
 from .result import RunResult, SandboxError
@@ -77,22 +77,23 @@ class Child:
 
 
 class ServerHandle:
-    """One fork-server process. Used by one thread at a time."""
+    """One fork-server process, numpy loaded or not. Used by one thread at a time."""
 
-    def __init__(self, level: int) -> None:
+    def __init__(self, level: int, with_numpy: bool = False) -> None:
         self.level = level
+        self.with_numpy = with_numpy
         self.children: dict[int, Child] = {}
         self.failed = False
         self._numbers = itertools.count(1)
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
-            self.process, self._inner_pid = launch(level, far.fileno())
+            self.process, self._inner_pid = launch(level, far.fileno(), with_numpy)
         hello = self._receive(START_SECONDS)
         if hello is None:
             reason = self._stderr_tail()
             self.close()
             raise SandboxError(f"the sandbox's fork-server did not start at level {level}: {reason}")
-        self.network_namespace, self.pid_namespace = hello["namespaces"]
+        self.network_namespace, self.pid_namespace = bool(hello.status & 1), bool(hello.status & 2)
 
     @property
     def pid(self) -> int:
@@ -106,9 +107,9 @@ class ServerHandle:
         """Have the server fork a child that does `kind` with the source; raises SandboxError when the server is gone."""
         child = Child(next(self._numbers), linked)
         inputs = [sealed_file(_LETTERS[kind] + source.encode("utf-8", "surrogatepass")), sealed_file(stdin)]
-        request = {"run": child.number, "memory": memory, "cpu": cpu}
+        request = wire.REQUEST.pack(wire.RUN, child.number, memory, cpu)
         try:
-            socket.send_fds(self._channel, [json.dumps(request).encode()], [*inputs, *child.child_fds()])
+            socket.send_fds(self._channel, [request], [*inputs, *child.child_fds()])
         except OSError as error:
             close_all(child.own_fds())
             raise SandboxError(f"the sandbox's fork-server is gone: {error}") from error
@@ -121,7 +122,7 @@ class ServerHandle:
         """Ask the server to end the child; `step` brings the news."""
         if not child.ended:
             with contextlib.suppress(OSError):
-                self._channel.send(json.dumps({"kill": child.number}).encode())
+                self._channel.send(wire.REQUEST.pack(wire.KILL, child.number, 0, 0))
 
     def step(self, seconds: float) -> None:
         """Move bytes and news for at most `seconds`, returning after the first events."""
@@ -176,29 +177,29 @@ class ServerHandle:
             for child in self.children.values():
                 child.error = child.error or f"the fork-server died: {self._stderr_tail()}"
             return
-        child = self.children.get(message["id"])
+        child = self.children.get(message.number)
         if child is None:
             return
-        if "error" in message:
-            child.error = message["error"]
-        elif not message["confined"]:
+        if message.what == wire.FAILED:
+            child.error = message.reason
+        elif not message.confined:
             child.stderr.drain()
             child.error = (
                 f"a child was not confined: {bytes(child.stderr.data).decode(errors='replace').strip()}"
             )
         else:
-            child.status, child.wall = message["status"], message["wall"]
+            child.status, child.wall = message.status, message.wall
 
-    def _receive(self, seconds: float) -> dict[str, Any] | None:
+    def _receive(self, seconds: float) -> wire.News | None:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         if not poll.poll(seconds * 1000):
             return None
         try:
-            data = self._channel.recv(1 << 16)
+            data = self._channel.recv(wire.MAX_BYTES)
         except OSError:
             return None
-        return json.loads(data) if data else None
+        return wire.read_news(data) if data else None
 
     def _stderr_tail(self) -> str:
         stream = self.process.stderr

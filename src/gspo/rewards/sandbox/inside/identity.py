@@ -67,25 +67,29 @@ class Cloner:
     """
 
     def __init__(self, pid_namespace: bool) -> None:
-        self._number = CLONE[libc.machine()]
-        self._flags = int(signal.SIGCHLD) | (libc.CLONE_NEWPID if pid_namespace else 0)
-        self._tid_address = _tid_address()
-        if self._tid_address:
-            self._flags |= libc.CLONE_CHILD_SETTID | libc.CLONE_CHILD_CLEARTID
+        flags = int(signal.SIGCHLD) | (libc.CLONE_NEWPID if pid_namespace else 0)
+        tid_address = _tid_address()
+        if tid_address:
+            flags |= libc.CLONE_CHILD_SETTID | libc.CLONE_CHILD_CLEARTID
+        self._clone = libc.Call(CLONE[libc.machine()], flags, 0, 0, tid_address, tid_address)
+        api = ctypes.pythonapi
+        self._before, self._in_parent = api.PyOS_BeforeFork, api.PyOS_AfterFork_Parent
+        self._in_child = api.PyOS_AfterFork_Child
+        for hook in (self._before, self._in_parent, self._in_child):
+            hook.restype = None
 
     def fork(self) -> int:
         """Returns as os.fork does; raises OSError."""
-        api = ctypes.pythonapi
-        api.PyOS_BeforeFork()
+        self._before()
         try:
-            pid = libc.syscall(self._number, self._flags, 0, 0, self._tid_address, self._tid_address)
+            pid = self._clone()
         except OSError:
-            api.PyOS_AfterFork_Parent()
+            self._in_parent()
             raise
-        if pid == 0:
-            api.PyOS_AfterFork_Child()
+        if pid:
+            self._in_parent()
         else:
-            api.PyOS_AfterFork_Parent()
+            self._in_child()
         return pid
 
 
@@ -109,6 +113,13 @@ def plan(network_namespace: bool, landmark: str) -> Identity:
     return Identity(network_namespace, pid_namespace, None, 0)
 
 
+def capset_call(capabilities: int) -> libc.Call:
+    """The call that keeps only `capabilities`."""
+    words = struct.pack("=6I", capabilities, capabilities, 0, 0, 0, 0)
+    words = ctypes.create_string_buffer(words, len(words))
+    return libc.Call(CAPSET[libc.machine()], _CAPABILITY_HEADER, words)
+
+
 def become(uid: int | None, capabilities: int, landmark: str | None = None) -> None:
     """Become user and group `uid` (None: stay), keep only `capabilities`; raises OSError."""
     if uid is not None:
@@ -116,8 +127,7 @@ def become(uid: int | None, capabilities: int, landmark: str | None = None) -> N
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    words = struct.pack("=6I", capabilities, capabilities, 0, 0, 0, 0)
-    libc.syscall(CAPSET[libc.machine()], _CAPABILITY_HEADER, ctypes.create_string_buffer(words, len(words)))
+    capset_call(capabilities)()
     if landmark is not None:
         os.close(os.open(landmark, os.O_RDONLY))
 

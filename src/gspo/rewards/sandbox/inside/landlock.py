@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterable
 
 from . import libc
-from .syscalls import LANDLOCK_ADD_RULE, LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF
+from .syscalls import LANDLOCK_ADD_RULE, LANDLOCK_CREATE_RULESET
 
 WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 RULE_PATH_BENEATH = 1
@@ -50,11 +50,6 @@ def make_ruleset(readable: Iterable[str], listable: Iterable[str], devices: Iter
     for path in devices:
         _grant(ruleset, path, READ_FILE | WRITE_FILE | TRUNCATE, handled)
     return ruleset
-
-
-def enter(ruleset: int) -> None:
-    """Bind this process to the rule for good; needs no_new_privs. Raises OSError."""
-    libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0)
 
 
 def _grant(ruleset: int, path: str, rights: int, handled: int) -> None:

@@ -18,26 +18,40 @@ def address_space() -> int:
     return 0
 
 
-def apply(memory: int, cpu_seconds: int, count_processes: bool) -> None:
-    """Limit this process to `memory` bytes of address space and `cpu_seconds`; no core, no file growth.
+class Limits:
+    """The limits of this process's children; where the system has set lower ones, those.
 
     `count_processes`: limit threads by the kernel's count for this user, which is only ours when the user is.
     """
-    limits = {
-        resource.RLIMIT_AS: memory,
-        resource.RLIMIT_CPU: cpu_seconds,
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,
-        resource.RLIMIT_NOFILE: MAX_FILES,
-        resource.RLIMIT_MEMLOCK: 0,
-        resource.RLIMIT_MSGQUEUE: 0,
-    }
-    if count_processes:
-        limits[resource.RLIMIT_NPROC] = MAX_THREADS
-    for name, value in limits.items():
-        hard = resource.getrlimit(name)[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(name, (value, value))
+
+    def __init__(self, count_processes: bool) -> None:
+        self._baseline = address_space()
+        fixed = {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: 0,
+            resource.RLIMIT_NOFILE: MAX_FILES,
+            resource.RLIMIT_MEMLOCK: 0,
+            resource.RLIMIT_MSGQUEUE: 0,
+        }
+        if count_processes:
+            fixed[resource.RLIMIT_NPROC] = MAX_THREADS
+        self._fixed = [(name, min(value, _hard(name))) for name, value in fixed.items()]
+        self._most_memory, self._most_cpu = _hard(resource.RLIMIT_AS), _hard(resource.RLIMIT_CPU)
+
+    def apply(self, memory: int, cpu_seconds: int) -> None:
+        """Limit this process to `memory` bytes beyond its parent's and `cpu_seconds`; no core, no file growth."""
+        memory = min(self._baseline + memory, self._most_memory)
+        cpu_seconds = min(cpu_seconds, self._most_cpu)
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+        for name, value in self._fixed:
+            resource.setrlimit(name, (value, value))
+
+
+def _hard(name: int) -> int:
+    """The hard limit of this process, a number that no limit reaches where there is none."""
+    hard = resource.getrlimit(name)[1]
+    return (1 << 63) - 1 if hard == resource.RLIM_INFINITY else hard
 
 
 def lift() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 
 from . import libc
@@ -141,11 +142,28 @@ def _search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
 class Filter:
     """A filter laid out in memory, ready to be installed by the children of this process."""
 
-    def __init__(self, program: bytes) -> None:
-        self._code = ctypes.create_string_buffer(program, len(program))
-        header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(self._code))
-        self._header = ctypes.create_string_buffer(header, len(header))
+    def __init__(self, machine: str, file_calls: bool) -> None:
+        code = build(machine, 1, file_calls)
+        other = build(machine, 2, file_calls)
+        self._own_pid = [at for at in range(4, len(code), 8) if code[at : at + 4] != other[at : at + 4]]
+        self._code = ctypes.create_string_buffer(code, len(code))
+        words = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(self._code))
+        header = ctypes.create_string_buffer(words, len(words))
+        number = number_of("prctl", machine)
+        assert number is not None
+        self._install = libc.Call(number, libc.PR_SET_SECCOMP, 2, header)
+
+    def program(self, pid: int) -> bytes:
+        """The filter as process `pid` installs it."""
+        self._name_process(pid)
+        return self._code.raw
 
     def install(self) -> None:
         """Put it on this process for good; needs no_new_privs. Raises OSError where seccomp is missing."""
-        libc.prctl(libc.PR_SET_SECCOMP, 2, self._header)
+        self._name_process(os.getpid())
+        self._install()
+
+    def _name_process(self, pid: int) -> None:
+        if pid != 1:
+            for at in self._own_pid:
+                struct.pack_into("=I", self._code, at, pid)

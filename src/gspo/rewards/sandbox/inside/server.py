@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import fcntl
 import gc
-import json
 import os
 import select
 import signal
@@ -18,21 +17,24 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from . import identity, landlock, libc, limits, preload, program, seccomp, tester
+from . import identity, landlock, libc, limits, preload, program, tester
+from .confinement import Confinement
+from .wire import ENDED, FAILED, HELLO, KILL, MAX_BYTES, NEWS, REQUEST
 
 TICK_MS = 20
-READY_FD, RULESET_FD = 5, 6
-_HIGH_FD = 40
+# The server's own descriptors are above every place in a child that one of them is put in.
+FIRST_FD = 40
+_FDS_SPACE = socket.CMSG_SPACE(8 * 4)
 
 
 @dataclass(slots=True)
 class Child:
-    """A running child: its process, the descriptor that signals its end, and the pipe on which it said "confined"."""
+    """A running child: the judge's number for it, its process, the pipe on which it said "confined"."""
 
+    number: int
     pid: int
-    pidfd: int
     ready: int
     started: float
 
@@ -40,98 +42,94 @@ class Child:
 class ForkServer:
     """Serves one judge over one socket until that socket closes."""
 
-    def __init__(self, channel: socket.socket, level: int, numpy_parent: str) -> None:
+    def __init__(self, channel: socket.socket, level: int, numpy_parent: str, with_numpy: bool) -> None:
         self.channel = channel
-        self.level = level
-        self.children: dict[int, Child] = {}
+        self.children: dict[int, Child] = {}  # by the descriptor that signals their end
+        self.poll = select.poll()
+        self.poll.register(channel, select.POLLIN)
         networked = identity.enter_namespaces()
-        preload.preload(numpy_parent, whole=level == 1)
+        preload.preload(numpy_parent if with_numpy or level == 1 else "", whole=level == 1)
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
         self.identity = identity.plan(
             networked, landmark=os.path.realpath(os.__file__) if level >= 2 else "/"
         )
-        self.ruleset = _ruleset(numpy_parent) if level >= 2 else -1
-        self.filter = seccomp.Filter(seccomp.build(libc.machine(), 1, file_calls=level >= 2))
+        ruleset = _ruleset(numpy_parent) if level >= 2 else -1
         self.cloner = identity.Cloner(self.identity.pid_namespace)
         if level >= 1:
             self.identity.assume_as_server()
-        self.baseline = limits.address_space()
+        self.confinement = Confinement(level, self.identity, ruleset)
 
     def serve(self) -> None:
         """Answer until the judge closes the socket; then end every child."""
-        self._reply({"namespaces": [self.identity.network_namespace, self.identity.pid_namespace]})
-        poll = select.poll()
-        poll.register(self.channel, select.POLLIN)
+        namespaces = self.identity.network_namespace + 2 * self.identity.pid_namespace
+        self.channel.send(NEWS.pack(HELLO, 0, namespaces, True, 0.0))
+        judge = self.channel.fileno()
         try:
             while True:
-                events = poll.poll(TICK_MS if self.children else None)
-                if any(fd == self.channel.fileno() for fd, _ in events) and not self._request(poll):
-                    return
-                self._reap(poll, {fd for fd, _ in events})
+                events = self.poll.poll(TICK_MS if self.children else None)
+                for fd, _ in events:
+                    if fd != judge:
+                        self._reap(fd)
+                    elif not self._answer():
+                        return
                 if not events:
                     self._count_threads()
         finally:
             for child in self.children.values():
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _reply(self, message: dict[str, Any]) -> None:
-        self.channel.send(json.dumps(message).encode())
-
-    def _request(self, poll: select.poll) -> bool:
+    def _answer(self) -> bool:
         """Handle one message; False when the judge is gone."""
-        data, fds, _, _ = socket.recv_fds(self.channel, 4096, 8)
+        data, passed, _, _ = self.channel.recvmsg(MAX_BYTES, _FDS_SPACE)
         if not data:
             return False
-        request = json.loads(data)
-        if "kill" in request:
-            child = self.children.get(request["kill"])
-            if child is not None:
-                os.kill(child.pid, signal.SIGKILL)
+        what, number, memory, cpu = REQUEST.unpack(data)
+        if what == KILL:
+            for child in self.children.values():
+                if child.number == number:
+                    os.kill(child.pid, signal.SIGKILL)
             return True
+        fds = memoryview(passed[0][2]).cast("i").tolist() if passed else []
         try:
-            child = self._start(request, fds)
+            self._start(number, memory, cpu, fds)
         except OSError as error:
-            self._reply({"id": request["run"], "error": f"fork: {error}"})
-            return True
+            self.channel.send(NEWS.pack(FAILED, number, 0, False, 0.0) + f"fork: {error}".encode())
         finally:
             for fd in fds:
                 os.close(fd)
-        self.children[request["run"]] = child
-        poll.register(child.pidfd, select.POLLIN)
         return True
 
-    def _start(self, request: dict[str, Any], fds: list[int]) -> Child:
+    def _start(self, number: int, memory: int, cpu: int, fds: list[int]) -> None:
         ready, ready_child = os.pipe()
         try:
             pid = self.cloner.fork()
             if pid == 0:
-                self._be_child(request, fds, ready_child)
+                self._be_child(memory, cpu, fds, ready_child)
         except OSError:
             os.close(ready)
             raise
         finally:
             os.close(ready_child)
         try:
-            return Child(pid, os.pidfd_open(pid), ready, time.monotonic())
+            pidfd = os.pidfd_open(pid)
         except OSError:
             os.close(ready)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
+        self.children[pidfd] = Child(number, pid, ready, time.monotonic())
+        self.poll.register(pidfd, select.POLLIN)
 
-    def _reap(self, poll: select.poll, signalled: set[int]) -> None:
-        for number, child in list(self.children.items()):
-            if child.pidfd not in signalled:
-                continue
-            _, status = os.waitpid(child.pid, 0)
-            poll.unregister(child.pidfd)
-            os.set_blocking(child.ready, False)
-            confined = os.read(child.ready, 1) == b"1"
-            os.close(child.pidfd)
-            os.close(child.ready)
-            del self.children[number]
-            wall = time.monotonic() - child.started
-            self._reply({"id": number, "status": status, "confined": confined, "wall": wall})
+    def _reap(self, pidfd: int) -> None:
+        child = self.children.pop(pidfd)
+        _, status = os.waitpid(child.pid, 0)
+        self.poll.unregister(pidfd)
+        os.set_blocking(child.ready, False)
+        confined = os.read(child.ready, 1) == b"1"
+        os.close(pidfd)
+        os.close(child.ready)
+        wall = time.monotonic() - child.started
+        self.channel.send(NEWS.pack(ENDED, child.number, status, confined, wall))
 
     def _count_threads(self) -> None:
         """End a child with too many threads, where the kernel's own count does not apply."""
@@ -144,12 +142,19 @@ class ForkServer:
             if threads > limits.MAX_THREADS:
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _be_child(self, request: dict[str, Any], fds: list[int], ready: int) -> NoReturn:
+    def _be_child(self, memory: int, cpu: int, fds: list[int], ready: int) -> NoReturn:
+        """Become the program: job and streams in their places, confined, every other descriptor closed."""
         try:
-            job = _arrange(fds, ready, self.ruleset)
-            self._confine(request["memory"], request["cpu"])
-            os.write(READY_FD, b"1")
-            os.close(READY_FD)
+            job_fd, *streams = fds
+            job = os.pread(job_fd, os.fstat(job_fd).st_size, 0)
+            for place, fd in enumerate(streams):
+                os.dup2(fd, place)
+            self.confinement.enter(memory, cpu)
+            os.closerange(len(streams), ready)
+            os.closerange(ready + 1, 1 << 20)
+            self.confinement.seal()
+            os.write(ready, b"1")
+            os.close(ready)
         except BaseException as error:
             os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
             os._exit(125)
@@ -158,48 +163,10 @@ class ForkServer:
         finally:
             os._exit(120)  # whatever a program broke: its process never returns into the server's loop
 
-    def _confine(self, memory: int, cpu: int) -> None:
-        who = self.identity
-        os.setsid()
-        if self.level >= 1:
-            identity.become(None, who.capabilities)
-        # Had the server died before this, writing to READY_FD will fail.
-        libc.prctl(libc.PR_SET_PDEATHSIG, signal.SIGKILL)
-        own_user = self.level >= 1 and (who.uid is not None or who.network_namespace)
-        limits.apply(self.baseline + memory, cpu, count_processes=own_user)
-        if self.level >= 2:
-            landlock.enter(RULESET_FD)
-            os.close(RULESET_FD)
-        if self.level >= 1:
-            self._own_filter().install()
-
-    def _own_filter(self) -> seccomp.Filter:
-        pid = os.getpid()
-        if pid == 1:
-            return self.filter
-        return seccomp.Filter(seccomp.build(libc.machine(), pid, file_calls=self.level >= 2))
-
 
 def _ruleset(numpy_parent: str) -> int:
     readable = preload.readable_paths(numpy_parent)
     return landlock.make_ruleset(readable, preload.listable_paths(), devices=["/dev/null"])
-
-
-def _arrange(fds: list[int], ready: int, ruleset: int) -> bytes:
-    """Put the child's descriptors in their places and close all others; the job that was passed."""
-    job_fd, *streams = [fcntl.fcntl(fd, fcntl.F_DUPFD, _HIGH_FD) for fd in fds]
-    ready = fcntl.fcntl(ready, fcntl.F_DUPFD, _HIGH_FD)
-    if ruleset >= 0:
-        ruleset = fcntl.fcntl(ruleset, fcntl.F_DUPFD, _HIGH_FD)
-    job = os.pread(job_fd, os.fstat(job_fd).st_size, 0)
-    os.closerange(len(streams), _HIGH_FD)
-    for place, fd in enumerate(streams):
-        os.dup2(fd, place)
-    os.dup2(ready, READY_FD)
-    if ruleset >= 0:
-        os.dup2(ruleset, RULESET_FD)
-    os.closerange(RULESET_FD + 1, 1 << 20)
-    return job
 
 
 ACTIONS = {b"S": program.run_script, b"F": program.serve_functions, b"T": tester.run_test}
@@ -207,6 +174,7 @@ ACTIONS = {b"S": program.run_script, b"F": program.serve_functions, b"T": tester
 
 def _run(job: bytes) -> None:
     """Do the job: a letter for what is to be done, then the source."""
+    threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     source = job[1:].decode("utf-8", "surrogatepass")
     program.seed_randomness(source)
     ACTIONS[job[:1]](source)
@@ -225,14 +193,17 @@ def _prepare() -> None:
     for place, fd in enumerate(os.pipe()):
         os.dup2(fd, place)
         os.close(fd)
+    for place in range(3, FIRST_FD):
+        os.dup2(0, place)
     program.open_streams()
 
 
-def main(descriptor: int, level: int, numpy_parent: str) -> None:
-    """Serve the judge on the open socket `descriptor` until it is closed."""
-    channel = socket.socket(fileno=descriptor)
+def prepare(descriptor: int, level: int, numpy_parent: str, with_numpy: bool) -> ForkServer:
+    """A server for the judge on the open socket `descriptor`, all modules loaded, this interpreter as good as fresh."""
+    channel = socket.socket(fileno=fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_FD))
+    os.close(descriptor)
     _prepare()
-    server = ForkServer(channel, level, numpy_parent)
+    server = ForkServer(channel, level, numpy_parent, with_numpy)
     os.environ.clear()  # not before: numpy's BLAS reads its number of threads there, and threads do not survive a fork
     time.tzset()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
@@ -240,4 +211,4 @@ def main(descriptor: int, level: int, numpy_parent: str) -> None:
     atexit._clear()
     gc.collect()
     gc.freeze()
-    server.serve()
+    return server
