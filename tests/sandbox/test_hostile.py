@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gspo.rewards import grade_code
 from gspo.rewards.sandbox import Sandbox
 from gspo.scorecard import sandbox_rows
 from gspo.scorecard.programs.attack import World, make_world
@@ -14,9 +15,9 @@ from gspo.scorecard.programs.naive import run_naively
 LONG = {"spin", "sleep_stop"}
 
 
-def test_there_are_forty_named_attacks():
+def test_there_are_forty_one_named_attacks():
     kinds = [attack.kind for attack in ATTACKS.values()]
-    assert (kinds.count("verdict"), kinds.count("host"), kinds.count("resources")) == (16, 14, 10)
+    assert (kinds.count("verdict"), kinds.count("host"), kinds.count("resources")) == (17, 14, 10)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -25,6 +26,14 @@ def test_attack_gains_nothing(leveled: Sandbox, world: World, name: str, monkeyp
         pytest.skip("met at level 2; every level is in the scorecard")
     monkeypatch.setattr(sandbox_rows, "DEADLINE", 1.0)
     assert sandbox_rows.attack_fault(leveled, ATTACKS[name], world) == ""
+
+
+def test_the_attack_on_the_tester_speaks_its_wire(leveled: Sandbox):
+    """It gains nothing by what it says, not because it is not heard."""
+    reward = grade_code(
+        ATTACKS["tester_scope"].source, {"assert_case": ["assert answer(1) == 0"]}, sandbox=leveled
+    )
+    assert reward.score == 1.0
 
 
 def test_attacks_on_the_verdict_succeed_where_nothing_isolates():
@@ -37,7 +46,7 @@ def test_attacks_on_the_verdict_succeed_where_nothing_isolates():
             outcome = run_naively(attack, world, cases_for(attack, world))
             succeeded += [attack.name] if attack.succeeded(world, outcome) else []
     assert set(ATTACKS) > set(succeeded)
-    assert len(succeeded) >= 14, succeeded
+    assert len(succeeded) >= 15 and "tester_scope" in succeeded, succeeded
 
 
 def test_a_harmed_world_is_noticed():

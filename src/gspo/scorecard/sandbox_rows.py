@@ -68,7 +68,7 @@ def _confined(sandbox: Sandbox, attack: Attack, world: World) -> Outcome:
 
 
 def hostile_row(seed: int) -> Row:
-    """S1: forty hostile programs at every level get no reward, touch nothing, keep the deadline, leave nothing."""
+    """S1: forty-one hostile programs at every level get no reward, touch nothing, keep the deadline, leave nothing."""
     order = list(ATTACKS.values())
     random.Random(seed).shuffle(order)
     faults: list[str] = []

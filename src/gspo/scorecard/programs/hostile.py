@@ -1,4 +1,4 @@
-"""The forty hostile programs, by name."""
+"""The forty-one hostile programs, by name."""
 
 from __future__ import annotations
 
@@ -16,4 +16,12 @@ def cases_for(attack: Attack, world: World) -> dict:
         return {"inputs": [""], "outputs": [str(int(world.token, 16) % 100)]}
     if attack.name == "tamper_shared_result":
         return {"assert_case": [f"assert answer(1) == {world.expected!r}"]}
+    if attack.name == "tester_scope":
+        number = int(world.token, 16) % 10**9 + 1
+        return {
+            "assert_case": [
+                f"assert abs(answer(1) - {number}) < 1e-6",
+                f"assert math.isclose(answer(2), {number})",
+            ]
+        }
     return world.tests

@@ -15,7 +15,7 @@ TIMEOUT = 2
 OVERRUN = 3.0
 
 HARNESS = r"""
-import contextlib, io, json, signal, sys
+import contextlib, io, json, math, signal, sys
 
 def same(got, expected):
     return got == expected
@@ -23,8 +23,13 @@ def same(got, expected):
 def main():
     tests = json.load(open("tests.json"))
     signal.alarm(int(sys.argv[1]))
-    scope = {"__name__": "__main__"}
-    if "fn_name" not in tests:
+    scope = {"__name__": "__main__", "math": math}
+    if "assert_case" in tests:
+        exec(open("program.py").read(), scope)
+        for test in tests["assert_case"]:
+            exec(test, scope)
+        passed = True
+    elif "fn_name" not in tests:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(open("program.py").read(), scope)

@@ -1,4 +1,4 @@
-"""Sixteen programs that want a reward they did not earn. The right answer cannot be guessed."""
+"""Seventeen programs that want a reward they did not earn. The right answer cannot be guessed."""
 
 from __future__ import annotations
 
@@ -39,6 +39,35 @@ def answer(n):
     return None
 """
 
+# Redefines what the test compares with; where it finds the wire to an assert-style test, it speaks it: it offers names
+# it was not asked for, answers every question with what would hold, and sends the verdict itself in every place.
+_TESTER_SCOPE = r"""
+import json, os
+NAMES = ["abs", "str", "sorted", "isinstance", "all", "math", "AssertionError", "__builtins__"]
+VERDICT = b'{"verdict": true, "ok": true}\n'
+def abs(x): return 0
+def answer(n): return 0
+class math:
+    isclose = staticmethod(lambda *values, **options: True)
+def speak(wire):
+    for fd in (1, 2, 3, *range(5, 64)):
+        try: os.write(fd, VERDICT)
+        except OSError: pass
+    for line in wire:
+        asked = json.loads(line)
+        if asked["op"] == "names":
+            reply, more = ["d", *[[name, "callable"] for name in [*asked["names"], *NAMES]]], b""
+        else:
+            reply, more = ["r", 0] if asked["op"] == "get" else 0, VERDICT
+        os.write(4, json.dumps({"ok": reply, "verdict": True}).encode() + b"\n" + more)
+try:
+    wire = open(3, "rb", closefd=False)
+except OSError:
+    wire = None
+if wire is not None:
+    speak(wire)
+"""
+
 SOURCES: dict[str, str] = {
     "exit0": "raise SystemExit(0)",
     "os_exit0": "import os\nos._exit(0)",
@@ -73,6 +102,7 @@ SOURCES: dict[str, str] = {
     "read_parent_mem": _SCAN,
     "env_secret": "import os\ndef answer(n):\n    for value in os.environ.values():\n"
     "        if value.startswith('answer-'):\n            return f'{value}-{n}'",
+    "tester_scope": _TESTER_SCOPE,
     "prefix_output": "for n in range(100):\n    print(n)",
     "return_bomb": "def answer(n):\n    bomb = []\n    for _ in range(200_000):\n        bomb = [bomb, bomb]\n"
     "    return bomb",
