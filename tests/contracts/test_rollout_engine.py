@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from gspo.rollout.engine import GroupRequest, RolloutEngine
+from gspo.rollout.fleet import Fleet
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from gspo.types import Prompt
 
 from ..rollout.models import drain, make_engine, make_model, make_request
+from ..rollout.thread_connection import NoWeights, ThreadConnection, no_weights
 
 _MODEL = make_model()
 
@@ -25,7 +28,21 @@ def _script(prompt: Prompt, submission: int, index: int) -> ScriptedAnswer:
 _ENGINES: dict[str, Callable[..., RolloutEngine]] = {
     "native": lambda version=0: make_engine(_MODEL, num_slots=5, decode_chunk=2, version=version),
     "scripted": lambda version=0: ScriptedEngine(_script, num_slots=5, version=version),
+    "fleet": lambda version=0: _fleet(lambda: ScriptedEngine(_script, num_slots=3), version),
+    "native fleet": lambda version=0: _fleet(
+        lambda: make_engine(copy.deepcopy(_MODEL), num_slots=3, decode_chunk=2), version
+    ),
 }
+
+
+def _fleet(make: Callable[[], RolloutEngine], version: int) -> Fleet:
+    return Fleet(
+        lambda index: ThreadConnection(make, index),
+        2,
+        weights=no_weights,
+        store=NoWeights(),
+        version=version,
+    )
 
 
 @pytest.fixture(params=sorted(_ENGINES))
@@ -166,6 +183,15 @@ def test_max_tokens_cuts_with_the_reason_length(new_engine):
     rollouts = [r for g in groups for r in g.rollouts]
     assert {len(r.token_ids) for r in rollouts} == {1}
     assert "length" in {r.finish_reason for r in rollouts}
+
+
+def test_clear_forgets_what_is_in_flight_and_keeps_the_weights(new_engine):
+    engine = _submit(new_engine(version=2), _requests(range(3)))
+    engine.step()
+    engine.clear()
+    assert engine.num_in_flight == 0 and engine.step() == [] and engine.unfinished() == []
+    groups = drain(_submit(engine, _requests(range(3, 5))))
+    assert groups == drain(_submit(new_engine(version=2), _requests(range(3, 5))))
 
 
 def test_close_drops_what_is_in_flight(new_engine):

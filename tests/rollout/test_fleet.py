@@ -1,0 +1,362 @@
+"""Fleets under faults: workers in threads that die, hang and fail where the test says."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import time
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from gspo.rollout import member
+from gspo.rollout.connection import WorkersLost
+from gspo.rollout.engine import EngineError, RolloutEngine
+from gspo.rollout.fleet import Fleet
+from gspo.rollout.free_fleet import FreeFleet
+from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
+from gspo.types import Group, Prompt
+
+from .models import drain, make_engine, make_model, make_request
+from .thread_connection import NoWeights, ThreadConnection, no_weights
+
+_MODEL = make_model()
+Fault = Callable[
+    [int, int], None
+]  # (which worker, counted from the first; its engine's step) → raises, or not
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch):
+    monkeypatch.setattr(member, "BACKOFF", (0.0, 0.0, 0.0))
+
+
+class Faulty:
+    """An engine with a fault before some of its steps."""
+
+    def __init__(self, engine: RolloutEngine, life: int, fault: Fault) -> None:
+        self._engine, self._life, self._fault = engine, life, fault
+        self._num_steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self) -> list[Group]:
+        self._num_steps += 1
+        self._fault(self._life, self._num_steps)
+        return self._engine.step()
+
+
+class World:
+    """A fleet of `num_workers` faulty workers, with what it said and published."""
+
+    def __init__(
+        self,
+        kind: type[Fleet] | type[FreeFleet],
+        make: Callable[[], RolloutEngine],
+        fault: Fault,
+        **options: Any,
+    ) -> None:
+        self.said: list[str] = []
+        self.store = NoWeights()
+        self.connections: list[ThreadConnection] = []
+        self._make, self._fault = make, fault
+        self.fleet: Any = kind(
+            self._connect,
+            options.pop("num_workers", 2),
+            weights=no_weights,
+            store=self.store,
+            notify=self.said.append,
+            **options,
+        )
+
+    def _connect(self, index: int) -> ThreadConnection:
+        life = len(self.connections)
+        connection = ThreadConnection(lambda: Faulty(self._make(), life, self._fault), index)  # pyright: ignore
+        self.connections.append(connection)
+        return connection
+
+
+def _script(prompt: Prompt, submission: int, index: int) -> ScriptedAnswer:
+    return ScriptedAnswer(tuple(range(5, 7 + (submission * 5 + index * 3) % 9)), text=f"{prompt.uid}/{index}")
+
+
+def scripted() -> ScriptedEngine:
+    return ScriptedEngine(_script, num_slots=4)
+
+
+def native() -> RolloutEngine:
+    return make_engine(copy.deepcopy(_MODEL), num_slots=4, decode_chunk=2)
+
+
+def fine(life: int, step: int) -> None: ...
+
+
+def run(fleet: Any) -> list[list[Group]]:
+    """Three versions of a fleet's life: what every step handed out."""
+    steps: list[list[Group]] = []
+    for version in range(3):
+        for i in range(4):
+            fleet.submit(make_request(version * 4 + i, n=1 + i % 3, version=version))
+        steps += [fleet.step(), fleet.step()]
+        fleet.load_weights(None, version + 1)
+    while fleet.num_in_flight:
+        steps.append(fleet.step())
+    return steps
+
+
+def finish(world: World, count: int) -> dict[int, Group]:
+    """Step until all came out; each once."""
+    groups = drain(world.fleet, limit=5000)
+    assert sorted(g.submission for g in groups) == list(range(count))
+    return {g.submission: g for g in groups}
+
+
+@functools.cache
+def undisturbed() -> list[list[Group]]:
+    return run(World(Fleet, native, fine).fleet)
+
+
+@pytest.mark.parametrize(("worker", "step"), [(0, 1), (1, 2), (0, 3), (1, 4), (0, 7)])
+def test_a_worker_that_dies_changes_no_bit(worker, step):
+    def fault(life: int, number: int) -> None:
+        if life == worker and number == step:
+            raise SystemExit("struck by a test")
+
+    world = World(Fleet, native, fault)
+    assert run(world.fleet) == undisturbed()
+    assert len(world.connections) == 3 and "struck by a test" in world.said[0]
+    assert world.fleet.metrics()["rollout/worker_restarts"].result() == 1
+
+
+def test_workers_that_die_again_while_catching_up_change_no_bit():
+    def fault(life: int, number: int) -> None:
+        if (life, number) in {(0, 3), (2, 1), (3, 3), (1, 5)}:
+            raise SystemExit("struck by a test")
+
+    world = World(Fleet, native, fault)
+    assert run(world.fleet) == undisturbed()
+    assert len(world.connections) == 6
+
+
+def test_a_fleet_gives_the_tokens_of_one_engine():
+    roomy = [make_engine(copy.deepcopy(_MODEL), num_slots=64, decode_chunk=2) for _ in range(3)]
+    fleet, engine = World(Fleet, roomy.pop, fine).fleet, roomy[0]
+    ours, theirs = (sorted(chain.from_iterable(run(e)), key=lambda g: g.submission) for e in (fleet, engine))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.submission == b.submission and a.version == b.version
+        for x, y in zip(a.rollouts, b.rollouts, strict=True):
+            assert (x.token_ids, x.versions, x.text) == (y.token_ids, y.versions, y.text)
+            assert x.log_probs == pytest.approx(y.log_probs, abs=1e-5)
+
+
+def test_a_hung_worker_is_replaced():
+    release = threading.Event()
+
+    def fault(life: int, number: int) -> None:
+        if life == 0 and number == 2:
+            release.wait()
+
+    world = World(Fleet, scripted, fault, timeout=0.3)
+    assert run(world.fleet) == run(World(Fleet, scripted, fine).fleet)
+    assert "gave no answer within 0.3 s" in world.said[0]
+    release.set()
+
+
+def test_a_free_running_worker_that_hangs_is_replaced():
+    release = threading.Event()
+
+    def fault(life: int, number: int) -> None:
+        if life == 0 and number == 2:
+            release.wait()
+
+    world = World(FreeFleet, scripted, fault, timeout=0.3)
+    for i in range(6):
+        world.fleet.submit(make_request(i))
+    finish(world, 6)
+    assert "gave no answer within 0.3 s" in world.said[0]
+    release.set()
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_an_engine_that_fails_is_replaced_with_its_cause_said(kind):
+    def fault(life: int, number: int) -> None:
+        if life == 1 and number == 2:
+            raise RuntimeError("CUDA error: out of luck")
+
+    world = World(kind, scripted, fault)
+    for i in range(6):
+        world.fleet.submit(make_request(i))
+    finish(world, 6)
+    assert "RuntimeError: CUDA error: out of luck" in world.said[0]
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_a_seat_whose_workers_keep_dying_is_given_up_and_the_others_go_on(kind):
+    world: World
+
+    def fault(life: int, number: int) -> None:
+        if world.connections[life].name == "rollout worker 0":
+            raise SystemExit("bad memory")
+
+    world = World(kind, scripted, fault)
+    for i in range(6):
+        world.fleet.submit(make_request(i))
+    finish(world, 6)
+    assert world.fleet.num_workers == 1 and world.fleet.metrics()["rollout/workers_lost"].result() == 1
+    assert len(world.connections) == 5 and "given up" in world.said[-1]
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_when_every_worker_keeps_dying_the_root_cause_comes_first(kind):
+    def fault(life: int, number: int) -> None:
+        raise SystemExit(f"death {life}")
+
+    world = World(kind, scripted, fault)
+    with pytest.raises(WorkersLost, match=r"^rollout worker \d: death \d") as lost:
+        for i in range(4):
+            world.fleet.submit(make_request(i))
+        drain(world.fleet, limit=5000)
+    assert "no rollout worker is left" in str(lost.value)
+    assert len(world.connections) == 8
+    with pytest.raises(WorkersLost, match="death"):
+        world.fleet.step()
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_an_error_of_the_request_or_the_numbers_is_raised_as_itself(kind):
+    def fault(life: int, number: int) -> None:
+        if number == 2:
+            raise FloatingPointError("log-probs that are not finite")
+
+    world = World(kind, scripted, fault)
+    world.fleet.submit(make_request(0))
+    with pytest.raises(FloatingPointError, match="not finite"):
+        drain(world.fleet, limit=5000)
+    assert len(world.connections) == 2
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_an_engine_that_cannot_be_built_says_so(kind):
+    def refuse() -> RolloutEngine:
+        engine = scripted()
+        engine.load_weights = lambda weights, version: (_ for _ in ()).throw(EngineError("too long"))  # pyright: ignore
+        return engine
+
+    fleet: Any = kind(lambda i: ThreadConnection(refuse, i), 1, weights=no_weights, store=NoWeights())
+    with pytest.raises(EngineError, match="too long"):
+        fleet.submit(make_request(0))
+        drain(fleet, limit=5000)
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_workers_join_and_leave_during_a_run_and_no_group_is_lost(kind):
+    world = World(kind, scripted, fine, num_workers=1)
+    fleet, groups = world.fleet, []
+    for number in range(40):
+        for i in range(4):
+            fleet.submit(make_request(4 * number + i))
+        if number == 5:
+            assert fleet.add_worker() == 1
+        if number == 10:
+            assert fleet.add_worker() == 2
+        if number == 20:
+            assert fleet.remove_worker(0) == 0
+        if number == 30:
+            assert fleet.remove_worker() == 2
+        groups += fleet.step()
+    groups += drain(fleet, limit=5000)
+    assert sorted(g.submission for g in groups) == list(range(160))
+    assert fleet.num_workers == 1
+    assert all("submit" in c.log for c in world.connections), "every worker took part"
+    with pytest.raises(ValueError, match="last rollout worker"):
+        fleet.remove_worker()
+    for _ in range(100):  # those that left end by themselves
+        if [c.alive for c in world.connections] == [False, True, False]:
+            break
+        time.sleep(0.01)
+    assert [c.alive for c in world.connections] == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_evaluation_is_whole_and_in_order_though_workers_die_over_it(kind):
+    def fault(life: int, number: int) -> None: ...
+
+    class Fragile(ScriptedEngine):
+        lives = 0
+
+        def generate(self, requests):
+            Fragile.lives += 1
+            if Fragile.lives in (1, 3):
+                raise SystemExit("struck by a test")
+            return super().generate(requests)
+
+    world = World(kind, lambda: Fragile(_script), fault)
+    requests = [make_request(i) for i in (7, 3, 5, 1, 2)]
+    assert world.fleet.generate(requests) == scripted().generate(requests)
+    assert len(world.connections) == 4
+
+
+def test_free_running_responses_go_on_across_new_weights_and_carry_their_versions():
+    class Slow(ScriptedEngine):
+        def step(self):
+            time.sleep(0.005)
+            return super().step()
+
+    def long(prompt: Prompt, submission: int, index: int) -> ScriptedAnswer:
+        return ScriptedAnswer(tuple(range(12 + submission % 3)))
+
+    world = World(FreeFleet, lambda: Slow(long), fine)
+    fleet, groups = world.fleet, []
+    for version in range(4):
+        for i in range(4):
+            fleet.submit(make_request(version * 4 + i, version=version, max_tokens=64))
+        time.sleep(0.03)
+        groups += fleet.step()
+        fleet.load_weights(None, version + 1)
+        assert world.store.held == {version + 1}, "a version is freed once nobody needs it"
+    groups += drain(fleet, limit=5000)
+    assert sorted(g.submission for g in groups) == list(range(16))
+    versions = [r.versions for g in groups for r in g.rollouts]
+    assert all(list(v) == sorted(v) for v in versions)
+    assert all(v >= g.version for g in groups for r in g.rollouts for v in r.versions)
+    assert any(len(set(v)) > 1 for v in versions), "no response crossed a weight update"
+
+
+def test_free_running_groups_survive_random_deaths_once_each():
+    def fault(life: int, number: int) -> None:
+        if life < 12 and number == 3 + life % 5:
+            raise SystemExit("struck by a test")
+
+    world = World(FreeFleet, native, fault)
+    fleet, groups = world.fleet, []
+    for number in range(30):
+        fleet.submit(make_request(number))
+        groups += fleet.step()
+        if number % 10 == 9:
+            fleet.load_weights(None, number)
+    groups += drain(fleet, limit=5000)
+    assert sorted(g.submission for g in groups) == list(range(30))
+    assert len(world.connections) >= 6
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_unfinished_groups_continue_in_another_fleet(kind):
+    world = World(kind, scripted, fine)
+    for i in range(9):
+        world.fleet.submit(make_request(i))
+    handed_out = world.fleet.step() + world.fleet.step()
+    state = world.fleet.unfinished()
+    assert sorted([g.submission for g in handed_out] + [r.submission for r in state]) == list(range(9))
+    world.fleet.close()
+    other = World(kind, scripted, fine, num_workers=3)
+    for request in state:
+        other.fleet.submit(request)
+    groups = handed_out + drain(other.fleet, limit=5000)
+    expected = scripted().generate([make_request(i) for i in range(9)])
+    assert [
+        (g.submission, [r.token_ids for r in g.rollouts]) for g in sorted(groups, key=lambda g: g.submission)
+    ] == [(g.submission, [r.token_ids for r in g.rollouts]) for g in expected]
