@@ -2,9 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gspo.config import TrainerConfig
+from gspo.config.model import FSDPConfig
+from gspo.loop.build import build_engine, default_threads
+from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
+from gspo.loop.plugins import import_plugins
+from gspo.loop.roles import Facts, Roles, build_roles, compute_dtype, load_weights
 from gspo.loop.team import Place
+from gspo.rollout.engine import GroupRequest, RolloutEngine
+from gspo.training.fsdp import Shards, ShardSettings
+from gspo.training.policy import PolicyLoss, Regulariser
+from gspo.types import Group, Metric, Metrics, TrainBatch
+
+JOIN_TIMEOUT = timedelta(minutes=30)  # for ranks to meet, and for a collective: ranks enter them together
+
+
+@dataclass(frozen=True, slots=True)
+class RankUpdate:
+    """One rank's part of an update: metrics of its rows, their log-probs [B,T] (0 in other rows), and its π_old.
+
+    `first_rows` are its rows of the first mini-batch, where the update itself found π_old and the entropies.
+    """
+
+    metrics: Metrics
+    log_probs: Tensor
+    first_rows: list[int]
+    first_old: Tensor | None = None
+    first_entropy: Tensor | None = None
 
 
 class RankWorker:
@@ -15,10 +50,23 @@ class RankWorker:
 
     def __init__(self) -> None:
         self.place: Place | None = None
+        self._roles: Roles | None = None
+        self._engine: RolloutEngine | None = None
+        self._engine_model: Any = None
 
     def join(self, place: Place) -> None:
         """Meet the other ranks: sets up torch.distributed (gloo on CPUs; nccl beside it on GPUs)."""
-        raise NotImplementedError
+        device = torch.device(place.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{place.address}:{place.port}",
+            rank=place.rank,
+            world_size=place.world_size,
+            timeout=JOIN_TIMEOUT,
+        )
+        self.place, self._device = place, device
 
     def run(self, method: str, args: tuple[Any, ...]) -> Any:
         """Call a method by name: what hosts use."""
@@ -26,4 +74,202 @@ class RankWorker:
 
     def leave(self) -> None:
         """Free the models and leave torch.distributed."""
-        raise NotImplementedError
+        self.unload()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def build(
+        self, config: TrainerConfig, total_steps: int, weights_from: str | None, tokenizer: Any = None
+    ) -> Facts:
+        """Load and shard the models of the config; with a tokenizer also an engine over a full copy of the policy."""
+        self.unload()
+        import_plugins(config.trainer.plugins)
+        torch.set_num_threads(config.trainer.num_threads or default_threads())
+        torch.use_deterministic_algorithms(config.trainer.deterministic)
+        dtype = getattr(torch, compute_dtype(config, self._device))
+
+        def shard(model: nn.Module, c: FSDPConfig) -> Shards:
+            settings = ShardSettings(
+                compute_dtype=dtype,
+                reshard_after_forward=c.reshard_after_forward,
+                fsdp_size=c.fsdp_size,
+                param_offload=c.param_offload,
+                optimizer_offload=c.optimizer_offload,
+                offload_policy=c.offload_policy,
+            )
+            return Shards(model, self._device, settings)
+
+        folder = None if weights_from is None else Path(weights_from)
+        self._roles = roles = build_roles(config, self._device, total_steps, folder, shard)
+        if tokenizer is not None:
+            path = str(folder or config.actor_rollout_ref.model.path)
+            self._engine_model = load_weights(config, self._device, path).eval().requires_grad_(False)
+            self._engine = build_engine(config, self._engine_model, tokenizer, self._device)
+        shards = self._shards(roles.policy)
+        return dataclasses.replace(
+            roles.facts(), device=_device_name(self._device), shapes=shards.shapes(), num_ranks=shards.size
+        )
+
+    def unload(self) -> None:
+        """Free the models and the engine."""
+        if self._engine is not None:
+            self._engine.close()
+        self._roles = self._engine = self._engine_model = None
+
+    def score(self, batch: TrainBatch) -> tuple[Tensor | None, Tensor | None]:
+        """π_old and entropies of this rank's rows, 0 in others."""
+        with self.roles.policy.ranks.resident():
+            scored = self.roles.policy.score(batch)
+        return scored.old_log_probs, scored.entropy
+
+    def log_probs(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of this rank's rows, 0 in others."""
+        with self.roles.policy.ranks.resident():
+            return self.roles.policy.log_probs(batch)
+
+    def reference(self, batch: TrainBatch) -> Tensor:
+        """Log-probs of this rank's rows under the reference, 0 in others."""
+        reference = self.roles.reference
+        assert reference is not None
+        with reference.scorer.ranks.resident():
+            return reference.log_probs(batch)
+
+    def values(self, batch: TrainBatch) -> Tensor:
+        """The critic's values of this rank's rows, 0 in others."""
+        critic = self.roles.critic
+        assert critic is not None
+        with critic.ranks.resident():
+            values = critic.score(batch).values
+        assert values is not None
+        return values
+
+    def update(
+        self, batch: TrainBatch, loss: PolicyLoss, step: int, regulariser: Regulariser | None
+    ) -> RankUpdate:
+        """Train the policy on a batch, each rank on its rows of every mini-batch."""
+        policy = self.roles.policy
+        first = policy.settings.old_log_prob_source == "first_pass"
+        rows = [row for micro in policy.plan(batch)[0] for row in micro] if first else []
+        with policy.ranks.resident(policy.optimizer):
+            update = self.roles.update_policy(batch, loss, step=step, regulariser=regulariser)
+        metrics = _plain(update.metrics)
+        if batch.entropy is not None:
+            metrics.pop("actor/entropy", None)  # known when all rows have been put together
+        if not first:
+            return RankUpdate(metrics, update.log_probs, [])
+        assert batch.old_log_probs is not None and batch.entropy is not None
+        return RankUpdate(metrics, update.log_probs, rows, batch.old_log_probs[rows], batch.entropy[rows])
+
+    def update_critic(self, batch: TrainBatch, step: int) -> Metrics:
+        """Train the critic on a batch, each rank on its rows of every mini-batch."""
+        critic = self.roles.critic
+        assert critic is not None
+        with critic.ranks.resident(critic.optimizer):
+            return _plain(critic.update(batch, step=step))
+
+    def scale_lr(self, factor: float) -> None:
+        self.roles.scale_lr(factor)
+
+    def engine_advance(self, requests: Sequence[GroupRequest]) -> list[Group]:
+        """Queue those of the requests that fall to this rank and advance generation; the groups that finished."""
+        for request in requests:
+            if self._is_mine(request.submission):
+                self.engine.submit(request)
+        return self.engine.step()
+
+    def engine_generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
+        """Run every so-many-th request to the end, from the rank's own number on."""
+        return self.engine.generate([r for i, r in enumerate(requests) if self._is_mine(i)])
+
+    def engine_unfinished(self) -> list[GroupRequest]:
+        return self.engine.unfinished()
+
+    def engine_clear(self) -> None:
+        self.engine.clear()
+
+    def engine_publish(self, version: int) -> None:
+        """Give the engine the policy's current weights, gathered from all shards."""
+        own = self._engine_model.state_dict()
+        policy = self.roles.policy
+        with torch.no_grad(), policy.ranks.resident():
+            for name, tensor in self._shards(policy).full_tensors():
+                own[name].copy_(tensor)
+        self.engine.load_weights(None, version)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's weights in its compute precision, in host memory: on rank 0; the others give nothing."""
+        shards = self._shards(self.roles.policy)
+        dtype, out = shards.settings.compute_dtype, {}
+        with torch.no_grad(), shards.resident():
+            for name, tensor in shards.full_tensors():
+                if shards.rank == 0:
+                    out[name] = tensor.to("cpu", dtype if tensor.is_floating_point() else None)
+        return out
+
+    def save_model(self, folder: str) -> None:
+        """Write the policy as an ordinary Hugging Face folder, from rank 0."""
+        weights = self.weights()
+        if dist.get_rank() == 0:
+            model = self.roles.policy.model
+            with torch.device("meta"):
+                plain = type(model)(model.config)
+            plain.load_state_dict(weights, assign=True)
+            plain.tie_weights()
+            plain.generation_config = model.generation_config
+            plain.save_pretrained(folder)
+
+    def write_shards(self, folder: str) -> None:
+        """Write this rank's part of what a resume needs beside the model."""
+        write_sets(self._sets(), Path(folder))
+
+    def load_shards(self, folder: str) -> None:
+        """Read this rank's part of what a checkpoint holds beside the model, whoever wrote it."""
+        for role in (self.roles.policy, self.roles.critic):
+            if role is not None:
+                role.optimizer.prepare_state()
+        for name, members in self._sets().items():
+            fill_set(members, name, Path(folder))
+
+    def _sets(self) -> dict[str, TensorSet]:
+        """The sets of a checkpoint under the names that an unsharded run gives them.
+
+        Where the compute precision is lower than the masters', the exported folder is not enough to go on from: the
+        shards, which are the masters, are then saved beside the moments.
+        """
+        sets = self.roles.tensors()
+        roles = {"optimizer": self.roles.policy, "critic/optimizer": self.roles.critic}
+        for name, role in roles.items():
+            if role is None:
+                continue
+            role.ranks.rest()
+            if self._shards(role).settings.compute_dtype != torch.float32:
+                sets[name] |= {f"master/{key}": p.detach() for key, p in role.optimizer.parameters.items()}
+        return sets
+
+    @property
+    def roles(self) -> Roles:
+        assert self._roles is not None, "build() comes first"
+        return self._roles
+
+    @property
+    def engine(self) -> RolloutEngine:
+        assert self._engine is not None, "build() with a tokenizer comes first"
+        return self._engine
+
+    def _is_mine(self, number: int) -> bool:
+        """Work is dealt out by number, so that a resumed run gives every rank what it had."""
+        return number % dist.get_world_size() == dist.get_rank()
+
+    @staticmethod
+    def _shards(role: Any) -> Shards:
+        assert isinstance(role.ranks, Shards)
+        return role.ranks
+
+
+def _plain(metrics: Metrics) -> Metrics:
+    """The metrics without tensors, fit to travel."""
+    return {name: Metric(m.kind, float(m.value), float(m.weight)) for name, m in metrics.items()}
+
+
+def _device_name(device: torch.device) -> str:
+    return device.type if device.type == "cpu" else f"{device.type} ({torch.cuda.get_device_name(device)})"

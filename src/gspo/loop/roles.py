@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.config import TrainerConfig
@@ -50,6 +50,8 @@ class Facts:
     layout_problem: str | None  # why training runs in padded rows when it was not to
     shapes: list[tuple[str, list[int], str]]
     frozen_digest: str | None
+    has_critic: bool
+    has_reference: bool
     num_ranks: int | None = None  # None: in this process, without sharding
 
 
@@ -70,7 +72,16 @@ class Roles:
         policy = self.policy
         trained, num = num_trained(policy.model)
         shapes = [(name, list(p.shape), str(p.dtype)) for name, p in policy.model.named_parameters()]
-        return Facts(trained, num, str(policy.device), policy.layout.reason, shapes, self.frozen_digest())
+        return Facts(
+            num_trained=trained,
+            num_parameters=num,
+            device=str(policy.device),
+            layout_problem=policy.layout.reason,
+            shapes=shapes,
+            frozen_digest=self.frozen_digest(),
+            has_critic=self.critic is not None,
+            has_reference=self.reference is not None,
+        )
 
     def update_policy(
         self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
@@ -106,6 +117,15 @@ class Roles:
             sets[ADAPTER_FILES] = self.adapters.state_tensors()
         return sets if self.critic is None else {**sets, **self.critic.state_tensors()}
 
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's own tensors by name, as they are now."""
+        return self.policy.model.state_dict()
+
+    write_shards: ClassVar[None] = None  # `tensors` holds everything, in one piece
+
+    def close(self) -> None:
+        """Nothing: the models are freed with this object."""
+
     def load(self, loaded: Loaded) -> None:
         """Take up the state of a checkpoint, beside the weights that its folder gave."""
         self.load_tensors(loaded.tensors)
@@ -138,15 +158,14 @@ def build_roles(
     device: torch.device,
     total_steps: int,
     weights_from: Path | None = None,
-    ranks_of: RanksOf = lambda model, sharding: ALONE,
+    ranks_of: RanksOf | None = None,
 ) -> Roles:
     """Load the models. `weights_from` is a checkpoint's folder; frozen weights always come from the config's paths."""
     disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
     c = config.actor_rollout_ref.model
     has_adapters = c.lora_rank > 0
-    model = load_weights(
-        config, device, c.path if has_adapters or weights_from is None else str(weights_from)
-    )
+    path = c.path if has_adapters or weights_from is None else str(weights_from)
+    model = load_weights(config, device, path, on_host=ranks_of is not None)
     adapters = _adapters(config, model) if has_adapters else None
     policy = _policy(config, model, total_steps, ranks_of)
     roles = Roles(policy, adapters)
@@ -158,13 +177,26 @@ def build_roles(
     return roles
 
 
-def load_weights(config: TrainerConfig, device: torch.device, path: str) -> Any:
-    """A model as the config's model section says, from `path`, in tensors of its own."""
-    c = config.actor_rollout_ref.model
-    dtype = c.dtype
+def compute_dtype(config: TrainerConfig, device: torch.device) -> str:
+    """The precision that models compute in."""
+    dtype = config.actor_rollout_ref.model.dtype
     if dtype == "auto":
-        dtype = "bfloat16" if device.type == "cuda" else "float32"
-    model = load_model(path, dtype=dtype, device=str(device), trust_remote_code=c.trust_remote_code)
+        return "bfloat16" if device.type == "cuda" else "float32"
+    return dtype
+
+
+def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_host: bool = False) -> Any:
+    """A model as the config's model section says, from `path`, in tensors of its own.
+
+    `on_host` leaves it in host memory, for a model that is sharded before it goes to the device.
+    """
+    c = config.actor_rollout_ref.model
+    model = load_model(
+        path,
+        dtype=compute_dtype(config, device),
+        device="cpu" if on_host else str(device),
+        trust_remote_code=c.trust_remote_code,
+    )
     for key, value in c.override_config.items():
         setattr(model.config, key, value)
     if c.attn_implementation not in (None, FLEX_ATTENTION):
@@ -192,9 +224,9 @@ def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
     return made
 
 
-def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: RanksOf) -> Policy:
+def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: RanksOf | None) -> Policy:
     actor = config.actor_rollout_ref.actor
-    ranks = ranks_of(model, actor.fsdp_config)
+    ranks = ranks_of(model, actor.fsdp_config) if ranks_of else ALONE
     optimizer = _optimizer(model, actor.optim, actor.grad_clip)
     schedule, settings = _schedule(actor.optim, total_steps), _policy_settings(config)
     return _placed(ranks, lambda: Policy(model, optimizer, schedule, settings, ranks))
@@ -217,11 +249,14 @@ def _policy_settings(config: TrainerConfig) -> PolicySettings:
     )
 
 
-def _critic(config: TrainerConfig, device: torch.device, total_steps: int, ranks_of: RanksOf) -> Critic:
+def _critic(
+    config: TrainerConfig, device: torch.device, total_steps: int, ranks_of: RanksOf | None
+) -> Critic:
     c, actor = config.critic, config.actor_rollout_ref.actor
-    model = ValueModel(load_weights(config, device, c.model.path or config.actor_rollout_ref.model.path))
+    path = c.model.path or config.actor_rollout_ref.model.path
+    model = ValueModel(load_weights(config, device, path, on_host=ranks_of is not None))
     rows, tokens = c.ppo_micro_batch_size_per_gpu, c.ppo_max_token_len_per_gpu
-    ranks = ranks_of(model, c.fsdp_config)
+    ranks = ranks_of(model, c.fsdp_config) if ranks_of else ALONE
     optimizer, schedule = _optimizer(model, c.optim, c.grad_clip), _schedule(c.optim, total_steps)
     settings = CriticSettings(
         mini_batch_groups=c.ppo_mini_batch_size or actor.ppo_mini_batch_size,
@@ -241,13 +276,19 @@ def _layout(config: TrainerConfig) -> Kind:
 
 
 def _reference(
-    config: TrainerConfig, device: torch.device, policy: Policy, adapters: Adapters | None, ranks_of: RanksOf
+    config: TrainerConfig,
+    device: torch.device,
+    policy: Policy,
+    adapters: Adapters | None,
+    ranks_of: RanksOf | None,
 ) -> Reference:
     c = config.actor_rollout_ref.ref
     if adapters is not None and c.path is None:
         return Reference(policy, adapters.disabled)
-    model = load_weights(config, device, c.path or config.actor_rollout_ref.model.path).requires_grad_(False)
-    ranks, settings = ranks_of(model, c.fsdp_config), _reference_settings(config, policy.settings)
+    path = c.path or config.actor_rollout_ref.model.path
+    model = load_weights(config, device, path, on_host=ranks_of is not None).requires_grad_(False)
+    ranks = ranks_of(model, c.fsdp_config) if ranks_of else ALONE
+    settings = _reference_settings(config, policy.settings)
     return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
 
 

@@ -7,7 +7,9 @@ root, which stays gathered from a forward to its backward, so that the chunked h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -28,6 +30,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.training.critic import ValueModel
 from gspo.training.moe import experts_per_token
+from gspo.training.optimizer import MasterOptimizer
 from gspo.training.ranks import Ranks
 
 T = TypeVar("T")
@@ -87,11 +90,14 @@ class Shards(Ranks):
         Tied parameters come once for each of their names, with the same tensor.
         """
         self.rest()
-        whole: dict[int, Tensor] = {}
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
-            if id(tensor) not in whole:
-                whole[id(tensor)] = full(tensor.detach())
-            yield name, whole[id(tensor)]
+        state = self.model.state_dict(keep_vars=True)
+        names_of = Counter(id(tensor) for tensor in state.values())
+        tied: dict[int, Tensor] = {}
+        for name, tensor in state.items():
+            whole = tied[id(tensor)] if id(tensor) in tied else full(tensor.detach())
+            if names_of[id(tensor)] > 1:
+                tied[id(tensor)] = whole
+            yield name, whole
 
     def shapes(self) -> list[tuple[str, list[int], str]]:
         """Name, whole shape and compute precision of every parameter, as the model has them without sharding."""
@@ -101,14 +107,20 @@ class Shards(Ranks):
             for name, p in self.model.named_parameters()
         ]
 
-    def to_host(self) -> None:
-        """With `param_offload`, move the shards to host memory until `to_device`."""
-        if self.settings.param_offload:
-            self.whole.to("cpu")
-
-    def to_device(self) -> None:
-        if self.settings.param_offload:
+    @contextmanager
+    def resident(self, optimizer: MasterOptimizer | None = None) -> Iterator[None]:
+        """Bring what is offloaded to host memory to the device, and put it back afterwards."""
+        moves = self.device.type != "cpu" and not self.settings.offload_policy
+        moved = optimizer if moves and self.settings.optimizer_offload else None
+        if moves and self.settings.param_offload:
             self.whole.to(self.device)
+        if moved is not None:
+            moved.move_state(self.device)
+        yield
+        if moves and self.settings.param_offload:
+            self.whole.to("cpu")
+        if moved is not None:
+            moved.move_state("cpu")
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -130,8 +142,6 @@ def _mesh(device: torch.device, world_size: int, fsdp_size: int) -> DeviceMesh:
 
 def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole:
     """Shard each decoder layer, then all that is left. Weights become float32 shards on the mesh's device."""
-    for tensor in model.parameters():
-        tensor.data = tensor.data.float()
     mixed = settings.compute_dtype != torch.float32
     policy = (
         MixedPrecisionPolicy(param_dtype=settings.compute_dtype, reduce_dtype=torch.float32)
@@ -144,9 +154,9 @@ def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole
     for layer in decoder_layers(model):
         fully_shard(layer, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common)
     if isinstance(model, ValueModel):  # its head computes in float32
-        fully_shard(model.head, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
+        fully_shard(_raised(model.head), mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
     whole = Whole(model)
-    fully_shard(whole, mp_policy=policy, reshard_after_forward=False, **common)
+    fully_shard(_raised(whole), mp_policy=policy, reshard_after_forward=False, **common)
     routed = not isinstance(model, ValueModel) and experts_per_token(model) is not None
     for module in whole.modules():
         if isinstance(module, FSDPModule):
@@ -156,6 +166,14 @@ def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole
             if routed:  # an expert that no token of this rank chose must not be missing from the sum
                 module.set_reduce_scatter_unused_params(True, recurse=False)
     return whole
+
+
+def _raised(module: nn.Module) -> nn.Module:
+    """The module with float32 parameters; those that are sharded already are."""
+    for p in module.parameters():
+        if p.dtype != torch.float32:
+            p.data = p.data.float()
+    return module
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:

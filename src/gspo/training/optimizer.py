@@ -102,6 +102,12 @@ class MasterOptimizer:
                     "exp_avg_sq": torch.zeros_like(master),
                 }
 
+    def move_state(self, device: torch.device | str) -> None:
+        """Move the moments to another device."""
+        for state in self.adamw.state.values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key] = state[key].to(device)
+
     def state_tensors(self) -> dict[str, Tensor]:
         """Moments, step counts and separate masters by name: all that a resume needs beside the weights."""
         out: dict[str, Tensor] = {}

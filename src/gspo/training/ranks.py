@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +36,11 @@ class Ranks:
 
     def rest(self) -> None:
         """Free what `run` gathered: called after forwards that no backward follows."""
+
+    @contextmanager
+    def resident(self, optimizer: Any = None) -> Iterator[None]:
+        """Within this the weights, and an optimiser's state, are where they are computed with."""
+        yield
 
     def sum(self, values: Tensor) -> Tensor:
         """Element by element over all ranks, with the same bits on each."""

@@ -1,0 +1,148 @@
+"""The models of a run whose weights lie in other processes: what `Roles` does, asked of every rank of a Team."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.config import TrainerConfig
+from gspo.loop.checkpoint import Loaded
+from gspo.loop.checkpoint_shards import TensorSet
+from gspo.loop.roles import Facts
+from gspo.loop.team import Team
+from gspo.training.policy import PolicyLoss, Regulariser, Update
+from gspo.training.ranks import merge_ranks
+from gspo.types import Metric, Metrics, TrainBatch
+
+
+def merge_rows(parts: list[Any]) -> Any:
+    """One tensor of all rows from one a rank, which is 0 in the rows of others. None where there is none."""
+    return None if parts[0] is None else torch.stack(parts).sum(0)
+
+
+class TeamPolicy:
+    """The policy of a team."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+
+    def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `old_log_probs` and `entropy`, as Policy.score gives them."""
+        parts = self._team.call("score", batch)
+        old, entropy = (merge_rows([part[i] for part in parts]) for i in (0, 1))
+        return dataclasses.replace(batch, old_log_probs=old, entropy=entropy)
+
+    def log_probs(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [B,T] under the current weights."""
+        parts = self._team.call("log_probs", batch)
+        return merge_rows([part[0] for part in parts]), merge_rows([part[1] for part in parts])
+
+    def update(
+        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+    ) -> Update:
+        """As Policy.update; what the first mini-batch found of π_old is filled into the batch."""
+        parts = self._team.call("update", batch, loss, step, regulariser)
+        for part in parts:
+            if part.first_rows:
+                assert batch.old_log_probs is not None and batch.entropy is not None
+                batch.old_log_probs[part.first_rows] = part.first_old
+                batch.entropy[part.first_rows] = part.first_entropy
+        metrics = merge_ranks([part.metrics for part in parts])
+        if batch.entropy is not None:
+            count = float(batch.mask.sum())
+            metrics["actor/entropy"] = Metric.mean(float((batch.entropy * batch.mask).sum()), count)
+        return Update(metrics, merge_rows([part.log_probs for part in parts]))
+
+
+class TeamCritic:
+    """The critic of a team."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+
+    def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `values`."""
+        return dataclasses.replace(batch, values=merge_rows(self._team.call("values", batch)))
+
+    def update(self, batch: TrainBatch, *, step: int) -> Metrics:
+        """As Critic.update."""
+        return merge_ranks(self._team.call("update_critic", batch, step))
+
+
+class TeamReference:
+    """The frozen reference of a team."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+
+    def log_probs(self, batch: TrainBatch) -> Tensor:
+        """Log-probs [B,T] of the batch's responses."""
+        return merge_rows(self._team.call("reference", batch))
+
+    def score(self, batch: TrainBatch) -> TrainBatch:
+        """The batch with `ref_log_probs`."""
+        return dataclasses.replace(batch, ref_log_probs=self.log_probs(batch))
+
+
+class TeamRoles:
+    """The models of one run, sharded over the ranks of a team.
+
+    With a `tokenizer` every rank also hosts a rollout engine over a full copy of the policy (see TeamEngine).
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        config: TrainerConfig,
+        total_steps: int,
+        weights_from: Path | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self.team = team
+        folder = None if weights_from is None else str(weights_from.absolute())
+        self._facts: Facts = team.call("build", config, total_steps, folder, tokenizer)[0]
+        self.policy = TeamPolicy(team)
+        self.critic = TeamCritic(team) if self._facts.has_critic else None
+        self.reference = TeamReference(team) if self._facts.has_reference else None
+
+    def facts(self) -> Facts:
+        return self._facts
+
+    def update_policy(
+        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+    ) -> Update:
+        return self.policy.update(batch, loss, step=step, regulariser=regulariser)
+
+    def with_reference(self, batch: TrainBatch) -> TrainBatch:
+        assert self.reference is not None
+        return self.reference.score(batch)
+
+    def scale_lr(self, factor: float) -> None:
+        self.team.call("scale_lr", factor)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's weights in one piece, in its compute precision and in host memory."""
+        return self.team.call("weights")[0]
+
+    def save_model(self, folder: Path) -> None:
+        """The policy as an ordinary Hugging Face folder."""
+        self.team.call("save_model", str(folder.absolute()))
+
+    def tensors(self) -> dict[str, TensorSet]:
+        """Nothing: the ranks write what they hold themselves."""
+        return {}
+
+    def write_shards(self, folder: Path) -> None:
+        """Let every rank write its part of what a resume needs beside the policy's folder."""
+        self.team.call("write_shards", str(folder.absolute()))
+
+    def load(self, loaded: Loaded) -> None:
+        """Take up the state of a checkpoint, whoever wrote it: every rank reads what its shards need."""
+        self.team.call("load_shards", str((loaded.path / "training").absolute()))
+
+    def close(self) -> None:
+        self.team.close()
