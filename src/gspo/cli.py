@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "report": "report",
     "dashboard": "dashboard",
     "compare": "compare",
+    "plan": "plan",
 }
 
 

@@ -1,0 +1,23 @@
+"""Planning: what a step would take on a cluster, predicted from a model's shape and measured constants; no torch."""
+
+from gspo.plan.constants import DEVICES, Device
+from gspo.plan.predict import Prediction, Split, predict
+from gspo.plan.search import Plan, search
+from gspo.plan.shape import SHAPES, ModelShape, ShapeError, shape_of
+from gspo.plan.workload import Workload, workload_of
+
+__all__ = [
+    "DEVICES",
+    "SHAPES",
+    "Device",
+    "ModelShape",
+    "Plan",
+    "Prediction",
+    "ShapeError",
+    "Split",
+    "Workload",
+    "predict",
+    "search",
+    "shape_of",
+    "workload_of",
+]

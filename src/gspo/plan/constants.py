@@ -1,0 +1,196 @@
+"""Every number the plan takes from outside: devices, rates, overheads, faults. Each says where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Kind = Literal["measured", "fitted", "data sheet", "published", "assumed"]
+GIB = float(1 << 30)
+GB, TB, TFLOPS = 1e9, 1e12, 1e12
+
+
+class Figure(float):
+    """A number with its origin: `kind` says how sure it is, `source` where it was taken from."""
+
+    kind: Kind
+    source: str
+
+    def __new__(cls, value: float, kind: Kind, source: str) -> Figure:
+        figure = super().__new__(cls, value)
+        figure.kind, figure.source = kind, source
+        return figure
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator and how it is connected. Bytes and operations a second, links in one direction."""
+
+    name: str
+    memory: float
+    bandwidth: float
+    bf16: float  # dense matrix products, as the data sheet says
+    float32: float  # without tensor cores
+    link: float  # to the other devices of its machine
+    network: float  # to other machines, a device
+    per_machine: int
+    source: str
+    number_bytes: int = 2  # of a weight in the compute precision
+
+    @property
+    def matmul(self) -> float:
+        """Operations a second of a large matrix product in the compute precision, as reached and not as sold."""
+        return MEASURED_MATMUL.get(self.name) or self.bf16 * MATMUL_SHARE
+
+    @property
+    def reached_bandwidth(self) -> float:
+        return self.bandwidth * BANDWIDTH_SHARE
+
+    @property
+    def train_share(self) -> float:
+        """What training as a whole reaches of the rates above."""
+        return TRAIN_SHARE_CPU if self.name == "cpu" else TRAIN_SHARE
+
+    @property
+    def decode_layer_s(self) -> float:
+        return DECODE_LAYER_CPU_S if self.name == "cpu" else DECODE_LAYER_S
+
+    @property
+    def eager_layer_s(self) -> float:
+        return DECODE_LAYER_CPU_S if self.name == "cpu" else EAGER_LAYER_S
+
+
+def in_float32(device: Device) -> Device:
+    """The device when the model computes in float32."""
+    if device.number_bytes == 4:
+        return device
+    return replace(device, name=f"{device.name}-float32", bf16=device.float32, number_bytes=4)
+
+
+_SHEET = "NVIDIA data sheet, dense rates; not measured here"
+DEVICES: dict[str, Device] = {
+    d.name: d
+    for d in (
+        Device("b200", 180 * GB, 7.7 * TB, 2250 * TFLOPS, 75 * TFLOPS, 900 * GB, 50 * GB, 8, f"HGX B200, {_SHEET}"),
+        Device("h200", 141 * GB, 4.8 * TB, 989 * TFLOPS, 67 * TFLOPS, 450 * GB, 50 * GB, 8, f"H200 SXM, {_SHEET}"),
+        Device("h100", 80 * GB, 3.35 * TB, 989 * TFLOPS, 67 * TFLOPS, 450 * GB, 50 * GB, 8, f"H100 SXM, {_SHEET}"),
+        Device("a100", 80 * GB, 2.039 * TB, 312 * TFLOPS, 19.5 * TFLOPS, 300 * GB, 25 * GB, 8, f"A100 SXM 80 GB, {_SHEET}"),
+        Device("l40s", 48 * GB, 0.864 * TB, 362 * TFLOPS, 91.6 * TFLOPS, 32 * GB, 12.5 * GB, 8, f"L40S, PCIe 4, {_SHEET}"),
+        Device("rtx4090", 24 * GB, 1.008 * TB, 165 * TFLOPS, 82.6 * TFLOPS, 32 * GB, 3 * GB, 8, f"RTX 4090, PCIe 4, {_SHEET}"),
+        Device("mi300x", 192 * GB, 5.3 * TB, 1307 * TFLOPS, 163 * TFLOPS, 448 * GB, 50 * GB, 8, "AMD data sheet, dense rates; not measured here"),
+        Device("cpu", 24 * GIB, 20 * GB, 0.26 * TFLOPS, 0.26 * TFLOPS, 5 * GB, 1 * GB, 1, "2 cores at 2.8 GHz as in docs/performance.md: 65 billion multiply-adds a second and core, measured; bandwidth assumed", number_bytes=4),
+    )
+}  # fmt: skip
+
+# Rates
+MEASURED_MATMUL: dict[str, Figure] = {
+    "h200": Figure(790 * TFLOPS, "measured", "best bf16 matrix product seen on one H200"),
+    "cpu": Figure(
+        0.26 * TFLOPS, "measured", "docs/performance.md, Floor: 65 billion multiply-adds a second, 2 cores"
+    ),
+}
+MATMUL_SHARE = Figure(0.80, "assumed", "the H200's 790 of 989, taken over to devices that were not measured")
+BANDWIDTH_SHARE = Figure(
+    0.85, "assumed", "share of the data sheet's bandwidth that a streaming kernel reaches"
+)
+FLOAT32_SHARE = Figure(0.80, "assumed", "share of the float32 rate in the output head, as for bf16")
+COLLECTIVE_SHARE = Figure(0.70, "assumed", "share of link and network bandwidth in large collectives")
+HOP_S = Figure(10e-6, "assumed", "latency a machine in a ring of NCCL, and of one exchange inside a machine")
+OVERLAP = Figure(0.70, "assumed", "share of computing behind which FSDP's exchange can hide")
+
+# Decoding
+DECODE_LAYER_S = Figure(
+    39e-6,
+    "fitted",
+    "time a layer and decode step that does not grow with the batch, from the bare loop of the 135M shape on an H200: "
+    "138,000 tok/s at batch 256 and 276,000 at 1,024",
+)
+SAMPLING_PASSES = Figure(
+    9.5,
+    "fitted",
+    "passes over a row's float32 logits, from the same two points: what is left of the cost a row",
+)
+EAGER_LAYER_S = Figure(
+    0.9e-3,
+    "measured",
+    "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28",
+)
+DECODE_LAYER_CPU_S = Figure(1.8e-3, "fitted", "generation of `make train` on 2 idle cores, 1.2 s a step")
+ROW_PASSES = Figure(2, "assumed", "each intermediate result of a row is written once and read once")
+
+# Training
+TRAIN_SHARE = Figure(
+    0.60,
+    "fitted",
+    "docs/performance.md, On a GPU: training part of smol (0.84 s) and qwen1.5b (4.09 s), padded rows",
+)
+TRAIN_SHARE_CPU = Figure(0.37, "fitted", "update of `make train` on 2 idle cores, 0.72 s a step")
+TRAFFIC_PASSES = Figure(2.5, "assumed", "passes over what a layer keeps for its backward, a forward")
+LOGIT_PASSES = Figure(4, "assumed", "passes over float32 logits, a forward of the head")
+KERNELS_LAYER = Figure(35, "assumed", "kernels a layer's forward launches in transformers")
+KERNEL_S = Figure(8e-6, "assumed", "seconds a launched kernel from Python")
+OPTIMIZER_BYTES = Figure(
+    30, "assumed", "bytes read and written a parameter: gradient, master, two moments, bf16 copy"
+)
+CHUNK_ELEMENTS = 1 << 24  # as gspo.training.head, which needs torch; a test keeps them equal
+KEEP_ELEMENTS = 1 << 26
+LOGIT_COPIES = 4  # as gspo.validate.memory
+PREFILL_TOKENS = 8192
+
+# Publication and checkpoints
+HOST_COPY = Figure(20 * GB, "assumed", "bytes a second between a device and its machine's memory")
+STORAGE_MACHINE = Figure(
+    2 * GB, "assumed", "bytes a second one machine writes to shared storage, synced and hashed"
+)
+STORAGE_TOTAL = Figure(100 * GB, "assumed", "bytes a second the shared storage takes from all machines")
+
+# Memory
+RESERVED = Figure(2 * GIB, "assumed", "CUDA context, NCCL buffers and libraries, a GPU")
+FRAGMENTATION = Figure(1.05, "assumed", "what the allocator holds over what is in use")
+
+# Faults
+MTBF_DEVICE_S = Figure(
+    54 * 86400 * 16384 / 419,
+    "published",
+    "arXiv 2407.21783, 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs",
+)
+WORKER_RESTART_S = Figure(120, "assumed", "a rollout worker is replaced and has its weights")
+TRAINER_RESTART_S = Figure(300, "assumed", "all ranks start again and read the checkpoint")
+STRAGGLER_SIGMA = Figure(0.05, "assumed", "spread of log speed over devices")
+SLOW_SHARE = Figure(0.01, "assumed", "share of devices that are slow for good")
+SLOW_FACTOR = Figure(2.0, "assumed", "how much slower those are")
+
+# Work
+MEAN_SHARE = Figure(0.35, "assumed", "mean answer as a share of the longest, where it is not given")
+KEEP_RATE = Figure(
+    0.5, "assumed", "share of groups with a gradient under dynamic sampling, where it is not given"
+)
+LENGTH_SPREAD = Figure(
+    0.8, "assumed", "standard deviation of the length over its mean, before the cut at the longest"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A measured figure that a prediction can be held against: all answers at full length, 4 mini-batches."""
+
+    model: str
+    prompts: int
+    group: int
+    prompt: int
+    response: int
+    eager: bool
+    layout: str
+    rollout_s: float
+    train_s: float | None
+    source: str
+
+
+_BEFORE = "docs/performance.md, On a GPU: one H200, eager decoding, padded rows"
+_BARE = "bare compiled decode loop on one H200, without an engine around it"
+BENCHMARKS = (
+    Benchmark("smol", 32, 8, 32, 128, False, "plain", 256 * 128 / 138_000, None, _BARE),
+    Benchmark("smol", 128, 8, 32, 128, False, "plain", 1024 * 128 / 276_000, None, _BARE),
+    Benchmark("smol", 32, 8, 32, 128, True, "plain", 4.11, 0.84, _BEFORE),
+    Benchmark("qwen1.5b", 32, 8, 32, 128, True, "plain", 2.58, 4.09, _BEFORE),
+)

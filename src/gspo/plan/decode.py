@@ -1,0 +1,108 @@
+"""The cost of generating: one decode step, and a batch of answers of differing lengths through it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo.plan.constants import COLLECTIVE_SHARE, FLOAT32_SHARE, HOP_S, ROW_PASSES, SAMPLING_PASSES, Device
+from gspo.plan.lengths import Lengths
+from gspo.plan.parts import Parts
+from gspo.plan.shape import ModelShape
+
+WEIGHTS, CACHE, LAUNCH = "reading weights", "reading the KV cache", "starting kernels"
+PRODUCTS, HEAD, EXCHANGE = (
+    "decoding's matrix products",
+    "output head and sampling",
+    "tensor-parallel exchange",
+)
+TAIL, PREFILL = "waiting for the longest answers", "prefill"
+TAIL_SHARE = 0.25  # below this share of its first rows an engine is waiting for its last answers
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One copy of the model that decodes, over `tp` devices."""
+
+    shape: ModelShape
+    device: Device
+    tp: int = 1
+    eager: bool = False
+
+    def step(self, rows: float, context: float) -> Parts:
+        """Seconds of one decode step of so many rows with so many tokens behind each on average.
+
+        Kernels have a floor that does not grow with the batch; above it the larger of bytes over bandwidth (weights once,
+        cache and intermediate results a row) and operations over rate; then the head in float32 and sampling.
+        """
+        s, d = self.shape, self.device
+        size, rate = d.number_bytes, self.tp * d.reached_bandwidth
+        weights = s.read_bytes(rows, size) / rate
+        row_bytes = context * s.kv_bytes(size) + ROW_PASSES * s.layers * s.kept_bytes(size)
+        cache = rows * row_bytes / rate
+        operations = rows * 2 * s.active_body + s.attention_operations(rows * context)
+        products = operations / (self.tp * d.matmul)
+        parts = Parts()
+        parts[LAUNCH] = s.layers * (d.eager_layer_s if self.eager else d.decode_layer_s)
+        if products > weights + cache:
+            parts[PRODUCTS] = products
+        else:
+            parts[WEIGHTS], parts[CACHE] = weights, cache
+        head = 2.0 * rows * s.head / (self.tp * d.float32 * FLOAT32_SHARE)
+        parts[HEAD] = head + SAMPLING_PASSES * rows * s.vocab * 4 / rate
+        if self.tp > 1:
+            sent = 2 * rows * s.hidden * size / (d.link * COLLECTIVE_SHARE)
+            parts[EXCHANGE] = 2 * s.layers * (HOP_S + sent)
+        if self.eager and parts[LAUNCH] > parts.total - parts[LAUNCH]:
+            return Parts({LAUNCH: parts[LAUNCH]})  # the device waits for the host, which runs beside it
+        return parts
+
+    def step_seconds(self, rows: float, context: float) -> float:
+        return self.step(rows, context).total
+
+    def prefill_seconds(self, groups: float, prompt: float) -> float:
+        """Seconds for so many prompts, each once for its group."""
+        s, d = self.shape, self.device
+        operations = groups * (
+            prompt * 2 * s.active_body + s.attention_operations(prompt**2 / 2) + 2 * s.head
+        )
+        return operations / (self.tp * d.matmul)
+
+
+def generate(
+    engine: Engine, rows: float, num_engines: int, slots: int, lengths: Lengths, prompt: float, group: int
+) -> Parts:
+    """Seconds until the last of `num_engines` engines has answered its `rows` answers, `slots` of them at a time.
+
+    With more answers than slots an engine runs full, then drains: what is left of an answer met at a random moment has
+    the survival ∫S/mean (renewal theory). A length is waited for with the chance that some engine still has one.
+    """
+    parts = Parts({PREFILL: engine.prefill_seconds(rows / group, prompt)})
+    start = min(rows, float(slots))
+    if lengths.constant:
+        waves = -(-int(max(1, rows)) // slots) if rows > slots else 1
+        for x, width in lengths.grid:
+            parts.add(engine.step(start, prompt + x), waves * width)
+        return parts
+    survival = [lengths.survival(x) for x, _ in lengths.grid]
+    if rows > slots:
+        full = max(0.0, rows * lengths.mean / slots - lengths.residual_mean)
+        parts.add(engine.step(start, prompt + lengths.residual_mean), full)
+        survival = list(lengths.residuals)
+    for (x, width), share in zip(lengths.grid, survival):
+        waited = 1 - (1 - share) ** max(1.0, start * num_engines)
+        step = engine.step(max(1.0, start * share), prompt + x)
+        if share < TAIL_SHARE:
+            parts.add({TAIL: step.total}, waited * width)
+        else:
+            parts.add(step, waited * width)
+    return parts
+
+
+def steady(engine: Engine, rows: float, prompt: float, lengths: Lengths, group: int) -> tuple[float, Parts]:
+    """Tokens a second of one engine that always has `rows` answers under way, and the parts of a decode step.
+
+    Prefill of the prompts that come in is part of the step.
+    """
+    parts = engine.step(rows, prompt + lengths.residual_mean)
+    parts.add({PREFILL: engine.prefill_seconds(rows / lengths.mean / group, prompt)})
+    return rows / parts.total, parts

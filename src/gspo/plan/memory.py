@@ -1,0 +1,126 @@
+"""Memory a device: what a trainer's rank and an engine's device hold, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gspo.plan.constants import FRAGMENTATION, LOGIT_COPIES, PREFILL_TOKENS, RESERVED, Device
+from gspo.plan.shape import ModelShape
+from gspo.plan.training import chunk_rows
+from gspo.plan.workload import Workload
+
+FLOAT = 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device by what holds them."""
+
+    held: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        return sum(self.held.values())
+
+    def with_reserve(self, device: Device) -> Memory:
+        """With what the libraries and the allocator take for themselves."""
+        if device.name == "cpu":
+            return self
+        held = {**self.held, "libraries": float(RESERVED)}
+        return Memory({**held, "fragmentation": (FRAGMENTATION - 1) * sum(held.values())})
+
+    def fits(self, device: Device) -> bool:
+        return self.total <= device.memory
+
+
+def trainer_memory(
+    shape: ModelShape, device: Device, work: Workload, *, ranks: int, shard: int, checkpointing: bool
+) -> Memory:
+    """Of one rank in a shard group of `shard`: one rank alone keeps whole weights, several a shard and two layers."""
+    size, numbers = device.number_bytes, shape.parameters
+    held: dict[str, float] = {}
+    if shard == 1:
+        held["parameters"] = float(size * numbers)
+        if size < FLOAT:
+            held["float32 masters"] = float(FLOAT * numbers)
+    else:
+        held["parameters"] = (
+            FLOAT * numbers / shard
+        )  # the masters themselves; the narrow copy is what is gathered
+        ends = shape.head * (1 if shape.tied else 2)
+        held["gathered layers"] = float(size * (2 * shape.layer_parameters + ends))
+    held["optimiser"] = 2 * FLOAT * numbers / shard
+    held["gradients"] = FLOAT * numbers / shard
+    if work.reference:
+        held["reference"] = size * numbers / shard
+    if work.critic:
+        held["critic"] = (size + 3 * FLOAT + (FLOAT if size < FLOAT else 0)) * numbers / shard
+    tokens = micro_tokens(work, ranks)
+    kept = shape.kept_bytes(size)
+    layers = shape.layers * shape.hidden * size + kept if checkpointing else shape.layers * kept
+    transient = size * (3 * widest(shape) + 4 * shape.hidden)
+    held["activations of a micro-batch"] = tokens * (layers + 3 * shape.hidden * size + transient)
+    targets = tokens * work.targets / work.train_tokens
+    held["logits of a chunk"] = logits_bytes(shape, size, targets)
+    return Memory(held)
+
+
+def engine_memory(shape: ModelShape, device: Device, work: Workload, *, tp: int, slots: float) -> Memory:
+    """Of one of the `tp` devices of an engine with so many slots."""
+    size = device.number_bytes
+    length = work.prompt + work.lengths.mean if work.paged else work.longest
+    held = {
+        "parameters": size * shape.parameters / tp,
+        "KV cache": slots * length * shape.kv_bytes(size) / tp,
+        "prefill": min(PREFILL_TOKENS, slots * work.longest_prompt)
+        * (size * (3 * widest(shape) + 4 * shape.hidden) + shape.kv_bytes(size))
+        / tp,
+        "logits of a step": LOGIT_COPIES * slots * shape.vocab * FLOAT / tp,
+    }
+    return Memory(held)
+
+
+def colocated_memory(trainer: Memory, engine: Memory, *, one_process: bool, paged: bool) -> Memory:
+    """Both on one device: alone in its process the engine reads the trainer's weights; a paged cache sleeps in training."""
+    held = dict(trainer.held)
+    other = {name: size for name, size in engine.held.items() if name != "parameters"}
+    if not one_process:
+        held["engine's weights"] = engine.held["parameters"]
+    if paged:
+        training = sum(
+            held.pop(n) for n in ("activations of a micro-batch", "logits of a chunk", "gradients")
+        )
+        generating = sum(other.values())
+        name = "generation (cache, prefill)" if generating > training else "training (activations, gradients)"
+        held[name] = max(training, generating)
+        return Memory(held)
+    return Memory({**held, **other})
+
+
+def most_slots(fits: Callable[[int], bool], wanted: float) -> int:
+    """The largest number of slots up to `wanted` that fits; 0 when not even one does."""
+    low, high = 0, int(max(1.0, wanted))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def micro_tokens(work: Workload, ranks: int) -> float:
+    """Tokens of the largest training forward of a rank: the budget, but a whole answer at least."""
+    share = work.train_tokens / work.mini_batches / ranks
+    return max(float(work.longest), min(share, float(work.token_budget)))
+
+
+def widest(shape: ModelShape) -> int:
+    """Width of the MLP a token passes."""
+    if shape.experts:
+        return shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
+    return shape.intermediate
+
+
+def logits_bytes(shape: ModelShape, size: int, targets: float) -> float:
+    """One chunk of the head in float32, and a float32 copy of its weights when they are narrower."""
+    chunk = min(targets, chunk_rows(shape.vocab))
+    return LOGIT_COPIES * chunk * shape.vocab * FLOAT + (shape.head * FLOAT if size < FLOAT else 0)

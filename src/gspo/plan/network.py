@@ -1,0 +1,67 @@
+"""Bytes between devices: FSDP's collectives, publication of weights, checkpoints."""
+
+from __future__ import annotations
+
+import math
+
+from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, HOST_COPY, STORAGE_MACHINE, STORAGE_TOTAL, Device
+from gspo.plan.shape import ModelShape
+
+
+def machines(device: Device, num: int) -> int:
+    """Machines that hold so many devices."""
+    return math.ceil(num / device.per_machine)
+
+
+def gather_seconds(device: Device, ranks: int, size: float, count: int = 1) -> float:
+    """`count` all-gathers (or reduce-scatters) of `size` bytes in sum, in a ring over the ranks.
+
+    Inside a machine the link carries it; between machines each rank has its own network card, so a machine's rings run
+    side by side and the slower of link and cards decides. Every machine adds a hop of latency.
+    """
+    if ranks <= 1:
+        return 0.0
+    num = machines(device, ranks)
+    rate = device.link if num == 1 else min(device.link, device.network * min(ranks, device.per_machine))
+    moved = size * (ranks - 1) / ranks
+    return moved / (rate * COLLECTIVE_SHARE) + count * num * HOP_S
+
+
+def reduce_seconds(device: Device, replicas: int, size: float) -> float:
+    """All-reduce of each rank's `size` bytes over so many copies of the sharded model, on other machines."""
+    if replicas <= 1:
+        return 0.0
+    return (
+        2 * size * (replicas - 1) / replicas / (device.network * COLLECTIVE_SHARE)
+        + 2 * math.log2(replicas) * HOP_S
+    )
+
+
+def publish_seconds(shape: ModelShape, device: Device, trainers: int, workers: int, separate: bool) -> float:
+    """Seconds from the end of an update to new weights on every engine.
+
+    In one process the engine reads the trainer's own tensors. Ranks with an engine beside them gather all weights.
+    Engines elsewhere get them through host memory: gathered, copied out, sent on from machine to machine, copied in.
+    """
+    size = float(shape.parameters * device.number_bytes)
+    gather = gather_seconds(device, trainers, size, shape.layers)
+    if not separate:
+        return gather
+    out = size / HOST_COPY
+    spread = machines(device, workers)
+    sent = 0.0
+    if machines(device, trainers + workers) > 1:
+        rate = device.network * min(device.per_machine, max(1, workers)) * COLLECTIVE_SHARE
+        sent = 2 * size / rate + math.ceil(math.log2(spread + 1)) * HOP_S
+    return gather + 2 * out + sent
+
+
+def checkpoint_bytes(shape: ModelShape, device: Device) -> float:
+    """The Hugging Face folder, the float32 masters where the weights are narrower, and two moments."""
+    masters = 4 if device.number_bytes < 4 else 0
+    return float(shape.parameters * (device.number_bytes + masters + 8))
+
+
+def checkpoint_seconds(shape: ModelShape, device: Device, trainers: int) -> float:
+    """Seconds to write a checkpoint from all the trainers' machines."""
+    return checkpoint_bytes(shape, device) / min(STORAGE_TOTAL, STORAGE_MACHINE * machines(device, trainers))

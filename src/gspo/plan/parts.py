@@ -1,0 +1,30 @@
+"""Seconds by what they are spent on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Parts(dict[str, float]):
+    """Named seconds that add up."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.values())
+
+    @property
+    def largest(self) -> str:
+        """The name most is spent on."""
+        return max(self, key=lambda name: self[name])
+
+    def add(self, other: Mapping[str, float], times: float = 1.0) -> None:
+        """Add another's seconds, so many times over."""
+        for name, seconds in other.items():
+            self[name] = self.get(name, 0.0) + seconds * times
+
+    def times(self, factor: float) -> Parts:
+        return Parts({name: seconds * factor for name, seconds in self.items()})
+
+    def ranked(self) -> list[tuple[str, float]]:
+        """Largest first, without those of no time."""
+        return sorted(((n, s) for n, s in self.items() if s > 0), key=lambda item: -item[1])

@@ -1,0 +1,127 @@
+"""The best split of a cluster between rollout and training, found by trying those that make sense."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gspo.plan.constants import Device
+from gspo.plan.memory import trainer_memory
+from gspo.plan.predict import Prediction, Split, predict, training_part
+from gspo.plan.shape import ModelShape
+from gspo.plan.workload import Workload
+
+MAX_CANDIDATES = 32  # ways to share a large cluster between the two pools
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best prediction of each mode, the fastest first; none fits when `found` is empty."""
+
+    shape: ModelShape
+    device: Device
+    gpus: int
+    work: Workload
+    found: tuple[Prediction, ...]
+    tried: int
+
+    @property
+    def best(self) -> Prediction | None:
+        return self.found[0] if self.found else None
+
+
+def search(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Plan:
+    """Try one pool in turn, two pools in turn, and two pools at once when η > 0; keep the fastest of each that fits."""
+    if gpus < 1:
+        raise ValueError(f"--gpus {gpus}: expected at least 1")
+    best: list[Prediction] = []
+    tried = 0
+    in_turn = dataclasses.replace(work, eta=0)
+    modes = [
+        (in_turn, _one_pool(shape, device, gpus, in_turn)),
+        (in_turn, _two_pools(shape, device, gpus, in_turn)),
+    ]
+    if work.eta:
+        modes.append((work, _two_pools(shape, device, gpus, work)))
+    for asked, splits in modes:
+        fastest: Prediction | None = None
+        for split in splits:
+            tried += 1
+            made = predict(shape, device, asked, split)
+            if made is not None and (fastest is None or made.step_s < fastest.step_s):
+                fastest = made
+        if fastest is not None:
+            best.append(fastest)
+    return Plan(shape, device, gpus, work, tuple(sorted(best, key=lambda p: p.step_s)), tried)
+
+
+def smallest_cluster(shape: ModelShape, device: Device, work: Workload, limit: int = 1024) -> int | None:
+    """The least power of two of devices on which some split fits, for messages; None above the limit."""
+    gpus = 1
+    while gpus <= limit:
+        if search(shape, device, gpus, work).best is not None:
+            return gpus
+        gpus *= 2
+    return None
+
+
+def _one_pool(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
+    for tp in tensor_parallel(shape, device, gpus):
+        for shard in shard_sizes(gpus):
+            for again in _checkpointing(work):
+                yield Split(gpus, gpus, False, tp, shard, again)
+
+
+def _two_pools(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
+    """Each share of the cluster with its own fastest way of training that fits, and every engine size."""
+    for trainers in trainer_counts(gpus, device.per_machine):
+        best = _best_training(shape, device, work, trainers)
+        if best is None:
+            continue
+        for tp in tensor_parallel(shape, device, gpus - trainers):
+            yield dataclasses.replace(best, rollout=gpus - trainers, tp=tp)
+
+
+def _best_training(shape: ModelShape, device: Device, work: Workload, trainers: int) -> Split | None:
+    best: tuple[float, Split] | None = None
+    for shard in shard_sizes(trainers):
+        for again in _checkpointing(work):
+            memory = trainer_memory(shape, device, work, ranks=trainers, shard=shard, checkpointing=again)
+            if not memory.with_reserve(device).fits(device):
+                continue
+            split = Split(trainers, 0, True, 1, shard, again)
+            seconds = training_part(shape, device, work, split).seconds
+            if best is None or seconds < best[0]:
+                best = (seconds, split)
+    return None if best is None else best[1]
+
+
+def _checkpointing(work: Workload) -> tuple[bool, ...]:
+    return (False, True) if work.checkpointing is None else (work.checkpointing,)
+
+
+def tensor_parallel(shape: ModelShape, device: Device, devices: int) -> list[int]:
+    """Engine sizes that divide the heads, stay inside a machine and fill the devices."""
+    sizes = [2**i for i in range(8)]
+    return [
+        t
+        for t in sizes
+        if t <= min(devices, device.per_machine) and shape.heads % t == 0 and devices % t == 0
+    ]
+
+
+def shard_sizes(ranks: int) -> list[int]:
+    """Sizes of a shard group: powers of two that divide the ranks, and all of them."""
+    return sorted({2**i for i in range(14) if 2**i <= ranks and ranks % 2**i == 0} | {ranks})
+
+
+def trainer_counts(gpus: int, per_machine: int) -> list[int]:
+    """Ranks to try: every number on one machine, whole machines beyond, thinned out on large clusters."""
+    if gpus <= 2 * per_machine:
+        return list(range(1, gpus))
+    whole = list(range(per_machine, gpus, per_machine))
+    if len(whole) <= MAX_CANDIDATES:
+        return whole
+    picked = {round(i * (len(whole) - 1) / (MAX_CANDIDATES - 1)) for i in range(MAX_CANDIDATES)}
+    return [whole[i] for i in sorted(picked | {2**i - 1 for i in range(12) if 2**i <= len(whole)})]

@@ -1,0 +1,199 @@
+"""A plan in words and tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from gspo.plan import constants
+from gspo.plan.check import Comparison
+from gspo.plan.constants import DEVICES, GB, Figure
+from gspo.plan.faults import daly_interval, useful_share, young_interval
+from gspo.plan.memory import Memory
+from gspo.plan.predict import Prediction
+from gspo.plan.scenario import Outcome, Scenario
+from gspo.plan.search import Plan
+
+SHOWN_PARTS = 6
+
+
+def plan_text(plan: Plan) -> str:
+    """Everything predicted, the fastest mode first; only for a plan in which something fits."""
+    best = plan.best
+    assert best is not None
+    lines = [
+        *_asked(plan),
+        "",
+        *_modes(plan.found),
+        "",
+        *_step(best),
+        "",
+        *_memory(plan, best),
+        "",
+        *_faults(plan, best),
+    ]
+    lines += ["", "keys: " + " ".join(keys_of(best, plan.device.per_machine))]
+    return "\n".join(lines) + "\n"
+
+
+def _asked(plan: Plan) -> list[str]:
+    s, w = plan.shape, plan.work
+    active = f", {count(s.active)} active" if s.experts else ""
+    kept = f", {w.keep_rate:.0%} of groups kept" if w.keep_rate < 1 else ""
+    return [
+        f"plan: {s.name} ({count(s.parameters)} parameters{active}) on {plan.gpus:,} {plan.device.name}; "
+        f"{plan.tried:,} splits tried. Predictions, not measurements.",
+        f"work: {w.prompts:,} prompts × {w.group}, prompts of {w.prompt:,.0f} tokens, answers of {w.lengths.mean:,.0f} on "
+        f"average and {w.lengths.longest:,} at most{kept}, {w.mini_batches} mini-batches × {w.epochs}, {w.layout} rows",
+    ]
+
+
+def _modes(found: Sequence[Prediction]) -> list[str]:
+    head = ["mode", "trainers", "rollout", "tp", "fsdp_size", "recompute", "step", "tokens/s", "limited by"]
+    rows = [
+        [
+            p.mode, f"{p.split.trainers:,}", f"{p.split.rollout:,}", str(p.split.tp), f"{p.split.shard:,}",
+            "yes" if p.split.checkpointing else "no", seconds(p.step_s), f"{p.tokens_per_s:,.0f}", p.limit,
+        ]
+        for p in found
+    ]  # fmt: skip
+    return table(head, rows, left=(0, 8))
+
+
+def _step(best: Prediction) -> list[str]:
+    rows = [[name, seconds(s)] for name, s in best.stages.items()]
+    parts = [[n, seconds(s), f"{s / best.step_s:.0%}"] for n, s in best.parts.ranked()[:SHOWN_PARTS]]
+    engine = (
+        f"an engine has {best.slots:,} slots, {best.rows:,.0f} of them busy; a decode step takes "
+        f"{best.decode_step_s * 1e3:.2f} ms, a group {seconds(best.group_s)}"
+    )
+    return [
+        f"stages ({best.mode})", *table(["stage", "time"], rows), "",
+        "what the step is spent on", *table(["", "time", "share"], parts), "", engine,
+    ]  # fmt: skip
+
+
+def _memory(plan: Plan, best: Prediction) -> list[str]:
+    one = best.split.separate
+    lines = [f"memory a device, of {plan.device.memory / GB:,.0f} GB"]
+    for title, memory in (
+        (("trainer", best.trainer_memory), ("rollout", best.rollout_memory))
+        if one
+        else (("device", best.trainer_memory),)
+    ):
+        lines += [f"  {title}: {memory.total / GB:,.1f} GB = {_held(memory)}"]
+    return lines
+
+
+def _held(memory: Memory) -> str:
+    items = sorted(memory.held.items(), key=lambda item: -item[1])
+    return " + ".join(f"{name} {size / GB:,.1f}" for name, size in items if size >= 0.05 * GB)
+
+
+def _faults(plan: Plan, best: Prediction) -> list[str]:
+    mtbf = constants.MTBF_DEVICE_S / best.split.trainers
+    interval = daly_interval(best.checkpoint_s, mtbf)
+    share = useful_share(interval, best.checkpoint_s, constants.TRAINER_RESTART_S, mtbf)
+    return [
+        f"faults: a rank fails every {seconds(mtbf)}; a checkpoint takes {seconds(best.checkpoint_s)}; best every "
+        f"{seconds(interval)} of work (Daly; Young {seconds(young_interval(best.checkpoint_s, mtbf))}), "
+        f"{max(1, round(interval / best.step_s)):,} steps; {share:.1%} of the time is then work that is kept"
+    ]
+
+
+def keys_of(best: Prediction, per_machine: int) -> list[str]:
+    """Settings that ask for this split."""
+    s = best.split
+    devices, rollout = s.devices, "actor_rollout_ref.rollout"
+    out = []
+    if devices > 1:
+        machines = -(-devices // per_machine)
+        out += [f"trainer.nnodes={machines}", f"trainer.n_gpus_per_node={min(devices, per_machine)}"]
+    if s.trainers > 1:
+        out += ["actor_rollout_ref.actor.strategy=fsdp2"]
+        if s.shard != s.trainers:
+            out += [f"actor_rollout_ref.actor.fsdp_config.fsdp_size={s.shard}"]
+    if s.checkpointing:
+        out += ["actor_rollout_ref.model.enable_gradient_checkpointing=true"]
+    if best.eta:
+        out += [f"{rollout}.mode=async", f"{rollout}.max_head_offpolicyness={best.eta}"]
+    if s.separate:
+        out += [f"{rollout}.num_workers={s.engines}"]
+    if s.tp > 1:
+        out += [f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size={s.tp}"]
+    return [*out, f"{rollout}.max_num_seqs={best.slots}"]
+
+
+def outcome_text(scenario: Scenario, real: Outcome, ideal: Outcome) -> str:
+    """A simulated run against the same without stragglers and failures."""
+    ages = sum(real.staleness.values()) or 1
+    spread = ", ".join(f"{age}: {count / ages:.0%}" for age, count in sorted(real.staleness.items()))
+    rows = [
+        ["steps kept, groups trained", f"{real.steps:,}, {real.trained:,}"],
+        ["time", seconds(real.seconds)],
+        ["a step", f"{seconds(real.step_s)}; {seconds(ideal.step_s)} without stragglers and failures"],
+        ["goodput", f"{ideal.step_s / real.step_s:.1%}"],
+        ["idle: trainer, rollout places", f"{real.trainer_idle:.1%}, {real.rollout_idle:.1%}"],
+        ["failures: workers, trainer", f"{real.worker_failures:,}, {real.trainer_failures:,}"],
+        ["groups generated again, steps lost", f"{real.regenerated:,}, {real.lost_steps:,}"],
+        ["checkpoints", f"{real.saves:,}, every {seconds(scenario.interval_s)}"],
+        ["staleness of trained groups", spread],
+    ]
+    title = f"simulated: {scenario.workers:,} workers of {scenario.places} groups, {scenario.trainer_devices:,} trainers"
+    return "\n".join([f"{title}, seed {scenario.seed}", *table(["", ""], rows, left=(0, 1))[1:]]) + "\n"
+
+
+def comparison_text(found: Comparison) -> str:
+    """Predicted against measured, stage by stage."""
+    rows = [[n, f"{p:.4f}", f"{m:.4f}", f"{p / m:.2f}" if m > 1e-3 else "–"] for n, p, m in found.rows]
+    title = (
+        f"{found.shape.name} on {found.device.name}: predicted against the median of {found.num_steps} steps"
+    )
+    return "\n".join([title, *table(["stage", "predicted s", "measured s", "ratio"], rows)]) + "\n"
+
+
+def constants_text() -> str:
+    """Every device and constant with where it comes from."""
+    rows = [
+        [
+            d.name,
+            f"{d.memory / GB:.0f} GB",
+            f"{d.bandwidth / 1e12:.2f} TB/s",
+            f"{d.matmul / 1e12:.1f} TFLOP/s",
+            d.source,
+        ]
+        for d in DEVICES.values()
+    ]
+    named = [(name, value) for name, value in vars(constants).items() if isinstance(value, Figure)]
+    named += [(f"MEASURED_MATMUL {name}", value) for name, value in constants.MEASURED_MATMUL.items()]
+    figures = [[name, f"{value:.4g}", value.kind, value.source] for name, value in named]
+    devices = table(["device", "memory", "bandwidth", "matrix products", "source"], rows, left=(0, 4))
+    return (
+        "\n".join([*devices, "", *table(["constant", "value", "kind", "source"], figures, left=(0, 2, 3))])
+        + "\n"
+    )
+
+
+def seconds(value: float) -> str:
+    """A time in the unit one would say it in."""
+    for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if value >= 2 * size:
+            return f"{value / size:,.1f} {unit}"
+    return f"{value:.3g} s" if value < 100 else f"{value:.0f} s"
+
+
+def count(value: float) -> str:
+    """A number of parameters."""
+    return f"{value / 1e9:.2f} B" if value >= 1e9 else f"{value / 1e6:.2f} M"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Aligned columns; those in `left` to the left, the others to the right."""
+    cells = [list(head), *(list(row) for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    return [
+        "  "
+        + "  ".join(
+            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,119 @@
+"""The cost of training: scoring, update and FSDP's exchange, for a mini-batch spread over ranks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gspo.plan.constants import (
+    CHUNK_ELEMENTS,
+    FLOAT32_SHARE,
+    KEEP_ELEMENTS,
+    KERNEL_S,
+    KERNELS_LAYER,
+    LOGIT_PASSES,
+    OPTIMIZER_BYTES,
+    OVERLAP,
+    TRAFFIC_PASSES,
+    Device,
+)
+from gspo.plan.network import gather_seconds, reduce_seconds
+from gspo.plan.parts import Parts
+from gspo.plan.shape import ModelShape
+from gspo.plan.workload import Workload
+
+PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's float32 head", "training's memory traffic"
+LAUNCH, OPTIMIZER, EXCHANGE = "starting training kernels", "optimiser", "FSDP exchange"
+UNEVEN = "ranks without an answer to train on"
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The ranks that train: `ranks` devices in shard groups of `shard`."""
+
+    shape: ModelShape
+    device: Device
+    ranks: int = 1
+    shard: int = 1
+    checkpointing: bool = False
+    reshard: bool = True
+
+    def score(self, work: Workload) -> Parts:
+        """Seconds of π_old: a forward over the share of the batch that needs one."""
+        return self._passes(work, work.score_share, body=1, head=1, gathers=1, updates=False)
+
+    def reference(self, work: Workload) -> Parts:
+        """Seconds of the reference's forward over the whole batch."""
+        return self._passes(work, 1.0, body=1, head=1, gathers=1, updates=False)
+
+    def update(self, work: Workload) -> Parts:
+        """Seconds of all optimiser steps: forward, backward (twice a forward), what is computed again, exchange."""
+        body = 4 if self.checkpointing else 3
+        logits = work.targets / work.mini_batches / self.ranks * self.shape.vocab
+        head = 4 if logits > KEEP_ELEMENTS else 3
+        gathers = (2 if self.reshard else 1) + (
+            4 / self.device.number_bytes
+        )  # gradients are reduced in float32
+        return self._passes(work, float(work.epochs), body, head, gathers, updates=True)
+
+    def _passes(
+        self, work: Workload, share: float, body: float, head: float, gathers: float, updates: bool
+    ) -> Parts:
+        if share <= 0:
+            return Parts()
+        part = 1 / (work.mini_batches * self.ranks)  # of the batch, one rank's share of a mini-batch
+        tokens = work.train_tokens * part
+        longest = work.prompt + work.lengths.longest_of(work.rows / work.mini_batches)
+        own = max(tokens, min(longest, float(work.longest)))
+        compute = self._compute(work, part, tokens, body, head)
+        scale = own / tokens
+        micros = math.ceil(own / max(work.token_budget, longest))
+        launches = self.shape.layers * KERNELS_LAYER * KERNEL_S * micros * body / self.device.train_share
+        if self.device.name == "cpu":
+            launches = 0.0  # inside the products: nothing runs beside the host
+        exchange = self._exchange(micros, gathers)
+        hidden = min(exchange, OVERLAP * (compute.total * scale + launches))
+        parts = Parts(compute)
+        parts[UNEVEN] = compute.total * (scale - 1)
+        parts[LAUNCH] = launches
+        parts[EXCHANGE] = exchange - hidden
+        if updates:
+            parts[OPTIMIZER] = self._optimizer()
+            parts[EXCHANGE] += self._reduce()
+        return parts.times(share * work.mini_batches)
+
+    def _compute(self, work: Workload, part: float, tokens: float, body: float, head: float) -> Parts:
+        s, d = self.shape, self.device
+        targets = work.targets * part
+        products = tokens * 2 * s.active_body + s.attention_operations(work.train_pairs * part)
+        kept = tokens * s.layers * s.kept_bytes(d.number_bytes)
+        traffic = body * TRAFFIC_PASSES * kept + head * LOGIT_PASSES * targets * s.vocab * 4
+        return Parts(
+            {
+                PRODUCTS: body * products / d.matmul / d.train_share,
+                HEAD: head * 2.0 * targets * s.head / (d.float32 * FLOAT32_SHARE) / d.train_share,
+                TRAFFIC: traffic / d.reached_bandwidth / d.train_share,
+            }
+        )
+
+    def _exchange(self, micros: int, gathers: float) -> float:
+        """FSDP's gathers of weights and scatter of gradients, a micro-batch each."""
+        size = float(self.shape.parameters * self.device.number_bytes)
+        return micros * gathers * gather_seconds(self.device, self.shard, size, self.shape.layers)
+
+    def _reduce(self) -> float:
+        return reduce_seconds(self.device, self.ranks // self.shard, 4.0 * self.shape.parameters / self.shard)
+
+    def _optimizer(self) -> float:
+        return (
+            OPTIMIZER_BYTES
+            * self.shape.parameters
+            / self.shard
+            / self.device.reached_bandwidth
+            / self.device.train_share
+        )
+
+
+def chunk_rows(vocab: int) -> int:
+    """Positions of one chunk of the head."""
+    return max(1, CHUNK_ELEMENTS // vocab)

@@ -1,0 +1,174 @@
+"""The work of one training step: how many answers, how long, and what is done with them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gspo.config import BatchPlan, TrainerConfig
+from gspo.config.plan import roles
+from gspo.plan.constants import KEEP_RATE, LENGTH_SPREAD, MEAN_SHARE
+from gspo.plan.lengths import Lengths
+
+MAX_ROUNDS = 64
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A step's work. `eta`: versions rollouts may run ahead; `keep_rate`: share of groups that carry a gradient."""
+
+    prompts: int
+    group: int
+    prompt: float  # tokens, mean
+    longest_prompt: int
+    lengths: Lengths
+    mini_batches: int = 1
+    epochs: int = 1
+    keep_rate: float = 1.0
+    eta: int = 0
+    carry: int = 0  # without η: versions a group may be carried over in a stream; 0 waits for all of a batch
+    in_flight: int | None = None  # with carry: groups under way at once
+    round_groups: int | None = None  # groups of a round where whole rounds are generated
+    layout: str = "shared"  # shared | packed | plain
+    score_share: float = 1.0  # of the batch that is scored before the update
+    reference: bool = False
+    critic: bool = False
+    token_budget: int = 16384
+    slots: int = 1024  # answers an engine runs at once, at most
+    checkpointing: bool | None = None  # None: where memory asks for it
+    eager: bool = False
+    paged: bool = False  # the cache follows use, else each slot has room for the longest
+    reshard: bool = True
+    cache_share: float = 0.85  # of a rollout device's memory
+
+    @property
+    def rows(self) -> int:
+        """Answers trained on."""
+        return self.prompts * self.group
+
+    @property
+    def generated_groups(self) -> float:
+        """Groups generated for one step: those without a gradient are replaced."""
+        return self.prompts / self.keep_rate
+
+    @property
+    def groups_at_once(self) -> float:
+        """Groups under way at once: η batches beside the one in training, or what a step in turn begins with."""
+        if self.eta:
+            return float(self.eta * self.prompts)
+        return self.rounds[0] if self.in_flight is None else float(self.in_flight)
+
+    @property
+    def rounds(self) -> list[float]:
+        """Groups begun at once and waited for, one after the other, where nothing is carried over.
+
+        A stream replaces what had no gradient, so a round has what the last one left missing; `round_groups` asks for
+        whole rounds until there is enough.
+        """
+        if self.round_groups is not None:
+            return [float(self.round_groups)] * math.ceil(self.generated_groups / self.round_groups - 1e-9)
+        sizes = [float(self.prompts)]
+        while sizes[-1] * (1 - self.keep_rate) >= 0.5 and len(sizes) < MAX_ROUNDS:
+            sizes.append(sizes[-1] * (1 - self.keep_rate))
+        return sizes
+
+    @property
+    def alive(self) -> float:
+        """Of a group's answers, the share still being written while the group is under way."""
+        return self.lengths.mean / self.lengths.longest_of(self.group)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt and answer."""
+        return self.longest_prompt + self.lengths.longest
+
+    @property
+    def train_tokens(self) -> float:
+        """Tokens a forward over the whole batch goes through."""
+        if self.layout == "shared":
+            return self.prompts * self.prompt + self.rows * self.lengths.mean
+        if self.layout == "packed":
+            return self.rows * (self.prompt + self.lengths.mean)
+        return float(self.rows * self.longest)
+
+    @property
+    def train_pairs(self) -> float:
+        """Pairs of tokens that attend in that forward."""
+        answer, prompt = self._mean_square, self.prompt
+        if self.layout == "shared":
+            own = self.prompts * prompt**2 / 2
+            return own + self.rows * (prompt * self.lengths.mean + answer / 2)
+        if self.layout == "packed":
+            return self.rows * (prompt**2 / 2 + prompt * self.lengths.mean + answer / 2)
+        return self.rows * self.longest**2 / 2
+
+    @property
+    def targets(self) -> float:
+        """Positions whose logits are computed."""
+        return self.rows * (self.lengths.longest if self.layout == "plain" else self.lengths.mean)
+
+    @property
+    def _mean_square(self) -> float:
+        return 2 * self.lengths.mean * self.lengths.residual_mean
+
+
+def lengths_of(longest: int, mean: float | None, spread: float | None, ignore_eos: bool) -> Lengths:
+    """The lengths asked for; what is not given is assumed as the constants say."""
+    if ignore_eos:
+        return Lengths(float(longest), longest, 0.0)
+    return Lengths(
+        longest * MEAN_SHARE if mean is None else mean, longest, LENGTH_SPREAD if spread is None else spread
+    )
+
+
+def workload_of(
+    config: TrainerConfig,
+    *,
+    mean_response: float | None = None,
+    spread: float | None = None,
+    mean_prompt: float | None = None,
+    keep_rate: float | None = None,
+) -> Workload:
+    """The work a checked config asks for; means and the keep rate are not in a config and are given or assumed."""
+    plan, ar = BatchPlan.of(config), config.actor_rollout_ref
+    actor, rollout = ar.actor, ar.rollout
+    layout = "shared" if ar.model.use_shared_prefix else "packed" if ar.model.use_remove_padding else "plain"
+    scored = {"recompute": 1.0, "rollout": 0.0, "first_pass": 1 - 1 / plan.num_mini_batches}
+    wanted = roles(config)
+    groups = config.algorithm.filter_groups
+    carry = groups.max_staleness if groups.enable and groups.strategy == "stream" else 0
+    in_flight = min(
+        groups.max_in_flight or max(plan.generation_batch, plan.prompts), (carry + 1) * plan.prompts
+    )
+    return Workload(
+        prompts=plan.prompts,
+        group=plan.group_size,
+        prompt=plan.max_prompt_tokens if mean_prompt is None else mean_prompt,
+        longest_prompt=plan.max_prompt_tokens,
+        lengths=lengths_of(plan.max_response_tokens, mean_response, spread, rollout.ignore_eos),
+        mini_batches=plan.num_mini_batches,
+        epochs=plan.num_epochs,
+        keep_rate=(keep_rate or KEEP_RATE) if groups.enable else 1.0,
+        eta=rollout.max_head_offpolicyness if rollout.mode == "async" else 0,
+        carry=carry,
+        in_flight=in_flight if carry else None,
+        round_groups=plan.generation_batch if groups.enable and groups.strategy == "rounds" else None,
+        layout=layout,
+        score_share=scored[actor.old_log_prob_source],
+        reference=wanted["reference"],
+        critic=wanted["critic"],
+        token_budget=_budget(config, plan),
+        slots=rollout.max_num_seqs,
+        checkpointing=ar.model.enable_gradient_checkpointing or None,
+        eager=rollout.enforce_eager,
+        paged=rollout.name == "vllm",
+        reshard=actor.fsdp_config.reshard_after_forward,
+    )
+
+
+def _budget(config: TrainerConfig, plan: BatchPlan) -> int:
+    """Tokens of one training forward, at most."""
+    actor = config.actor_rollout_ref.actor
+    if actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None:
+        return actor.ppo_max_token_len_per_gpu
+    return actor.ppo_micro_batch_size_per_gpu * math.ceil(plan.max_prompt_tokens + plan.max_response_tokens)
