@@ -94,6 +94,8 @@ class TeamRoles:
     With a `tokenizer` every rank also hosts a rollout engine over a full copy of the policy (see TeamEngine).
     """
 
+    adapters = None  # sharded models are trained whole
+
     def __init__(
         self,
         team: Team,

@@ -1,0 +1,185 @@
+"""Trainer ranks that torchrun started: rank 0 is the controller and a rank, the others follow its calls.
+
+    torchrun --nproc-per-node 2 -m gspo train … actor_rollout_ref.actor.strategy=fsdp2
+
+A call is broadcast over gloo with its arguments; every rank runs it, and rank 0 gathers the results. Without torchrun
+the team is this one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from gspo.config import ConfigErrors, TrainerConfig
+from gspo.config.problems import Problem
+from gspo.loop.rank_worker import RankWorker
+from gspo.loop.team import Place, RankFailed
+from gspo.loop.team_watch import EXIT_RANK_FAILED, RankWatch, describe, is_network_error
+
+CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says that a rank is gone
+FOREVER = timedelta(
+    days=365
+)  # followers wait for the next call however long it takes; the watch sees a dead rank
+END = "end"  # the call with which followers end
+
+
+def launched_ranks() -> int:
+    """Processes that torchrun started together with this one; 1 without torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+
+
+def launched_rank() -> int:
+    """The number that torchrun gave this process; 0 without torchrun."""
+    return int(os.environ.get("RANK", "0")) if launched_ranks() > 1 else 0
+
+
+def check_launch(config: TrainerConfig) -> None:
+    """Refuse several processes for a config that trains in one: each would train the whole by itself."""
+    strategy = config.actor_rollout_ref.actor.strategy
+    if launched_ranks() > 1 and strategy != "fsdp2":
+        message = f"torchrun started {launched_ranks()} processes, but only fsdp2 trains in several"
+        remedy = "set actor_rollout_ref.actor.strategy=fsdp2, or start one process without torchrun"
+        key = "actor_rollout_ref.actor.strategy"
+        raise ConfigErrors([Problem("error", key, strategy, "torchrun", message, remedy)])
+
+
+def launched_place(device: str) -> Place:
+    """Where torchrun put this process; `device` is the config's (auto, cpu, cuda)."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if launched_ranks() > 1 else 0
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if launched_ranks() == 1:
+        where = (device if ":" in device else "cuda:0") if on_gpu else "cpu"
+        return Place(0, 1, 0, "127.0.0.1", _free_port(), where)
+    return Place(
+        rank=int(os.environ["RANK"]),
+        world_size=launched_ranks(),
+        local_rank=local_rank,
+        address=os.environ["MASTER_ADDR"],
+        port=int(os.environ["MASTER_PORT"]),
+        device=f"cuda:{local_rank}" if on_gpu else "cpu",
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+class TorchrunTeam:
+    """The Team of one launch. A process belongs to one launch, so there is one of it: `TorchrunTeam.join`."""
+
+    _joined: TorchrunTeam | None = None
+
+    def __init__(self, place: Place) -> None:
+        self.world_size, self.rank = place.world_size, place.rank
+        self.failed = False
+        self._worker = RankWorker()
+        self._worker.join(place)
+        # Objects travel in a group of their own, whose calls may come hours apart.
+        self._control: Any = dist.new_group(backend="gloo", timeout=FOREVER)
+        self._watch = RankWatch(place) if place.world_size > 1 else None
+
+    @classmethod
+    def join(cls, device: str) -> TorchrunTeam:
+        """The team of this launch: met at the first call, the same one at later calls."""
+        if cls._joined is None:
+            cls._joined = cls(launched_place(device))
+        return cls._joined
+
+    @classmethod
+    def joined(cls) -> TorchrunTeam | None:
+        """The team of this launch if this process has joined it."""
+        return cls._joined
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        if self.failed:
+            raise RankFailed(f"{method}: the trainer's ranks have ended")
+        try:
+            if self.world_size == 1:
+                return [self._worker.run(method, args)]
+            self._check()
+            dist.broadcast_object_list([(method, args)], src=0, group=self._control)
+            own = self._worker.run(method, args)
+            results: list[Any] = [None] * self.world_size
+            dist.gather_object(own, results, dst=0, group=self._control)
+            return results
+        except BaseException as error:
+            self.failed = True
+            raise self._explain(error) from error
+
+    def _check(self) -> None:
+        if self._watch is not None and self._watch.cause is not None:
+            raise RankFailed(self._watch.cause)
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """The error itself when it began here; the other rank's cause when it is only what followed from it."""
+        if self._watch is None or isinstance(error, RankFailed):
+            return error
+        if is_network_error(error):
+            cause = self._watch.find_cause(CAUSE_SECONDS)
+            return RankFailed(cause or f"a trainer rank cannot be reached: {describe(error)}")
+        self._watch.fail(describe(error))
+        return error
+
+    def follow(self) -> int:
+        """Run rank 0's calls until it ends them; the exit code of this process."""
+        for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides when all stop
+            signal.signal(number, signal.SIG_IGN)
+        assert self._watch is not None
+        try:
+            while True:
+                received: list[Any] = [None]
+                dist.broadcast_object_list(received, src=0, group=self._control)
+                method, args = received[0]
+                if method == END:
+                    self._leave()
+                    return 0
+                result = self._worker.run(method, args)
+                dist.gather_object(result, None, dst=0, group=self._control)
+        except BaseException as error:
+            return self._follower_ends(error)
+
+    def _follower_ends(self, error: BaseException) -> int:
+        """Leave the cause for the others, or name theirs; the traceback of a cause is shown where it happened."""
+        assert self._watch is not None
+        if is_network_error(error) and (cause := self._watch.find_cause(CAUSE_SECONDS)):
+            print(f"trainer rank {self.rank} stops: {cause}", file=sys.stderr)
+        else:
+            self._watch.fail(describe(error))
+            print(f"trainer rank {self.rank} failed:", file=sys.stderr)
+            traceback.print_exception(error)
+        sys.stderr.flush()
+        self._watch.stop()
+        return EXIT_RANK_FAILED
+
+    def close(self) -> None:
+        """Free the models everywhere; the processes stay for another run of this launch until `dismiss`."""
+        if not self.failed and dist.is_initialized():
+            self.call("unload")
+
+    def dismiss(self, error: BaseException | None = None) -> None:
+        """End the followers. With an error of rank 0's own, and after a failure, they learn of it and end themselves."""
+        if not self.failed and self.world_size > 1:
+            with contextlib.suppress(RuntimeError):  # a follower that is gone needs no telling
+                dist.broadcast_object_list([(END, ())], src=0, group=self._control)
+        elif self._watch is not None and error is not None and not isinstance(error, RankFailed):
+            self._watch.fail(describe(error))
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        if not self.failed:
+            self._worker.leave()
+        TorchrunTeam._joined = None
