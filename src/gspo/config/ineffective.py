@@ -55,6 +55,12 @@ _DEAD = (
         f"set {FILTER}.strategy=stream, or remove it",
     ),
     Dead(
+        (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight"),
+        lambda c: c.actor_rollout_ref.rollout.mode == "async",
+        f"in async {ROLLOUT}.max_head_offpolicyness and max_concurrent_rollouts say it",
+        "set those",
+    ),
+    Dead(
         (f"{FILTER}.predict_weight", f"{FILTER}.predict_min_prob", f"{FILTER}.predict_discount"),
         lambda c: c.algorithm.filter_groups.predict == "off",
         "prompts are not predicted",

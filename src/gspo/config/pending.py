@@ -33,17 +33,6 @@ _WAITING: dict[str, tuple[str, ...]] = {
         "critic.fsdp_config.reshard_after_forward",
         "critic.fsdp_config.fsdp_size",
     ),
-    "scale-out: Ray": (
-        "trainer.backend",
-        "trainer.nnodes",
-        "trainer.n_gpus_per_node",
-    ),
-    "scale-out: asynchronous rollouts": (
-        "actor_rollout_ref.rollout.mode",
-        "actor_rollout_ref.rollout.max_head_offpolicyness",
-        "actor_rollout_ref.rollout.max_concurrent_rollouts",
-        "actor_rollout_ref.rollout.num_workers",
-    ),
     "scale-out: vLLM": (
         "actor_rollout_ref.rollout.name",
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -71,11 +60,10 @@ PENDING: dict[str, str] = {key: capability for capability, keys in _WAITING.item
 PENDING_VALUES: dict[tuple[str, Any], str] = {
     ("actor_rollout_ref.actor.strategy", "fsdp2"): "scale-out: FSDP2",
     ("actor_rollout_ref.rollout.name", "vllm"): "scale-out: vLLM",
-    ("trainer.backend", "ray"): "scale-out: Ray",
 }
 
 # Ignoring these would train something else than was asked for.
-_ESSENTIAL = ("actor_rollout_ref.rollout.mode",)
+_ESSENTIAL: tuple[str, ...] = ()
 
 
 def unmet(settings: Settings) -> Iterator[Problem]:

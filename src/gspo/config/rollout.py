@@ -76,9 +76,19 @@ class RolloutConfig(Section):
         unit="steps",
     )
     max_concurrent_rollouts: int | None = key(
-        default=None, doc="async: groups in flight; null = what the engine holds.", gt=0
+        default=None, doc="async: groups in flight; null = what the workers' slots hold.", gt=0
     )
-    num_workers: int = key(default=1, doc="Rollout workers.", ge=1)
+    num_workers: int = key(
+        default=1,
+        doc="Engines. One and sync: in the trainer's own process; else each in a process of its own.",
+        ge=1,
+    )
+    worker_timeout: float = key(
+        default=300.0,
+        doc="A rollout worker that does not answer for so long is ended and replaced.",
+        gt=0,
+        unit="seconds",
+    )
     calculate_log_probs: bool = key(
         default=True, doc="Return μ with each token; the decoupled loss and the noise check need it."
     )

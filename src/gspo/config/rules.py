@@ -180,6 +180,18 @@ def off_policy(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if rollout.mode == "async" and rollout.max_head_offpolicyness == 0:
         message = "async with a budget of 0 versions is the same as sync"
         yield report(f"{ROLLOUT}.max_head_offpolicyness", message, "e.g. 2", "warning")
+    ahead = rollout.mode == "async" and rollout.max_head_offpolicyness > 0
+    if ahead and groups.enable and groups.strategy == "rounds":
+        message = "rounds waits for whole generation batches, so that nothing is generated while training"
+        yield report(f"{FILTER}.strategy", message, f"set {FILTER}.strategy=stream, or {ROLLOUT}.mode=sync")
+    if ahead and c.algorithm.use_kl_in_reward:
+        message = (
+            f"is measured with the policy, which is being trained while {ROLLOUT}.mode = async generates"
+        )
+        yield report("algorithm.use_kl_in_reward", message, f"set {ACTOR}.use_kl_loss=true instead")
+    if ahead and not actor.use_decoupled_loss:
+        message = f"rollouts may be {rollout.max_head_offpolicyness} versions old, and nothing corrects for what that changes"
+        yield report(f"{ACTOR}.use_decoupled_loss", message, "set it to true", "warning")
     carried = groups.enable and groups.strategy == "stream" and groups.max_staleness > 0
     fresh = rollout.mode == "sync" and not carried and rollout.name == "native"
     if actor.use_decoupled_loss and fresh:

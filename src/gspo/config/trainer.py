@@ -63,6 +63,15 @@ class PPOTrainerConfig(Section):
     max_skipped_steps: int = key(
         default=3, doc="Non-finite optimiser steps in a row that stop the run.", ge=1
     )
+    watchdog_seconds: float = key(
+        default=600.0,
+        doc="No progress for so long: the stage is named and all stacks are written to the run folder; 0 = never.",
+        ge=0,
+        unit="seconds",
+    )
+    watchdog_stop_seconds: float = key(
+        default=3600.0, doc="No progress for so long stops the run; 0 = never.", ge=0, unit="seconds"
+    )
     plugins: list[str] = key(
         factory=list,
         doc="Python files or modules imported at start, e.g. with losses or advantages of your own.",

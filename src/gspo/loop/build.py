@@ -21,25 +21,32 @@ from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError
 from gspo.loop.backend import Backend, ClusterError
+from gspo.loop.engines import build_engine as build_engine
+from gspo.loop.engines import build_rollout, num_workers, runs_ahead
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
 from gspo.loop.kl_reward import KlScorer
 from gspo.loop.objective import AdvantageSettings, Objective
 from gspo.loop.plugins import import_plugins
+from gspo.loop.producer import Producer
 from gspo.loop.resume import ResumeRefused
-from gspo.loop.roles import Roles, build_roles
+from gspo.loop.roles import Facts, Roles, build_roles
+from gspo.loop.roles_team import TeamRoles
+from gspo.loop.team import Team
 from gspo.models.load import load_tokenizer
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine, SamplingParams
-from gspo.rollout.native import NativeEngine
+from gspo.rollout.roster import Roster
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.settings import SamplingSettings
 from gspo.seeding import derive_seed
 from gspo.training.clip_control import ClipController
-from gspo.training.lora import num_trained
 from gspo.training.policy import Policy
-from gspo.types import Prompt
+from gspo.types import Metrics, Prompt
+
+RANKS = "trainer ranks"
+ARITHMETIC = (RANKS, "threads", "device")
 
 
 @dataclass
@@ -48,9 +55,9 @@ class Parts:
 
     config: TrainerConfig
     tokenizer: Any
-    roles: Roles
+    roles: Roles | TeamRoles
     engine: RolloutEngine
-    sampler: DynamicSampler
+    sampler: DynamicSampler | Producer
     evaluator: Evaluator | None
     objective: Objective
     total_steps: int
@@ -66,6 +73,8 @@ class Parts:
 
     @property
     def policy(self) -> Policy:
+        """The policy in this process; a team's is reached through `roles`."""
+        assert isinstance(self.roles, Roles)
         return self.roles.policy
 
     def save_model(self, folder: Path) -> None:
@@ -85,11 +94,15 @@ class Parts:
         self.sampler.load_state_dict(state["sampler"])
 
     def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to go on when the model, the data or the machine's arithmetic is another one."""
+        """Refuse to go on when the model, the data or the machine's arithmetic is another one.
+
+        Another number of ranks adds up in another order: what only decides the last bits is then not compared.
+        """
+        other_ranks = saved.get(RANKS) != self.fingerprint[RANKS]
         lines = [
             f"  {key}: {saved.get(key)!r} in the checkpoint, {now!r} now"
             for key, now in self.fingerprint.items()
-            if saved.get(key) != now
+            if saved.get(key) != now and not (other_ranks and key in ARITHMETIC)
         ]
         if lines:
             raise ResumeRefused("the checkpoint cannot be resumed to the bit here:\n" + "\n".join(lines))
@@ -98,25 +111,48 @@ class Parts:
         """A few lines that say what is about to happen."""
         c = self.config
         actor = c.actor_rollout_ref.actor
-        trained, num = num_trained(self.policy.model)
+        facts = self.roles.facts()
+        trained, num = facts.num_trained, facts.num_parameters
         size = f"{num:,} parameters" if trained == num else f"{trained:,} of {num:,} parameters trained"
         updates = -(-c.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
         return (
             f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
-            f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {self.policy.device}\n"
+            f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
             f"{total_steps} steps of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
             f"{updates} optimiser steps each; files in {path}{self._fallback()}"
         )
 
     def _fallback(self) -> str:
         """A line that says why training does not share prompts or pack, when it was to."""
-        reason = self.policy.layout.reason
+        reason = self.roles.facts().layout_problem
         return f"\ntraining in padded rows: {reason}" if reason else ""
+
+    def engine_metrics(self) -> Metrics:
+        """What befell the rollout workers, where there are any."""
+        return self.engine.metrics() if isinstance(self.engine, Roster) else {}
+
+    def stacks(self) -> str:
+        """What the run's other processes are doing now."""
+        return self.engine.stacks() if isinstance(self.engine, Roster) else ""
+
+    def kill(self) -> None:
+        """End the run's other processes at once."""
+        if isinstance(self.engine, Roster):
+            self.engine.kill()
 
     def close(self) -> None:
         self.engine.close()
+        if isinstance(self.sampler, Producer):
+            self.sampler.close()
         for scorer in self.scorers:
             scorer.close()
+        self.roles.close()
+
+
+def _where(facts: Facts) -> str:
+    if facts.num_ranks is None:
+        return facts.device
+    return f"{facts.num_ranks} rank{'s' * (facts.num_ranks > 1)} on {facts.device}"
 
 
 def build(
@@ -131,8 +167,13 @@ def build(
     backend: Backend | None = None,
     record: Record | None = None,
     watch: Callable[[int, int], None] | None = None,
+    folder: Path | None = None,
+    notify: Callable[[str], None] | None = None,
 ) -> Parts:
-    """Everything a run needs. Data and reward are tried before the weights are loaded."""
+    """Everything a run needs. Data and reward are tried before the weights are loaded.
+
+    Processes of the run write their logs below `folder`; `notify` is told what befalls them.
+    """
     import_plugins(config.trainer.plugins)
     torch.set_num_threads(config.trainer.num_threads or default_threads())
     device = choose_device(config.trainer.device)
@@ -152,8 +193,9 @@ def build(
     if train:
         try_reward(config, scorer, train[0])
     total_steps = _total_steps(config, len(train))
-    roles = build_roles(config, device, total_steps, weights_from)
-    engine = build_engine(config, roles.policy.model, tokenizer, device)
+    roles = _build_roles(config, tokenizer, device, total_steps, weights_from, backend)
+    logs = None if folder is None else folder / "workers"
+    engine = build_rollout(config, roles, tokenizer, device, backend=backend, folder=logs, notify=notify)
     kl_reward = _kl_reward(config, scorer, roles)
     source = PromptCursor(
         train,
@@ -162,9 +204,20 @@ def build(
         total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
     )
     sampling = sampling_settings(config, tokenizer)
-    sampler = DynamicSampler(
-        source, engine, kl_reward or scorer, sampling, seed=config.trainer.seed, record=record, watch=watch
-    )
+
+    def make_sampler(record: Record | None) -> DynamicSampler:
+        return DynamicSampler(
+            source,
+            engine,
+            kl_reward or scorer,
+            sampling,
+            seed=config.trainer.seed,
+            record=record,
+            watch=watch,
+        )
+
+    in_background = config.actor_rollout_ref.rollout.mode == "async"
+    sampler = Producer(make_sampler, record) if in_background else make_sampler(record)
     evaluator = _evaluator(config, engine, val_scorer, held_out, tokenizer) if held_out else None
     scorers, baseline = [scorer, val_scorer], None
     if (
@@ -186,6 +239,28 @@ def build(
         kl_reward=kl_reward,
         baseline=baseline,
     )
+
+
+def _build_roles(
+    config: TrainerConfig,
+    tokenizer: Any,
+    device: torch.device,
+    total_steps: int,
+    weights_from: Path | None,
+    backend: Backend | None,
+) -> Roles | TeamRoles:
+    """The models here, or on the ranks of a team, which generate too unless workers do."""
+    if backend is None and config.actor_rollout_ref.actor.strategy != "fsdp2":
+        return build_roles(config, device, total_steps, weights_from)
+    if backend is not None:
+        backend.start(config)
+        team: Team = backend.team()
+    else:
+        from gspo.loop.team_torchrun import TorchrunTeam
+
+        team = TorchrunTeam.join(config.trainer.device)
+    own_engine = num_workers(config, backend) == 0
+    return TeamRoles(team, config, total_steps, weights_from, tokenizer if own_engine else None)
 
 
 def choose_backend(config: TrainerConfig) -> Backend | None:
@@ -234,33 +309,6 @@ def _params(config: TrainerConfig, tokenizer: Any) -> SamplingParams:
     )
 
 
-def stop_tokens(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that end a response: the tokenizer's eos and those of the model's generation config."""
-    found = [tokenizer.eos_token_id, getattr(model.generation_config, "eos_token_id", None)]
-    flat = [t for item in found for t in (item if isinstance(item, list | tuple) else [item])]
-    return sorted({int(t) for t in flat if t is not None})
-
-
-def build_engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.device) -> RolloutEngine:
-    """The rollout engine over `model`'s own tensors."""
-    rollout, data = config.actor_rollout_ref.rollout, config.data
-    stops = stop_tokens(model, tokenizer)
-    length = (rollout.prompt_length or data.max_prompt_length) + (
-        rollout.response_length or data.max_response_length
-    )
-    return NativeEngine(
-        model,
-        functools.partial(tokenizer.decode, skip_special_tokens=True),
-        eos_token_ids=stops,
-        pad_token_id=tokenizer.pad_token_id
-        if tokenizer.pad_token_id is not None
-        else (stops[0] if stops else 0),
-        num_slots=rollout.max_num_seqs,
-        max_length=rollout.max_model_len or length,
-        device=device,
-    )
-
-
 def sampling_settings(config: TrainerConfig, tokenizer: Any) -> SamplingSettings:
     """How training groups are drawn and filtered."""
     f, data = config.algorithm.filter_groups, config.data
@@ -274,14 +322,30 @@ def sampling_settings(config: TrainerConfig, tokenizer: Any) -> SamplingSettings
         strategy=f.strategy,  # pyright: ignore[reportArgumentType]
         max_num_gen_batches=f.max_num_gen_batches,
         on_limit=f.on_limit,  # pyright: ignore[reportArgumentType]
-        max_staleness=f.max_staleness if f.enable else 0,  # without filtering there is nothing to save
-        max_in_flight=f.max_in_flight,
+        max_staleness=_max_staleness(config),
+        max_in_flight=_max_in_flight(config),
         predict=f.predict,  # pyright: ignore[reportArgumentType]
         predict_weight=f.predict_weight,
         predict_min_prob=f.predict_min_prob,
         predict_discount=f.predict_discount,
         max_failure_rate=config.reward.max_failure_rate,
     )
+
+
+def _max_staleness(config: TrainerConfig) -> int:
+    """Versions that a group may lag behind: the budget of asynchrony, else what dynamic sampling may carry over."""
+    rollout, filters = config.actor_rollout_ref.rollout, config.algorithm.filter_groups
+    if rollout.mode == "async":
+        return rollout.max_head_offpolicyness
+    return filters.max_staleness if filters.enable else 0  # without filtering there is nothing to save
+
+
+def _max_in_flight(config: TrainerConfig) -> int | None:
+    rollout = config.actor_rollout_ref.rollout
+    if not runs_ahead(config):
+        return config.algorithm.filter_groups.max_in_flight
+    held = max(1, rollout.num_workers * rollout.max_num_seqs // rollout.n)
+    return rollout.max_concurrent_rollouts or held
 
 
 def _evaluator(
@@ -305,7 +369,7 @@ def _evaluator(
     )
 
 
-def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles) -> KlScorer | None:
+def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles | TeamRoles) -> KlScorer | None:
     c = config.algorithm
     if not c.use_kl_in_reward:
         return None
@@ -348,15 +412,16 @@ def build_objective(config: TrainerConfig) -> Objective:
 
 
 def _fingerprint(
-    config: TrainerConfig, roles: Roles, prompts: list[Prompt], total_steps: int
+    config: TrainerConfig, roles: Roles | TeamRoles, prompts: list[Prompt], total_steps: int
 ) -> dict[str, Any]:
     """What must be the same for a resumed run to compute the same bits, beside the config."""
-    shapes = [(name, list(p.shape), str(p.dtype)) for name, p in roles.policy.model.named_parameters()]
+    facts = roles.facts()
     rows = [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
     optim = config.actor_rollout_ref.actor.optim
     return {
-        "model shape": _digest(shapes),
-        "weights that stay as they are (LoRA's base, the reference)": roles.frozen_digest(),
+        "model shape": _digest(facts.shapes),
+        "weights that stay as they are (LoRA's base, the reference)": facts.frozen_digest,
+        RANKS: facts.num_ranks,
         "training data": _digest(rows),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

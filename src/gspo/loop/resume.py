@@ -19,8 +19,11 @@ from gspo.tracking.run_folder import RunFolder
 FREE = re.compile(
     r"trainer\.(total_epochs|total_training_steps|project_name|experiment_name|default_local_dir|logger"
     r"|log_val_generations|console_table_freq|val_before_train|val_after_train|test_freq|save_freq"
-    r"|max_actor_ckpt_to_keep|resume_mode|on_alarm|save_groups|max_skipped_steps)"
+    r"|max_actor_ckpt_to_keep|resume_mode|on_alarm|save_groups|max_skipped_steps|watchdog_seconds|watchdog_stop_seconds)"
+    r"|actor_rollout_ref\.rollout\.(num_workers|worker_timeout|max_concurrent_rollouts)"
     r"|reward\.(num_workers|timeout|memory|retries|max_failure_rate)"
+    # Where a step is computed: on other ranks it is the same within rounding.
+    r"|actor_rollout_ref\.actor\.strategy|.*\.fsdp_config\..*|trainer\.(backend|nnodes|n_gpus_per_node)"
 )
 
 

@@ -2,7 +2,8 @@
 
 0 done · 1 unexpected · 2 config, data, reward or resume problem · 3 sampling starved or over its limit ·
 4 bad numbers · 5 too many rewards failed · 6 checkpoint cannot be written or read · 7 paused by an alarm ·
-130 Ctrl-C · 143 SIGTERM; the last three after saving.
+8 no rollout worker or trainer rank left · 9 no progress (trainer.watchdog_stop_seconds) ·
+130 Ctrl-C · 143 SIGTERM. Codes 7, 130 and 143 come after saving.
 """
 
 from __future__ import annotations
@@ -11,18 +12,22 @@ import json
 import sys
 from typing import Any
 
-from gspo.config import ResolvedConfig
+from gspo.config import ConfigErrors, ResolvedConfig
 from gspo.data.rows import DataError
 from gspo.loop.backend import ClusterError
 from gspo.loop.checkpoint import CheckpointError
 from gspo.loop.resume import ResumeRefused
+from gspo.loop.team import RankFailed
+from gspo.loop.team_torchrun import TorchrunTeam, check_launch, launched_ranks, team_of_launch
 from gspo.loop.trainer import BadNumbers, Trainer
 from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError
+from gspo.rollout.connection import WorkersLost
 from gspo.rollout.engine import EngineError
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
 from gspo.tracking.run_folder import RunLocked
 from gspo.tracking.sinks import MissingExtra
+from gspo.training.fsdp import ShardError
 from gspo.training.head import UnsupportedModel
 from gspo.training.lora import MissingPeft
 
@@ -39,6 +44,8 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             ModelError,
             EngineError,
             ClusterError,
+            ConfigErrors,
+            ShardError,
         ),
         2,
     ),
@@ -46,13 +53,23 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
     ((BadNumbers, FloatingPointError), 4),  # the engine raises the second on log-probs that are not finite
     (RewardFailures, 5),
     (CheckpointError, 6),
+    ((WorkersLost, RankFailed), 8),
 )
 
 
 def train(resolved: ResolvedConfig, **given: Any) -> int:
-    """Train as the config says, print the result line, return the exit code. `given` goes to the Trainer."""
+    """Train as the config says, print the result line, return the exit code. `given` goes to the Trainer.
+
+    Of the processes that torchrun starts all but the first follow that one's calls until it ends.
+    """
     try:
-        result = Trainer(resolved, **given).fit()
+        if launched_ranks() > 1:
+            check_launch(resolved.config)
+            team = TorchrunTeam.join(resolved.config.trainer.device)
+            if team.rank > 0:
+                return team.follow()
+        with team_of_launch():
+            result = Trainer(resolved, **given).fit()
     except Exception as error:
         code = exit_code(error)
         if code is None:

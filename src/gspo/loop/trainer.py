@@ -17,6 +17,7 @@ from gspo.loop.build import Parts, build, choose_backend
 from gspo.loop.evaluation import Evaluation
 from gspo.loop.resume import Resume, find_resume, resolve_config
 from gspo.loop.signals import StopRequest
+from gspo.loop.watchdog import Watchdog
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.tracking.clock import Clock
 from gspo.tracking.console import Console
@@ -92,6 +93,8 @@ class Trainer:
         except BaseException:
             if self._backend is not None:
                 self._backend.close()
+            if hasattr(self, "parts"):
+                self.parts.close()
             self.run.close()
             self.run.remove_if_empty()
             raise
@@ -102,7 +105,9 @@ class Trainer:
             self.config,
             weights_from=loaded.path if loaded else None,
             record=self._record,
-            watch=lambda kept, needed: self.console.generating(self.step + 1, self.total_steps, kept, needed),
+            watch=self._watch_sampling,
+            folder=self.run.path,
+            notify=self.console.warn,
             **self._given,
         )
         self.group_log = GroupLog(self.run.groups)
@@ -127,7 +132,7 @@ class Trainer:
         self._clock_started = time.monotonic() - self.counters["seconds"]
         if self.step < self.total_steps:  # a finished run that was made longer is unfinished again
             self.run.result_file.unlink(missing_ok=True)
-        with contextlib.closing(self), self.stop:
+        with contextlib.closing(self), self.stop, self._watchdog():
             self.console.say(self.parts.summary(self.run.path, self.total_steps))
             if self.step == 0:
                 self._evaluate_and_track_start()
@@ -153,7 +158,7 @@ class Trainer:
         with clock("gen"):
             groups, sampling = parts.sampler.next_batch()
         with clock("old_log_prob"):
-            batch = parts.policy.score(collate(groups))
+            batch = roles.policy.score(collate(groups))
         if self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
                 batch = roles.with_reference(batch)
@@ -176,6 +181,7 @@ class Trainer:
         metrics = records.step_metrics(groups, batch, sampling)
         merge_metrics(metrics, extra | update.metrics)
         merge_metrics(metrics, parts.objective.observe(update.metrics))
+        merge_metrics(metrics, parts.engine_metrics())
         if parts.kl_reward is not None:
             merge_metrics(metrics, parts.kl_reward.observe())
         self._count(metrics)
@@ -217,11 +223,7 @@ class Trainer:
         objective, roles = self.parts.objective, self.parts.roles
         if roles.critic is not None and self.step < self.config.trainer.critic_warmup:
             return Update({}, roles.policy.log_probs(batch)[0])
-        with roles.routers.watching(batch) as routing:
-            update = roles.policy.update(
-                batch, objective.loss(), step=self.step, regulariser=objective.regulariser
-            )
-        return Update(update.metrics | routing, update.log_probs)
+        return roles.update_policy(batch, objective.loss(), step=self.step, regulariser=objective.regulariser)
 
     def save(self) -> None:
         """Write a checkpoint of this step boundary."""
@@ -233,6 +235,7 @@ class Trainer:
                 self.step,
                 write_model=parts.save_model,
                 tensors=parts.roles.tensors(),
+                write_shards=parts.roles.write_shards,
                 state={
                     **parts.state_dict(),
                     "counters": self.counters,
@@ -257,10 +260,26 @@ class Trainer:
         parts = self.parts
         parts.check_fingerprint(loaded.state["fingerprint"])
         self.step = loaded.step
-        parts.roles.load_tensors(loaded.tensors)
+        parts.roles.load(loaded)
         parts.engine.load_weights(None, version=self.step)
         parts.load_state_dict(loaded.state)
         self.counters.update(loaded.state["counters"])
+
+    def _watchdog(self) -> Watchdog:
+        trainer = self.config.trainer
+        return Watchdog(
+            self.clock,
+            self.run.path,
+            seconds=trainer.watchdog_seconds,
+            stop_seconds=trainer.watchdog_stop_seconds,
+            warn=self.console.warn,
+            stacks=lambda: self.parts.stacks(),
+            kill=lambda: self.parts.kill(),
+        )
+
+    def _watch_sampling(self, kept: int, needed: int) -> None:
+        self.clock.beat()
+        self.console.generating(self.step + 1, self.total_steps, kept, needed)
 
     def _record(self, group: Group, fate: str, version: int) -> None:
         """The sampler's account of a group. Trained ones are logged with their step, so `kept` is passed over."""

@@ -10,10 +10,14 @@ from gspo.types import Metric, Metrics
 
 
 class Clock:
-    """Seconds by stage since the last `reset`; `stage` names what is running now, for watchdogs and messages."""
+    """Seconds by stage since the last `reset`; `stage` names what is running now, for watchdogs and messages.
+
+    `beats` counts signs of progress: every begin and end of a stage, and what calls `beat` within one.
+    """
 
     def __init__(self) -> None:
         self.stage: str | None = None
+        self.beats = 0
         self.reset()
 
     def reset(self) -> None:
@@ -23,12 +27,18 @@ class Clock:
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         outer, self.stage = self.stage, stage
+        self.beat()
         start = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
             self.stage = outer
+            self.beat()
+
+    def beat(self) -> None:
+        """Say that something has moved on."""
+        self.beats += 1
 
     def metrics(self) -> Metrics:
         """`timing_s/<stage>` and `timing_s/step`, the whole since the reset."""

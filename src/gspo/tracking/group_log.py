@@ -31,11 +31,11 @@ class GroupLog:
 
     def write(self, step: int, trained: dict[int, list[dict[str, Any]]]) -> None:
         """Write step `step`; `trained` maps a submission number to what training adds to each response."""
-        records = [_record(group, fate, trained.get(group.submission)) for group, fate in self._groups]
+        groups, self._groups = self._groups, []
+        records = [_record(group, fate, trained.get(group.submission)) for group, fate in groups]
         records.sort(key=lambda r: (r["submission"], r["fate"]))
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
         write_atomic(self.folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode(), 5, mtime=0))
-        self._groups.clear()
 
 
 def _record(group: Group, fate: str, trained: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -98,12 +98,7 @@ class Adapters:
 
     def save_merged(self, folder: Path) -> None:
         """The model with its adapters added into its weights, as an ordinary Hugging Face folder."""
-        with self._merged():
-            state = {
-                name.replace("base_layer.", ""): tensor
-                for name, tensor in self.model.state_dict().items()
-                if not _is_adapter(name)
-            }
+        with self.merged() as state:
             self.model.save_pretrained(folder, state_dict=state)
 
     def save_config(self, folder: Path) -> None:
@@ -117,8 +112,8 @@ class Adapters:
         config.save_pretrained(str(folder))
 
     @contextmanager
-    def _merged(self) -> Iterator[None]:
-        """Within this the base weights hold the adapters too; afterwards they are what they were, to the bit.
+    def merged(self) -> Iterator[dict[str, Tensor]]:
+        """Within this the plain model's tensors hold the adapters too; afterwards they are what they were, to the bit.
 
         Subtracting the adapters again would leave rounding behind, so the weights are kept aside instead.
         """
@@ -127,7 +122,11 @@ class Adapters:
         try:
             for layer in self._layers:
                 layer.merge()  # pyright: ignore[reportCallIssue]
-            yield
+            yield {
+                name.replace("base_layer.", ""): tensor
+                for name, tensor in self.model.state_dict().items()
+                if not _is_adapter(name)
+            }
         finally:
             for layer in self._layers:
                 layer.merged_adapters.clear()

@@ -1,0 +1,176 @@
+"""Which rollout engine a run gets: the trainer's own modules, or a fleet of workers in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.config import TrainerConfig
+from gspo.loop.backend import Backend
+from gspo.loop.roles import FLEX_ATTENTION, Roles, compute_dtype
+from gspo.loop.roles_team import TeamRoles
+from gspo.loop.team_engine import TeamEngine
+from gspo.models import resolve
+from gspo.rollout.connection import Connection
+from gspo.rollout.engine import RolloutEngine
+from gspo.rollout.fleet import Fleet
+from gspo.rollout.free_fleet import FreeFleet
+from gspo.rollout.native import NativeEngine
+from gspo.rollout.process_connection import ProcessConnection
+from gspo.rollout.weights import SharedWeights, WeightStore
+from gspo.rollout.worker import EngineSpec
+
+
+def num_workers(config: TrainerConfig, backend: Backend | None = None) -> int:
+    """Rollout workers in processes of their own; 0 when the trainer's own process generates."""
+    if backend is not None:
+        return backend.num_rollout_workers()
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.num_workers if rollout.mode == "async" or rollout.num_workers > 1 else 0
+
+
+def runs_ahead(config: TrainerConfig) -> bool:
+    """Whether rollouts are generated while the trainer trains. With a budget of 0 versions nothing can be."""
+    rollout = config.actor_rollout_ref.rollout
+    return rollout.mode == "async" and rollout.max_head_offpolicyness > 0
+
+
+def build_rollout(
+    config: TrainerConfig,
+    roles: Roles | TeamRoles,
+    tokenizer: Any,
+    device: torch.device,
+    *,
+    backend: Backend | None = None,
+    folder: Path | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> RolloutEngine:
+    """The engine that the config asks for. Logs of worker processes go to `folder`; `notify` is told what befalls them."""
+    count = num_workers(config, backend)
+    if not count:
+        if isinstance(roles, TeamRoles):
+            return TeamEngine(roles.team)
+        return build_engine(config, roles.policy.model, tokenizer, device)
+    spec = engine_spec(config, tokenizer, device, count)
+    connect, store = _local(spec, folder) if backend is None else _remote(spec, backend)
+    kind = FreeFleet if runs_ahead(config) else Fleet
+    return kind(
+        connect,
+        count,
+        weights=lambda: current_weights(roles),
+        store=store,
+        timeout=config.actor_rollout_ref.rollout.worker_timeout,
+        notify=notify,
+    )
+
+
+def _local(spec: EngineSpec, folder: Path | None) -> tuple[Callable[[int], Connection], WeightStore]:
+    """Workers that are processes of this machine. The trainer keeps the first GPU when there are others."""
+
+    def connect(index: int) -> Connection:
+        own = spec
+        if spec.device.startswith("cuda") and (others := torch.cuda.device_count() - 1) > 0:
+            own = dataclasses.replace(spec, device=f"cuda:{1 + index % others}")
+        log = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = folder / f"rollout-{index}.log"
+        return ProcessConnection(own, index, log)
+
+    return connect, SharedWeights()
+
+
+def _remote(spec: EngineSpec, backend: Backend) -> tuple[Callable[[int], Connection], WeightStore]:
+    return functools.partial(backend.connect, spec), backend.weights()
+
+
+def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, count: int = 1) -> EngineSpec:
+    """How one of `count` workers builds its engine, with its share of the processor."""
+    c, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
+    stops = stop_tokens(_generation_config(c.path, c.trust_remote_code), tokenizer)
+    return EngineSpec(
+        kind=rollout.name,
+        model=c.path,
+        tokenizer=c.tokenizer_path or c.path,
+        num_slots=rollout.max_num_seqs,
+        max_length=_max_length(config),
+        eos_token_ids=tuple(stops),
+        pad_token_id=_pad_token(tokenizer, stops),
+        dtype=compute_dtype(config, device),
+        device=str(device),
+        num_threads=max(1, torch.get_num_threads() // count),
+        trust_remote_code=c.trust_remote_code,
+        attn_implementation=None if c.attn_implementation == FLEX_ATTENTION else c.attn_implementation,
+        override_config=dict(c.override_config),
+    )
+
+
+def build_engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.device) -> RolloutEngine:
+    """The rollout engine over `model`'s own tensors."""
+    stops = stop_tokens(model.generation_config, tokenizer)
+    return NativeEngine(
+        model,
+        functools.partial(tokenizer.decode, skip_special_tokens=True),
+        eos_token_ids=stops,
+        pad_token_id=_pad_token(tokenizer, stops),
+        num_slots=config.actor_rollout_ref.rollout.max_num_seqs,
+        max_length=_max_length(config),
+        device=device,
+    )
+
+
+def stop_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
+    """Tokens that end a response: the tokenizer's eos and those of the model's generation config."""
+    found = [tokenizer.eos_token_id, getattr(generation_config, "eos_token_id", None)]
+    flat = [t for item in found for t in (item if isinstance(item, list | tuple) else [item])]
+    return sorted({int(t) for t in flat if t is not None})
+
+
+def _generation_config(path: str, trust_remote_code: bool) -> Any:
+    """A model's generation config, as the model has it when it is loaded."""
+    from transformers import AutoConfig, GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(resolve(path))
+    except OSError:  # it has no file of its own
+        model = AutoConfig.from_pretrained(resolve(path), trust_remote_code=trust_remote_code)
+        return GenerationConfig.from_model_config(model)
+
+
+def _pad_token(tokenizer: Any, stops: list[int]) -> int:
+    return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (stops[0] if stops else 0)
+
+
+def _max_length(config: TrainerConfig) -> int:
+    rollout, data = config.actor_rollout_ref.rollout, config.data
+    prompt = rollout.prompt_length or data.max_prompt_length
+    return rollout.max_model_len or prompt + (rollout.response_length or data.max_response_length)
+
+
+@contextmanager
+def current_weights(roles: Roles | TeamRoles) -> Iterator[Mapping[str, Tensor]]:
+    """The policy's tensors under the plain model's names, adapters merged in, tied ones once."""
+    if roles.adapters is not None:
+        with roles.adapters.merged() as tensors:
+            yield _once(tensors)
+    else:
+        yield _once(roles.weights())
+
+
+def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Without the second name of a tensor that has two: the reader's model ties them as ours does."""
+    seen: set[tuple[int, torch.Size]] = set()
+    kept = {}
+    for name, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape)
+        if place not in seen or not tensor.numel():
+            kept[name] = tensor
+        seen.add(place)
+    return kept
