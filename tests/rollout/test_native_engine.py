@@ -166,7 +166,7 @@ def test_weights_given_as_tensors_are_copied_into_the_model():
 @pytest.mark.parametrize("look_each_step", [True, False])
 def test_looking_at_the_end_of_a_chunk_changes_no_token(model, look_each_step):
     engine = make_engine(model, num_slots=4, decode_chunk=7)
-    engine._pool._look_each_step = (
+    engine._pool._runner.looks_each_step = (
         look_each_step  # False: as on a GPU, rows run on past their end within a chunk
     )
     requests = [make_request(i, n=3, max_tokens=1 + 5 * i, length=64 - 1 - 5 * i) for i in range(5)]
@@ -178,11 +178,10 @@ def test_looking_at_the_end_of_a_chunk_changes_no_token(model, look_each_step):
         assert [r.token_ids for r in group.rollouts] == [r.token_ids for r in alone.rollouts]
 
 
-def test_an_over_long_prefill_is_split(model, monkeypatch):
+def test_an_over_long_prefill_is_split(model):
     requests = [make_request(i, n=2, length=4 + i) for i in range(6)]
     together = make_engine(model, num_slots=12).generate(requests)
-    monkeypatch.setattr("gspo.rollout.pool._PREFILL_TOKENS", 10)
-    split = make_engine(model, num_slots=12).generate(requests)
+    split = make_engine(model, num_slots=12, prefill_tokens=10).generate(requests)
     assert [r.token_ids for g in split for r in g.rollouts] == [
         r.token_ids for g in together for r in g.rollouts
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,8 +10,13 @@ from torch import Tensor
 
 from gspo.rollout.decoder import Decoder
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.pool import SlotPool
+from gspo.rollout.padded import PaddedRows
+from gspo.rollout.paged import PagedModel, PagedRows, open_pages
+from gspo.rollout.pages import PAGE
+from gspo.rollout.pool import PREFILL_TOKENS, SlotPool
 from gspo.types import Group
+
+FREED_SHARE = 0.1  # of a device's memory: a pool of pages smaller than this is not worth giving back
 
 
 class NativeEngine:
@@ -22,6 +26,10 @@ class NativeEngine:
     `decode_chunk` tokens. For the same calls it gives the same bits. Tokens are its whole state after
     `load_weights`: it then forgets every cache and takes its groups up again from their tokens, exactly as a fresh
     engine would that is given `unfinished()`.
+
+    On a GPU (or with `paged`) the cache is a pool of pages of at most `memory_utilization` of the device's memory, and
+    decode steps are compiled and replayed as CUDA graphs unless `eager`; `free_cache` gives a pool of more than a
+    tenth of the memory back with every `load_weights`. `description` says what runs, and why if it is not that.
     """
 
     def __init__(
@@ -36,23 +44,35 @@ class NativeEngine:
         decode_chunk: int = 8,
         device: torch.device | str = "cpu",
         version: int = 0,
+        prefill_tokens: int = PREFILL_TOKENS,
+        paged: bool | None = None,
+        memory_utilization: float = 0.5,
+        eager: bool = False,
+        free_cache: bool = False,
     ) -> None:
         for name, value in (
             ("num_slots", num_slots),
             ("max_length", max_length),
             ("decode_chunk", decode_chunk),
+            ("prefill_tokens", prefill_tokens),
         ):
             if value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
-        self._decoder = Decoder(model, pad_token_id, max_length, torch.device(device))
+        self._device = torch.device(device)
+        self._decoder = Decoder(model, pad_token_id, max_length, self._device)
         self._max_length = max_length
         self._decode_chunk = decode_chunk
         self._version = version
         self._num_slots = num_slots
-        self._new_pool = partial(
-            SlotPool, self._decoder, tokenizer_decode, eos_token_ids, max_length=max_length
-        )
-        self._pool: SlotPool = self._new_pool(num_slots=num_slots)
+        self._pool_settings = {
+            "detokenize": tokenizer_decode,
+            "eos_token_ids": eos_token_ids,
+            "prefill_tokens": prefill_tokens,
+        }
+        self._free_cache = free_cache
+        self._paged, self._reason = self._open_pages(paged, memory_utilization, eager)
+        self._pool = self._new_pool(num_slots)
+        self._apart: SlotPool | None = None  # for `generate`, when pools are worth keeping
 
     @property
     def num_in_flight(self) -> int:
@@ -71,7 +91,7 @@ class NativeEngine:
         if not requests:
             return []
         num_responses = sum(request.n for request in requests)
-        pool = self._new_pool(num_slots=min(self._num_slots, num_responses))
+        pool = self._pool_apart(num_responses)
         progress = [pool.submit(request) for request in requests]
         while pool.num_groups:
             pool.advance(self._decode_chunk, self._version)
@@ -83,6 +103,8 @@ class NativeEngine:
             copy_weights(weights, self._decoder.model)
         self._pool.rewind(self._version)
         self._version = version
+        if self._free_cache:
+            self._give_back()
 
     def unfinished(self) -> list[GroupRequest]:
         return self._pool.unfinished(self._version)
@@ -92,6 +114,61 @@ class NativeEngine:
 
     def close(self) -> None:
         self._pool.clear()
+
+    def _give_back(self) -> None:
+        """Free a large pool of pages. Steps are captured anew afterwards, so a small one is kept."""
+        paged = self._paged
+        if paged is None or paged.kv is None or self._device.type != "cuda":
+            return
+        taken = sum(pool.nbytes for pools in paged.kv.layers for pool in pools)
+        if taken < torch.cuda.mem_get_info(self._device)[1] * FREED_SHARE:
+            return
+        paged.free()
+        for pool in (self._pool, self._apart):
+            if pool is not None:
+                pool.forget_captures()
+
+    @property
+    def description(self) -> str:
+        """How decode steps run, in words."""
+        if self._paged is None:
+            return "padded cache" + (f" ({self._reason})" if self._reason else "")
+        how = [("compiled", self._paged.compiled), ("CUDA graphs", self._paged.graphs)]
+        return ", ".join(["paged cache", *(word for word, used in how if used)])
+
+    def _open_pages(
+        self, wanted: bool | None, share: float, eager: bool
+    ) -> tuple[PagedModel | None, str | None]:
+        cuda = self._device.type == "cuda"
+        if not (cuda if wanted is None else wanted):
+            return None, None
+        total = torch.cuda.mem_get_info(self._device)[1] if cuda else 1 << 30
+        fast = cuda and not eager
+        return open_pages(
+            self._decoder.model,
+            self._device,
+            num_tokens=self._num_slots * (self._max_length + 2 * PAGE),
+            memory=int(share * total),
+            # Compiled kernels choose how they sum by measuring, so they may differ from one process to the next.
+            compiled=fast and not torch.are_deterministic_algorithms_enabled(),
+            graphs=fast,
+        )
+
+    def _pool_apart(self, num_responses: int) -> SlotPool:
+        """An empty pool for `generate`; one with captured steps is kept for the next time."""
+        if self._paged is None:
+            return self._new_pool(min(self._num_slots, num_responses))
+        if self._apart is None:
+            self._apart = self._new_pool(self._num_slots)
+        self._apart.clear()
+        return self._apart
+
+    def _new_pool(self, num_slots: int) -> SlotPool:
+        if self._paged is None:
+            rows = PaddedRows(self._decoder, num_slots, self._max_length)
+        else:
+            rows = PagedRows(self._paged, num_slots, self._max_length)
+        return SlotPool(rows, num_slots=num_slots, **self._pool_settings)
 
     def _check(self, request: GroupRequest) -> None:
         """Refuse a request that cannot run, by the prompt's name."""

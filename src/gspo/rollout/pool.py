@@ -5,21 +5,81 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any, Protocol
 
 import torch
 
-from gspo.rollout.decoder import Decoder
-from gspo.rollout.engine import GroupRequest
-from gspo.rollout.kv_cache import LayerKV, SlotCache
-from gspo.rollout.noise import uniform
+from gspo.rollout.engine import EngineError, GroupRequest, SamplingParams
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
-from gspo.rollout.sampling import RowSampling, choose
-from gspo.rollout.slots import Slots
+from gspo.rollout.slots import Slots, SlotStart
 from gspo.types import Group, Rollout
 
-_PREFILL_TOKENS = 8192  # padded tokens of one prefill forward: bounds its activations
+PREFILL_TOKENS = 8192  # tokens of one prefill forward: bounds its activations
+
+
+class Runner(Protocol):
+    """Runs the rows of a pool on a device: rows 0..B-1, in the order they were placed. A prefix is what it prefilled."""
+
+    slots: Slots
+    looks_each_step: bool  # whether to look for finished rows after every token is cheap
+    packs: bool  # whether a prefill costs the sum of its contexts, and not their number times the longest
+
+    def running(self) -> AbstractContextManager[None]:
+        """Around everything that runs the model."""
+        ...
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Around `decode`."""
+        ...
+
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> Any:
+        """The prefix that holds these token lists."""
+        ...
+
+    def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
+        """How many of the sequences that take context sources[i] there is memory for, from the first on."""
+        ...
+
+    def place(
+        self,
+        prefix: Any,
+        sources: Sequence[int],
+        starts: Sequence[SlotStart],
+        params: Sequence[SamplingParams],
+    ) -> None:
+        """Append rows; row i continues context sources[i] of `prefix`."""
+        ...
+
+    def keep(self, prefix: Any, source: int) -> Any:
+        """One context of a prefix, to be placed from later on."""
+        ...
+
+    def drop(self, prefix: Any) -> None:
+        """Say that a prefix is not needed any more."""
+        ...
+
+    def reserve(self, num_steps: int) -> bool:
+        """Whether there is memory for `num_steps` more tokens of every row."""
+        ...
+
+    def decode(self) -> None:
+        """Draw the next token of every row; the host waits for nothing."""
+        ...
+
+    def remove(self, gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+        """Take rows away; moves (gap, mover) fill the gaps from the end of the batch."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        ...
+
+    def forget_captures(self) -> None:
+        """Drop what holds addresses of caches."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +87,7 @@ class _Prefix:
     """The prefilled prompt of a group whose last responses still wait for a slot."""
 
     key: tuple[int, int]
-    layers: list[LayerKV]
+    held: Any
 
 
 class SlotPool:
@@ -39,21 +99,20 @@ class SlotPool:
 
     def __init__(
         self,
-        decoder: Decoder,
+        runner: Runner,
         detokenize: Callable[[Sequence[int]], str],
         eos_token_ids: Sequence[int],
         num_slots: int,
-        max_length: int,
+        prefill_tokens: int = PREFILL_TOKENS,
     ) -> None:
-        self._decoder = decoder
+        self._runner = runner
+        self._slots = runner.slots
         self._detokenize = detokenize
         self._eos = tuple(eos_token_ids)
         self._num_slots = num_slots
-        self._cache = SlotCache(num_slots, max_length)
-        self._slots = Slots(num_slots, max_length, decoder.device)
-        # Reading a flag costs a device synchronisation on a GPU and nothing on a CPU.
-        self._look_each_step = decoder.device.type == "cpu"
+        self._prefill_tokens = prefill_tokens
         self._num_arrivals = 0
+        self._prefix: _Prefix | None = None
         self.clear()
 
     def clear(self) -> None:
@@ -66,9 +125,13 @@ class SlotPool:
     def _empty(self) -> None:
         """Leave no row in use; the buffers stay."""
         self._rows: list[SequenceProgress] = []
-        self._longest = 0
-        self._prefix: _Prefix | None = None
-        self._sampling: RowSampling | None = None
+        self._hold(None)
+        self._runner.clear()
+
+    def _hold(self, prefix: _Prefix | None) -> None:
+        if self._prefix is not None:
+            self._runner.drop(self._prefix.held)
+        self._prefix = prefix
 
     @property
     def num_groups(self) -> int:
@@ -88,19 +151,25 @@ class SlotPool:
 
     def advance(self, num_steps: int, version: int) -> list[Group]:
         """Refill the slots, decode up to `num_steps` tokens a row, and return the groups that became whole."""
-        with self._decoder.running():
+        runner = self._runner
+        with runner.running():
             self._refill()
-            with self._decoder.decoding():
+            self._make_room(num_steps, version)
+            with runner.decoding():
                 for step in range(num_steps):
                     if not self._rows:
                         break
-                    self._decode()
-                    if self._look_each_step or step == num_steps - 1:
+                    runner.decode()
+                    if runner.looks_each_step or step == num_steps - 1:
                         self._retire(version)
         whole, self._whole = self._whole, []
         for group in whole:
             del self._groups[group.arrival]
         return [g.group() for g in sorted(whole, key=lambda g: (g.request.submission, g.arrival))]
+
+    def forget_captures(self) -> None:
+        """Drop what the runner captured of the caches' addresses."""
+        self._runner.forget_captures()
 
     def rewind(self, version: int) -> None:
         """Forget every cache: running responses queue again with the tokens drawn so far, drawn under `version`.
@@ -121,19 +190,6 @@ class SlotPool:
         running = self._read(range(len(self._rows)), version)
         return [*((s, s.begun) for s in self._waiting), *zip(self._rows, running)]
 
-    def _decode(self) -> None:
-        """Draw the next token of every row; the host waits for nothing."""
-        # Rows that ended since the host last looked stand still, so this bound may run past the longest row.
-        slots, num_rows, width = self._slots, len(self._rows), min(self._longest + 1, self._cache.max_length)
-        length, key, first = slots.length[:num_rows], slots.key[:num_rows], slots.first[:num_rows]
-        self._cache.aim(length, width)
-        logits = self._decoder.decode(slots.token[:num_rows], length, self._cache, width)
-        if self._sampling is None:
-            self._sampling = RowSampling.of([s.group.request.params for s in self._rows], slots.device)
-        draws = None if self._sampling.all_greedy else uniform(key, length - first)
-        slots.record(*choose(logits, self._sampling, draws))
-        self._longest += 1
-
     def _retire(self, version: int) -> None:
         """Hand finished rows to their groups and close the gaps they leave from the end of the batch."""
         num_rows = len(self._rows)
@@ -147,18 +203,32 @@ class SlotPool:
             sequence.finish(rollout, self._detokenize(rollout.token_ids), "stop" if stopped else "length")
             if sequence.group.is_whole:
                 self._whole.append(sequence.group)
-        num_left = num_rows - len(ended)
-        gaps = [row for row in ended if row < num_left]
-        movers = [row for row in range(num_left, num_rows) if not done[row]]
-        if gaps:
-            for gap, mover in zip(gaps, movers):
-                self._rows[gap] = self._rows[mover]
-            targets, sources = (torch.tensor(rows, device=self._slots.device) for rows in (gaps, movers))
-            self._slots.move(targets, sources)
-            self._cache.move(targets, sources, self._longest)
+        self._remove(ended)
+
+    def _remove(self, rows: Sequence[int]) -> None:
+        """Take these rows away and close the gaps they leave from the end of the batch."""
+        gone, num_rows = set(rows), len(self._rows)
+        num_left = num_rows - len(gone)
+        gaps = [row for row in rows if row < num_left]
+        movers = [row for row in range(num_left, num_rows) if row not in gone]
+        for gap, mover in zip(gaps, movers):
+            self._rows[gap] = self._rows[mover]
         del self._rows[num_left:]
-        self._longest = int(self._slots.length[:num_left].max()) if num_left else 0
-        self._sampling = None
+        self._runner.remove(rows, list(zip(gaps, movers)))
+
+    def _make_room(self, num_steps: int, version: int) -> None:
+        """Put the rows placed last back into the queue until the others have memory for `num_steps` more tokens."""
+        while self._rows and not self._runner.reserve(num_steps):
+            last = len(self._rows) - 1
+            if not last:
+                raise EngineError(
+                    "the KV cache cannot hold one response; raise rollout.gpu_memory_utilization or lower "
+                    "data.max_response_length"
+                )
+            sequence = self._rows[last]
+            (sequence.begun,) = self._read([last], version)
+            self._waiting.appendleft(sequence)
+            self._remove([last])
 
     def _read(self, rows: Sequence[int], version: int) -> list[Rollout]:
         """What these rows have so far; a log-prob that is not a number stops the run here, by name."""
@@ -184,29 +254,38 @@ class SlotPool:
 
     def _refill(self) -> None:
         """Give waiting responses the free slots, in order; every prompt is prefilled once for its group."""
-        num_free = self._num_slots - len(self._rows)
-        taken = [self._waiting.popleft() for _ in range(min(num_free, len(self._waiting)))]
-        if not taken:
-            return
-        while taken:
-            taken = taken[self._place(taken) :]
-        self._longest = int(self._slots.length[: len(self._rows)].max())
-        self._sampling = None
+        while self._waiting and len(self._rows) < self._num_slots:
+            if not self._place(list(islice(self._waiting, self._num_slots - len(self._rows)))):
+                break
 
     def _place(self, sequences: list[SequenceProgress]) -> int:
-        """Place a first part of `sequences` with one prefill; returns how many."""
+        """Place a first part of the waiting `sequences` with one prefill; returns how many."""
         batch, contexts, sources = self._next_prefill(sequences)
-        first_row = len(self._rows)
-        prefix = self._prefix
-        if prefix is not None and prefix.key == batch[0].prefix_key:
-            layers = prefix.layers
-        else:
-            layers = self._decoder.prefill(contexts) if any(contexts) else []
-        self._cache.store(first_row, torch.tensor(sources, device=self._slots.device), layers)
-        self._slots.place(first_row, [s.start() for s in batch])
+        kept = self._prefix is not None and self._prefix.key == batch[0].prefix_key
+        num = self._runner.num_fitting([] if kept else contexts, sources)
+        if not num:
+            if not self._rows:
+                self._make_room_for_one(batch[0])
+            return 0
+        batch, sources = batch[:num], sources[:num]
+        contexts = contexts[: max(sources) + 1]
+        for _ in batch:
+            self._waiting.popleft()
+        prefix = self._prefix.held if kept and self._prefix else self._runner.prefill(contexts)
+        starts, params = [s.start() for s in batch], [s.group.request.params for s in batch]
+        self._runner.place(prefix, sources, starts, params)
         self._rows.extend(batch)
-        self._keep_prefix(batch[-1], layers, sources[-1])
-        return len(batch)
+        self._keep_prefix(batch[-1], prefix, sources[-1], kept)
+        return num
+
+    def _make_room_for_one(self, sequence: SequenceProgress) -> None:
+        """Nothing runs and yet the next sequence does not fit: a kept prompt may be in its way, or nothing helps."""
+        if self._prefix is None:
+            raise EngineError(
+                f"prompt {sequence.group.request.prompt.uid!r} and its response do not fit into the KV cache; raise "
+                "rollout.gpu_memory_utilization"
+            )
+        self._hold(None)
 
     def _next_prefill(
         self, sequences: list[SequenceProgress]
@@ -220,27 +299,29 @@ class SlotPool:
         known: dict[tuple[int, int], int] = {}
         contexts: list[tuple[int, ...]] = []
         sources: list[int] = []
-        longest = 0
+        longest = total = 0
         for sequence in sequences:
             key = sequence.prefix_key
             if sources and (key == kept) != (sequences[0].prefix_key == kept):
                 break
             if key not in known:
                 context = sequence.context[:-1]
-                longest = max(longest, len(context))
-                if sources and longest * (len(contexts) + 1) > _PREFILL_TOKENS:
+                longest, total = max(longest, len(context)), total + len(context)
+                cost = total if self._runner.packs else longest * (len(contexts) + 1)
+                if sources and cost > self._prefill_tokens:
                     break
                 known[key] = len(contexts)
                 contexts.append(context)
             sources.append(known[key])
         return sequences[: len(sources)], contexts, sources
 
-    def _keep_prefix(self, last: SequenceProgress, layers: list[LayerKV], source: int) -> None:
+    def _keep_prefix(self, last: SequenceProgress, prefix: Any, source: int, kept: bool) -> None:
         """Keep the last group's prefilled prompt while responses that share it still wait."""
         siblings = islice(self._waiting, last.group.request.n)
-        waits = any(s.prefix_key == last.prefix_key for s in siblings)
-        if not waits:
-            self._prefix = None
-        elif self._prefix is None or self._prefix.key != last.prefix_key:
-            row = slice(source, source + 1)
-            self._prefix = _Prefix(last.prefix_key, [(k[row].clone(), v[row].clone()) for k, v in layers])
+        if any(s.prefix_key == last.prefix_key for s in siblings):
+            if not kept:
+                self._hold(_Prefix(last.prefix_key, self._runner.keep(prefix, source)))
+        else:
+            self._hold(None)
+        if not kept:
+            self._runner.drop(prefix)

@@ -26,10 +26,10 @@ class Slots:
 
     def __init__(self, num_slots: int, max_length: int, device: torch.device) -> None:
         self.device = device
-        self._ints = torch.zeros(5, num_slots, dtype=torch.int64, device=device)
-        self.token, self.length, self.first, self.last, self.key = self._ints.unbind(0)
+        self.ints = torch.zeros(5, num_slots, dtype=torch.int64, device=device)
+        self.token, self.length, self.first, self.last, self.key = self.ints.unbind(0)
         self.done = torch.zeros(num_slots, dtype=torch.bool, device=device)
-        self.stops = torch.full((num_slots, 1), -1, dtype=torch.int64, device=device)
+        self.stops = torch.full((num_slots, 4), -1, dtype=torch.int64, device=device)
         self.tokens = torch.zeros(num_slots, max_length, dtype=torch.int64, device=device)
         self.log_probs = torch.zeros(num_slots, max_length, dtype=torch.float32, device=device)
 
@@ -37,7 +37,7 @@ class Slots:
         """Begin these sequences in consecutive rows."""
         rows = slice(first_row, first_row + len(starts))
         ints = [[s.token, s.length, s.first, s.last, s.key] for s in starts]
-        self._ints[:, rows] = torch.tensor(ints, dtype=torch.int64).T.to(self.device)
+        self.ints[:, rows] = torch.tensor(ints, dtype=torch.int64).T.to(self.device)
         num_stops = max(len(s.stops) for s in starts)
         if num_stops > self.stops.shape[1]:
             wider = (0, num_stops - self.stops.shape[1])
@@ -46,6 +46,11 @@ class Slots:
         stops = [[*s.stops, *[-1] * (width - len(s.stops))] for s in starts]
         self.stops[rows] = torch.tensor(stops, dtype=torch.int64).to(self.device)
         self.done[rows] = False
+
+    def park(self, first_row: int, last_row: int) -> None:
+        """Make rows first_row … last_row - 1 stand still at position 0."""
+        self.ints[:, first_row:last_row] = 0
+        self.done[first_row:last_row] = True
 
     def record(self, token: Tensor, log_prob: Tensor) -> None:
         """Take one new token for each of the first B rows: keep it, advance, and mark the rows that end with it.
@@ -63,6 +68,6 @@ class Slots:
 
     def move(self, targets: Tensor, sources: Tensor) -> None:
         """Copy rows `sources` over rows `targets`."""
-        self._ints[:, targets] = self._ints[:, sources]
+        self.ints[:, targets] = self.ints[:, sources]
         for rows in (self.done, self.stops, self.tokens, self.log_probs):
             rows[targets] = rows[sources]

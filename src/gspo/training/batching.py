@@ -200,15 +200,13 @@ def micro_batch(
 
 
 def _packed(batch: TrainBatch, rows: Sequence[int], device: torch.device | str, share: bool) -> MicroBatch:
-    width = batch.mask.shape[1]
-    input_ids, layout, wanted = pack(batch, rows, device, share=share)
-    place = {row: i for i, row in enumerate(rows)}
+    input_ids, layout, targets, slots = pack(batch, rows, device, share=share)
     return MicroBatch(
         rows=list(rows),
         input_ids=input_ids,
         positions=torch.cat([layout.own, layout.shared[layout.shared_by]]),
-        targets=torch.tensor([batch.response_ids[r][t] for r, t in wanted], dtype=torch.long, device=device),
-        slots=torch.tensor([place[r] * width + t for r, t in wanted], dtype=torch.long, device=device),
-        num_response=width,
+        targets=targets,
+        slots=slots,
+        num_response=batch.mask.shape[1],
         layout=layout,
     )

@@ -143,6 +143,9 @@ class Layout:
     own: Tensor
     shared: Tensor
     shared_by: Tensor
+    sequences: tuple[
+        tuple[int, int, int, int], ...
+    ]  # in packed order: start, length, and those of its prefix
     cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # kernels' own masks
 
     def predicting(self, hidden: Tensor) -> Tensor:
@@ -167,8 +170,10 @@ class _Sequence:
 
 def pack(
     batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool
-) -> tuple[Tensor, Layout, list[tuple[int, int]]]:
-    """Token ids [1,N] of these rows, their layout, and for each hidden state it gives the head (row, response token)."""
+) -> tuple[Tensor, Layout, Tensor, Tensor]:
+    """Token ids [1,N] of these rows, their layout, and for each hidden state it gives the head the token it predicts and
+    where that stands in a flat [rows, T].
+    """
     prompts, answers = _sequences(batch, rows, share)
     whole, spread = _cut(prompts, None), _cut(answers, [len(p.tokens) for p in prompts])
     ordered = [s for block in (*whole, *spread) for s in block]
@@ -181,17 +186,19 @@ def pack(
     sizes = torch.tensor([len(s.tokens) for s in ordered])
     owners = torch.tensor([s.group for s in ordered]).repeat_interleave(sizes)
     readers = torch.tensor([s.row for s in ordered]).repeat_interleave(sizes)
-    own, shared, shared_by, wanted = _predictions(batch, ordered, answers)
+    own, shared, shared_by = _predictions(batch, ordered, answers)
+    targets, slots = (x.to(device) for x in _wanted(batch, rows, ordered, answers))
     layout = Layout(
         position_ids=positions[None].to(device),
         blocks=tuple(blocks),
         group=owners.to(device),
         response=readers.to(device),
-        own=torch.tensor(own, dtype=torch.long, device=device),
+        own=own.to(device),
         shared=torch.tensor(shared, dtype=torch.long, device=device),
         shared_by=torch.tensor(shared_by, dtype=torch.long, device=device),
+        sequences=tuple(_extent(s, prompts) for s in ordered),
     )
-    return ids[None], layout, wanted
+    return ids[None], layout, targets, slots
 
 
 def _sequences(
@@ -217,29 +224,55 @@ def _sequences(
     return prompts, answers
 
 
+def _extent(sequence: _Sequence, prompts: Sequence[_Sequence]) -> tuple[int, int, int, int]:
+    """Where a sequence stands and where its prefix does: start and length of each."""
+    own = sequence.start, len(sequence.tokens)
+    if sequence.row < 0 or sequence.num_prompt:
+        return *own, 0, 0
+    prompt = prompts[sequence.group]
+    return *own, prompt.start, len(prompt.tokens)
+
+
 def _predictions(
     batch: TrainBatch, ordered: Sequence[_Sequence], answers: Sequence[_Sequence]
-) -> tuple[list[int], list[int], list[int], list[tuple[int, int]]]:
-    """Packed tokens that predict one response token, those that predict several, who has which, and what they predict."""
-    own: list[int] = []
-    wanted: list[tuple[int, int]] = []
+) -> tuple[Tensor, list[int], list[int]]:
+    """Packed tokens that predict one response token, those that predict several, and which of these an answer has."""
+    own = [torch.empty(0, dtype=torch.long)]
     last: dict[int, int] = {}  # group → packed place of its shared prompt's last token
     for s in ordered:
         if s.row < 0:
             last[s.group] = s.start + len(s.tokens) - 1
             continue
-        # The first token of a response is predicted by its prompt: here in the same sequence, or by a shared one.
-        first, skipped = (s.start + s.num_prompt - 1, 0) if s.num_prompt else (s.start, 1)
-        num = len(batch.response_ids[s.row])
-        own += range(first, first + num - skipped)
-        wanted += [(s.row, t) for t in range(skipped, num)]
+        first, skipped = _first_prediction(s)
+        own.append(torch.arange(first, first + len(batch.response_ids[s.row]) - skipped))
     order = {group: i for i, group in enumerate(last)}
-    return (
-        own,
-        list(last.values()),
-        [order[s.group] for s in answers],
-        wanted + [(s.row, 0) for s in answers],
-    )
+    return torch.cat(own), list(last.values()), [order[s.group] for s in answers]
+
+
+def _wanted(
+    batch: TrainBatch, rows: Sequence[int], ordered: Sequence[_Sequence], answers: Sequence[_Sequence]
+) -> tuple[Tensor, Tensor]:
+    """The tokens predicted by `own` and then by `shared`, and where they stand in a flat [rows, T]."""
+    width = batch.mask.shape[1]
+    place = {row: i * width for i, row in enumerate(rows)}
+    targets: list[int] = []
+    slots: list[Tensor] = []
+    for s in ordered:
+        if s.row >= 0:
+            skipped, response = _first_prediction(s)[1], batch.response_ids[s.row]
+            targets += response[skipped:]
+            slots.append(torch.arange(place[s.row] + skipped, place[s.row] + len(response)))
+    targets += [batch.response_ids[s.row][0] for s in answers]
+    slots.append(torch.tensor([place[s.row] for s in answers], dtype=torch.long))
+    return torch.tensor(targets, dtype=torch.long), torch.cat(slots)
+
+
+def _first_prediction(s: _Sequence) -> tuple[int, int]:
+    """The packed token that predicts the first response token its own sequence predicts, and how many it does not.
+
+    The first token of a response is predicted by its prompt: in the same sequence, or by a shared one elsewhere.
+    """
+    return (s.start + s.num_prompt - 1, 0) if s.num_prompt else (s.start, 1)
 
 
 def _cut(sequences: list[_Sequence], prefixes: list[int] | None) -> list[list[_Sequence]]:

@@ -100,12 +100,14 @@ class TokenScorer:
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B,T] of a whole batch under the current weights; zero in other ranks' rows."""
         log_probs, entropies = (torch.zeros_like(batch.mask, dtype=self.dtype) for _ in range(2))
+        found = []
         with self.layout.running():
             for micros in self.plan(batch) if plan is None else plan:
                 for rows in micros:
-                    got, entropy = self.forward(self.micro(batch, rows), entropy=True)
-                    if rows and entropy is not None:
-                        log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
+                    found.append((rows, *self.forward(self.micro(batch, rows), entropy=True)))
+        for rows, got, entropy in found:  # only now, so that a GPU is never waited for in between
+            if rows and entropy is not None:
+                log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
         self.ranks.rest()
         return log_probs, entropies
 
@@ -172,11 +174,13 @@ class Policy(TokenScorer):
         counts = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
+        seen: list[tuple[list[int], Tensor, Tensor | None]] = []
         with self.layout.running():
             for rows in micros:
-                out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen_log_probs)
+                out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
+        self._note(batch, seen, first, seen_log_probs)
         total = self.ranks.sum(total)
         if not torch.isfinite(total):
             self.optimizer.zero_grad()
@@ -196,7 +200,7 @@ class Policy(TokenScorer):
         regulariser: Regulariser | None,
         counts: BatchTotals,
         first: bool,
-        seen_log_probs: Tensor,
+        seen: list[tuple[list[int], Tensor, Tensor | None]],
     ) -> LossOutput:
         assert batch.old_log_probs is not None and batch.advantages is not None
         if not rows:
@@ -205,12 +209,9 @@ class Policy(TokenScorer):
         is_old = first and s.old_log_prob_source == "first_pass"
         need_entropy = s.entropy_in_loss or is_old or batch.entropy is None
         log_probs, entropy = self.forward(self.micro(batch, rows), entropy=need_entropy)
-        seen_log_probs[rows] = log_probs.detach().cpu()
+        seen.append((rows, log_probs.detach(), None if entropy is None else entropy.detach()))
         mask = batch.mask[rows].to(self.device)
-        if is_old:
-            assert batch.entropy is not None and entropy is not None
-            batch.old_log_probs[rows], batch.entropy[rows] = log_probs.detach().cpu(), entropy.detach().cpu()
-        old = batch.old_log_probs[rows].to(self.device)
+        old = log_probs.detach() if is_old else batch.old_log_probs[rows].to(self.device)
         out = loss(
             LossInputs(
                 log_probs=log_probs,
@@ -230,6 +231,21 @@ class Policy(TokenScorer):
         if batch.entropy is None and entropy is not None:
             out.metrics["actor/entropy"] = Metric.mean((entropy.detach() * mask).sum(), mask.sum())
         return out
+
+    def _note(
+        self,
+        batch: TrainBatch,
+        seen: list[tuple[list[int], Tensor, Tensor | None]],
+        first: bool,
+        seen_log_probs: Tensor,
+    ) -> None:
+        """Enter what the forwards of a mini-batch gave; of the first one it is π_old as well."""
+        is_old = first and self.settings.old_log_prob_source == "first_pass"
+        for rows, log_probs, entropy in seen:
+            seen_log_probs[rows] = log_probs.cpu()
+            if is_old:
+                assert batch.old_log_probs is not None and batch.entropy is not None and entropy is not None
+                batch.old_log_probs[rows], batch.entropy[rows] = seen_log_probs[rows], entropy.cpu()
 
     def _idle_step(self, batch: TrainBatch) -> LossOutput:
         """Take part in the others' forward and backward with a loss of 0."""

@@ -1,0 +1,93 @@
+"""A model's output layer as a function of hidden states: the same logits for the trainer and the engine, in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class UnsupportedModel(ValueError):
+    """The model's output head is not one we can reproduce chunk by chunk."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The model's output layer as a function of hidden states: float32 logits, then softcap or scale as it does."""
+
+    linear: nn.Linear
+    softcap: float | None = None
+    scale: float = 1.0
+
+    @staticmethod
+    def of(model: Any) -> Head:
+        """The head of a `transformers` decoder, checked against the model's own logits on a few tokens."""
+        linear = model.get_output_embeddings()
+        if not isinstance(linear, nn.Linear):
+            raise UnsupportedModel(
+                f"{type(model).__name__} has no linear output layer (found {type(linear).__name__})"
+            )
+        config = model.config
+        scale = 1.0
+        if getattr(config, "logits_scaling", None):  # Granite divides
+            scale = 1.0 / config.logits_scaling
+        elif getattr(config, "logit_scale", None):  # Cohere multiplies
+            scale = config.logit_scale
+        head = Head(linear, getattr(config, "final_logit_softcapping", None), scale)
+        head._verify(model)
+        return head
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits in float32 or wider; low-precision weights are raised first, so that no logit is rounded to bf16."""
+        out = wide_linear(hidden, self.linear.weight)
+        if self.linear.bias is not None:
+            out = out + self.linear.bias
+        if self.scale != 1.0:
+            out = out * self.scale
+        if self.softcap is not None:
+            out = torch.tanh(out / self.softcap) * self.softcap
+        return out
+
+    @torch.no_grad()
+    def _verify(self, model: Any) -> None:
+        ids = torch.arange(4, device=self.linear.weight.device)[None] % self.linear.out_features
+        own = model(input_ids=ids, use_cache=False).logits
+        if not own.isfinite().all():
+            raise UnsupportedModel(
+                f"{type(model).__name__}: its logits are not finite; the weights are damaged, or too large for {own.dtype}"
+            )
+        ours = self.logits(decode_hidden(model, ids)[0])
+        worst = (own[0].float() - ours).abs().max().item()
+        # The model's own logits may be rounded to bf16, whose spacing is 2^-8 of the value.
+        size = max(1.0, own.abs().max().item())
+        allowed = size * (1e-4 if own.dtype == torch.float32 else 2**-6)
+        if not worst <= allowed:
+            raise UnsupportedModel(
+                f"{type(model).__name__}: logits from its hidden states differ from its own by {worst:.3g}; "
+                "its output layer does more than a linear map, a scale and a softcap"
+            )
+
+
+def wide_linear(hidden: Tensor, weight: Tensor) -> Tensor:
+    """hidden [N,H] times weight [V,H], float32 or wider and unrounded.
+
+    A GPU adds up products of half-precision numbers in float32 anyway: where no gradient is wanted it is asked for
+    those sums, and the weights need not be raised.
+    """
+    if halves_on_gpu(hidden, weight) and not (torch.is_grad_enabled() and weight.requires_grad):
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    return F.linear(hidden.to(wide), weight.to(wide))
+
+
+def halves_on_gpu(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether both are half-precision tensors of one kind on a GPU."""
+    return hidden.is_cuda and hidden.dtype == weight.dtype and hidden.dtype in (torch.bfloat16, torch.float16)
+
+
+def decode_hidden(model: Any, input_ids: Tensor) -> Tensor:
+    """Final hidden states [b, L, H] of right-padded rows. Causality alone keeps padding out, so no mask is built."""
+    return model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state

@@ -1,0 +1,108 @@
+"""Rows with a cache of their full length each: how a CPU decodes, and a GPU whose model the pages do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from gspo.rollout.decoder import Decoder
+from gspo.rollout.engine import SamplingParams
+from gspo.rollout.kv_cache import LayerKV, SlotCache
+from gspo.rollout.noise import uniform
+from gspo.rollout.sampling import RowSampling, choose
+from gspo.rollout.slots import Slots, SlotStart
+
+
+class PaddedRows:
+    """A Runner over padded caches [slots, heads, max_length, size], allocated when first used."""
+
+    packs = False
+
+    def __init__(self, decoder: Decoder, num_slots: int, max_length: int) -> None:
+        self._decoder = decoder
+        self._cache = SlotCache(num_slots, max_length)
+        self.slots = Slots(num_slots, max_length, decoder.device)
+        # Reading a flag costs a device synchronisation on a GPU and nothing on a CPU.
+        self.looks_each_step = decoder.device.type == "cpu"
+        self._num_rows = 0
+        self._longest = 0
+        self._params: list[SamplingParams] = []
+        self._sampling: RowSampling | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with self._decoder.running():
+            yield
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        with self._decoder.decoding():
+            yield
+
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
+        return self._decoder.prefill(contexts) if any(contexts) else []
+
+    def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
+        return len(sources)
+
+    def place(
+        self,
+        prefix: list[LayerKV],
+        sources: Sequence[int],
+        starts: Sequence[SlotStart],
+        params: Sequence[SamplingParams],
+    ) -> None:
+        first = self._num_rows
+        self._cache.store(first, torch.tensor(sources, device=self.slots.device), prefix)
+        self.slots.place(first, starts)
+        self._num_rows += len(starts)
+        self._params += params
+        self._longest = max(self._longest, *(s.length for s in starts))
+        self._sampling = None
+
+    def keep(self, prefix: list[LayerKV], source: int) -> list[LayerKV]:
+        row = slice(source, source + 1)
+        return [(k[row].clone(), v[row].clone()) for k, v in prefix]
+
+    def drop(self, prefix: list[LayerKV]) -> None:
+        pass
+
+    def reserve(self, num_steps: int) -> bool:
+        return True
+
+    def decode(self) -> None:
+        """Draw the next token of every row; the host waits for nothing."""
+        # Rows that ended since the host last looked stand still, so this bound may run past the longest row.
+        slots, num_rows = self.slots, self._num_rows
+        width = min(self._longest + 1, self._cache.max_length)
+        length, key, first = slots.length[:num_rows], slots.key[:num_rows], slots.first[:num_rows]
+        self._cache.aim(length, width)
+        logits = self._decoder.decode(slots.token[:num_rows], length, self._cache, width)
+        if self._sampling is None:
+            self._sampling = RowSampling.of(self._params, slots.device)
+        draws = None if self._sampling.all_greedy else uniform(key, length - first)
+        slots.record(*choose(logits, self._sampling, draws))
+        self._longest += 1
+
+    def remove(self, gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+        if moves:
+            gaps, movers = zip(*moves)
+            for gap, mover in moves:
+                self._params[gap] = self._params[mover]
+            targets, sources = (torch.tensor(rows, device=self.slots.device) for rows in (gaps, movers))
+            self.slots.move(targets, sources)
+            self._cache.move(targets, sources, self._longest)
+        self._num_rows -= len(gone)
+        del self._params[self._num_rows :]
+        self._longest = int(self.slots.length[: self._num_rows].max()) if self._num_rows else 0
+        self._sampling = None
+
+    def clear(self) -> None:
+        self._num_rows = self._longest = 0
+        self._params = []
+        self._sampling = None
+
+    def forget_captures(self) -> None:
+        pass
