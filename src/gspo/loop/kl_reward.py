@@ -7,6 +7,7 @@ from typing import Any
 
 from gspo.algo.entry import kl_penalty
 from gspo.algo.kl import KLController
+from gspo.loop.roles_team import TeamPolicy, TeamReference
 from gspo.rewards.protocol import Scorer
 from gspo.training.batching import collate
 from gspo.training.policy import Policy
@@ -22,7 +23,12 @@ class KlScorer:
     """
 
     def __init__(
-        self, inner: Scorer, policy: Policy, reference: Reference, controller: KLController, kind: str
+        self,
+        inner: Scorer,
+        policy: Policy | TeamPolicy,
+        reference: Reference | TeamReference,
+        controller: KLController,
+        kind: str,
     ) -> None:
         self.inner = inner
         self.controller = controller

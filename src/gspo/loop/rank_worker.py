@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from gspo.config import TrainerConfig
 from gspo.config.model import FSDPConfig
-from gspo.loop.build import build_engine, default_threads
+from gspo.loop.build import default_threads
 from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
+from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins
 from gspo.loop.roles import Facts, Roles, build_roles, compute_dtype, load_weights
 from gspo.loop.team import Place

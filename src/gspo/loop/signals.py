@@ -1,10 +1,17 @@
-"""Ctrl-C and SIGTERM: the first asks for a stop after the step in flight, the second stops at once."""
+"""Ctrl-C and SIGTERM: the first asks for a stop after the step in flight, the second stops at once.
+
+torchrun passes a terminal's Ctrl-C on to processes that have had it already: signals within a moment are one.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from types import FrameType
+
+SAME_SECONDS = 2.0  # within this a repeated signal is the same request, where torchrun repeats them
 
 
 class StopRequest:
@@ -12,6 +19,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._since = 0.0
         self._before: dict[int, object] = {}
 
     @property
@@ -32,5 +40,7 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
+            if "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self._since < SAME_SECONDS:
+                return
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal, self._since = number, time.monotonic()

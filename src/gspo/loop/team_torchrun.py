@@ -8,12 +8,13 @@ the team is this one process.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -171,7 +172,7 @@ class TorchrunTeam:
     def dismiss(self, error: BaseException | None = None) -> None:
         """End the followers. With an error of rank 0's own, and after a failure, they learn of it and end themselves."""
         if not self.failed and self.world_size > 1:
-            with contextlib.suppress(RuntimeError):  # a follower that is gone needs no telling
+            with suppress(RuntimeError):  # a follower that is gone needs no telling
                 dist.broadcast_object_list([(END, ())], src=0, group=self._control)
         elif self._watch is not None and error is not None and not isinstance(error, RankFailed):
             self._watch.fail(describe(error))
@@ -183,3 +184,16 @@ class TorchrunTeam:
         if not self.failed:
             self._worker.leave()
         TorchrunTeam._joined = None
+
+
+@contextmanager
+def team_of_launch() -> Iterator[None]:
+    """Around what rank 0 does: afterwards the followers end, whatever happened."""
+    try:
+        yield
+    except BaseException as error:
+        if (team := TorchrunTeam.joined()) is not None:
+            team.dismiss(error)
+        raise
+    if (team := TorchrunTeam.joined()) is not None:
+        team.dismiss()
