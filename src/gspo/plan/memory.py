@@ -11,6 +11,7 @@ from gspo.plan.training import chunk_rows
 from gspo.plan.workload import Workload
 
 FLOAT = 4
+TRAINING = ("activations of a micro-batch", "temporaries of a layer", "logits of a chunk", "gradients")
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def trainer_memory(
     kept = shape.kept_bytes(size)
     layers = shape.layers * shape.hidden * size + kept if checkpointing else shape.layers * kept
     transient = size * (3 * widest(shape) + 4 * shape.hidden)
-    held["activations of a micro-batch"] = tokens * (layers + 3 * shape.hidden * size + transient)
-    targets = tokens * work.targets / work.train_tokens
-    held["logits of a chunk"] = logits_bytes(shape, size, targets)
+    held["activations of a micro-batch"] = tokens * (layers + 3 * shape.hidden * size)
+    held["temporaries of a layer"] = tokens * transient
+    held["logits of a chunk"] = logits_bytes(shape, size, tokens * work.lengths.longest / work.longest)
     return Memory(held)
 
 
@@ -88,9 +89,7 @@ def colocated_memory(trainer: Memory, engine: Memory, *, one_process: bool, page
     if not one_process:
         held["engine's weights"] = engine.held["parameters"]
     if paged:
-        training = sum(
-            held.pop(n) for n in ("activations of a micro-batch", "logits of a chunk", "gradients")
-        )
+        training = sum(held.pop(n) for n in TRAINING)
         generating = sum(other.values())
         name = "generation (cache, prefill)" if generating > training else "training (activations, gradients)"
         held[name] = max(training, generating)
@@ -108,8 +107,8 @@ def most_slots(fits: Callable[[int], bool], wanted: float) -> int:
 
 
 def micro_tokens(work: Workload, ranks: int) -> float:
-    """Tokens of the largest training forward of a rank: the budget, but a whole answer at least."""
-    share = work.train_tokens / work.mini_batches / ranks
+    """Tokens of a rank's largest forward, all answers as long as can be: the budget, but one answer at least."""
+    share = work.rows / work.mini_batches / ranks * work.longest
     return max(float(work.longest), min(share, float(work.token_budget)))
 
 

@@ -98,7 +98,8 @@ class ModelShape:
         """Of the largest layer: what FSDP gathers at once."""
         if not self.experts:
             return self.attention_parameters + self._mlp(self.intermediate)
-        return self.attention_parameters + self.experts * (self.expert_parameters + self.hidden)
+        shared = self._mlp(self.shared_intermediate)
+        return self.attention_parameters + shared + self.experts * (self.expert_parameters + self.hidden)
 
     def read_bytes(self, rows: int | float, size: int) -> float:
         """Weights one decode step of that many rows reads: of a mixture only the experts that some row chose."""

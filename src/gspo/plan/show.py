@@ -107,6 +107,7 @@ def keys_of(best: Prediction, per_machine: int) -> list[str]:
     out = []
     if devices > 1:
         machines = -(-devices // per_machine)
+        out += ["trainer.backend=ray"] if machines > 1 else []
         out += [f"trainer.nnodes={machines}", f"trainer.n_gpus_per_node={min(devices, per_machine)}"]
     if s.trainers > 1:
         out += ["actor_rollout_ref.actor.strategy=fsdp2"]

@@ -48,7 +48,8 @@ class Simulation:
         self.queue: deque[int] = deque()  # versions of groups that wait for the trainer, oldest first
         self.queued: Counter[int] = Counter()
         self.training: list[int] | None = None  # versions of the batch in training
-        self.blocked = False  # saving, or down
+        self.blocked = False  # the trainer saves, or is down
+        self.halted = False  # down
         self.saved_at, self.saved_version = 0.0, 0
         self.saved_ages: Counter[int] = Counter()
         self.out = Outcome(places=scenario.workers * scenario.places)
@@ -98,6 +99,8 @@ class Simulation:
 
     def _admit(self) -> None:
         """Begin groups while the staleness budget and the workers have room; lost ones come first."""
+        if self.halted or (self.s.in_turn and (self.blocked or self.training is not None)):
+            return
         waiting = self.training or ()
         while self.free:
             room = self.budget.room(len(self.groups) + len(self.queue) + len(waiting))
@@ -281,7 +284,7 @@ class Simulation:
         self.held = [set() for _ in range(s.workers)]
         self.free = []
         self.epoch += 1
-        self.blocked = True
+        self.blocked = self.halted = True
         self._schedule(s.trainer_restart_s, "trainer_up", self.epoch)
         self._plan_trainer_failure()
 
@@ -289,7 +292,7 @@ class Simulation:
         if epoch != self.epoch:
             return
         self.out.down_s += self.s.trainer_restart_s
-        self.blocked = False
+        self.blocked = self.halted = False
         self.saved_at = self.now
         self.free = [(0, w) for w in range(self.s.workers) if self.up[w]]
         heapq.heapify(self.free)

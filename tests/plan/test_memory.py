@@ -1,0 +1,91 @@
+"""Memory a device: by hand, against the memory plan of `gspo doctor`, and under sharding."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gspo.config import load
+from gspo.plan import constants
+from gspo.plan.constants import DEVICES
+from gspo.plan.memory import Memory, colocated_memory, engine_memory, most_slots, trainer_memory
+from gspo.plan.shape import shape_of
+from gspo.plan.workload import workload_of
+
+
+def test_the_numbers_that_stand_in_two_files_are_equal():
+    from gspo.training import head
+    from gspo.validate import memory
+
+    assert (head.CHUNK_ELEMENTS, head.KEEP_ELEMENTS) == (constants.CHUNK_ELEMENTS, constants.KEEP_ELEMENTS)
+    assert (memory.LOGIT_COPIES, memory.PREFILL_TOKENS) == (constants.LOGIT_COPIES, constants.PREFILL_TOKENS)
+
+
+def test_one_rank_holds_18_bytes_a_parameter(seven, h200, work):
+    held = trainer_memory(seven, h200, work, ranks=1, shard=1, checkpointing=False).held
+    static = sum(held[n] for n in ("parameters", "float32 masters", "optimiser", "gradients"))
+    assert static == (2 + 4 + 8 + 4) * seven.parameters
+    with_reference = dataclasses.replace(work, reference=True)
+    more = trainer_memory(seven, h200, with_reference, ranks=1, shard=1, checkpointing=False)
+    assert more.held["reference"] == 2 * seven.parameters
+
+
+def test_shards_divide_what_is_held_and_gather_two_layers(seven, h200, work):
+    held = trainer_memory(seven, h200, work, ranks=16, shard=16, checkpointing=True).held
+    assert held["parameters"] + held["optimiser"] + held["gradients"] == pytest.approx(
+        16 * seven.parameters / 16
+    )
+    assert held["gathered layers"] == 2 * (2 * seven.layer_parameters + 2 * seven.head)
+    full = trainer_memory(seven, h200, work, ranks=16, shard=16, checkpointing=False).held
+    assert full["activations of a micro-batch"] > 5 * held["activations of a micro-batch"]
+
+
+def test_the_cache_by_hand(seven, h200, work):
+    held = engine_memory(seven, h200, work, tp=2, slots=100).held
+    assert held["KV cache"] == 100 * (128 + 2048) * (2 * 28 * 4 * 128 * 2) / 2
+    assert held["parameters"] == seven.parameters
+    paged = engine_memory(seven, h200, dataclasses.replace(work, paged=True), tp=2, slots=100).held
+    assert paged["KV cache"] == pytest.approx(held["KV cache"] * (128 + 700) / (128 + 2048))
+
+
+def test_it_agrees_with_the_memory_plan_of_the_doctor():
+    import torch
+
+    from gspo.validate.memory import plan_memory
+
+    config = load(None, ["actor_rollout_ref.actor.use_kl_loss=true"]).config
+    theirs = plan_memory(config, torch.device("cpu"), base=0, available=1 << 40, num_val=1).held
+    shape, work, device = shape_of("embedded"), workload_of(config), DEVICES["cpu"]
+    trainer = trainer_memory(shape, device, work, ranks=1, shard=1, checkpointing=False).held
+    rows = min(work.slots, int(work.groups_at_once) * work.group)
+    engine = engine_memory(shape, device, work, tp=1, slots=rows).held
+    for name in ("parameters", "optimiser", "gradients", "reference"):
+        assert trainer[name] == theirs[name], name
+    assert engine["KV cache"] == theirs["KV cache"]
+    assert trainer["logits of a chunk"] == pytest.approx(theirs["logits of a chunk"], rel=0.01)
+    assert trainer["activations of a micro-batch"] == pytest.approx(
+        theirs["activations of a micro-batch"], rel=0.05
+    )
+
+
+def test_one_process_shares_its_weights_and_a_paged_cache_sleeps():
+    trainer = Memory(
+        {
+            "parameters": 10.0,
+            "gradients": 5.0,
+            "activations of a micro-batch": 20.0,
+            "logits of a chunk": 1.0,
+            "temporaries of a layer": 2.0,
+        }
+    )
+    engine = Memory({"parameters": 10.0, "KV cache": 30.0})
+    assert colocated_memory(trainer, engine, one_process=True, paged=False).total == 68
+    assert colocated_memory(trainer, engine, one_process=False, paged=False).total == 78
+    assert colocated_memory(trainer, engine, one_process=False, paged=True).total == 10 + 10 + 30
+
+
+def test_the_most_slots_that_fit():
+    assert most_slots(lambda n: n <= 37, 100) == 37
+    assert most_slots(lambda n: True, 100) == 100
+    assert most_slots(lambda n: False, 100) == 0

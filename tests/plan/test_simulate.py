@@ -1,0 +1,127 @@
+"""The simulator: closed-form runs, every group accounted for, the same run from the same seed, bounded staleness."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gspo.plan.constants import DEVICES
+from gspo.plan.lengths import Lengths
+from gspo.plan.scenario import Scenario, scenario_of
+from gspo.plan.search import search
+from gspo.plan.shape import SHAPES
+from gspo.plan.simulate import simulate
+
+CALM = {"mtbf_s": math.inf, "sigma": 0.0, "slow_share": 0.0}
+ONE = Scenario(
+    workers=1, places=1, batch=1, group=1, lengths=Lengths(100.0, 100, 0.0), token_s=0.01, single_s=0.01, train_s=0.5,
+    save_s=0.1, steps=10, **CALM,
+)  # fmt: skip
+BUSY = Scenario(
+    workers=20, places=4, batch=16, group=4, lengths=Lengths(100.0, 400, 0.8), token_s=0.02, single_s=0.01, train_s=2.0,
+    save_s=1.0, eta=2, keep_rate=0.6, trainer_devices=8, mtbf_s=4000.0, worker_restart_s=5.0, trainer_restart_s=10.0,
+    steps=60,
+)  # fmt: skip
+
+
+def test_one_worker_one_group_takes_turns():
+    out = simulate(ONE)
+    assert out.seconds == pytest.approx(10 * (1.0 + 0.5))  # 100 tokens of 0.01 s, then 0.5 s of training
+    assert out.trainer_idle == pytest.approx(1.0 / 1.5)
+    assert out.staleness == {0: 10}
+
+
+def test_one_version_ahead_hides_training_behind_generation():
+    out = simulate(dataclasses.replace(ONE, eta=1, steps=100))
+    assert out.step_s == pytest.approx(1.0, rel=0.01)
+    assert set(out.staleness) <= {0, 1}
+    assert out.rollout_idle == pytest.approx(0.0, abs=0.01)
+
+
+def test_training_that_takes_longer_decides():
+    out = simulate(dataclasses.replace(ONE, eta=1, train_s=3.0, steps=50))
+    assert out.step_s == pytest.approx(3.0, rel=0.03)
+    assert out.rollout_idle == pytest.approx(2 / 3, abs=0.03)
+
+
+def test_two_workers_share_a_batch():
+    two = dataclasses.replace(ONE, workers=2, batch=4)
+    assert simulate(two).step_s == pytest.approx(2 * 1.0 + 0.5)
+
+
+def test_saves_cost_their_time():
+    out = simulate(dataclasses.replace(ONE, save_interval_s=2.9, steps=20, in_turn=True))
+    assert out.saves == 9  # after every second step of 1.5 s
+    assert out.seconds == pytest.approx(20 * 1.5 + 9 * 0.1)  # the last one begins when the run ends
+
+
+def test_a_slow_device_holds_a_batch_up():
+    calm = dataclasses.replace(ONE, workers=8, batch=8, steps=20)
+    slow = dataclasses.replace(calm, slow_share=0.5, slow_factor=3.0)
+    assert simulate(calm).step_s == pytest.approx(1.5)
+    assert simulate(slow).step_s == pytest.approx(3.5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    eta=st.integers(0, 3),
+    keep=st.floats(0.2, 1.0),
+    mtbf=st.sampled_from([600.0, 4000.0, math.inf]),
+    in_turn=st.booleans(),
+)
+def test_every_group_ends_in_one_place_and_none_is_too_old(seed, eta, keep, mtbf, in_turn):
+    scenario = dataclasses.replace(
+        BUSY, seed=seed, eta=eta, keep_rate=keep, mtbf_s=mtbf, in_turn=in_turn, steps=12, save_interval_s=20.0
+    )
+    out = simulate(scenario)
+    assert out.submitted == out.accounted
+    assert out.trained == 12 * 16 == sum(out.staleness.values())
+    assert max(out.staleness) <= eta
+    assert out.stale == 0  # the budget leaves none to grow too old
+    assert len(out.step_ends) == out.steps == 12
+    assert out.step_ends == sorted(out.step_ends)
+    assert 0 <= out.rollout_idle <= 1 and 0 <= out.trainer_idle <= 1
+
+
+def test_one_seed_gives_one_run_and_another_gives_another():
+    assert simulate(BUSY) == simulate(BUSY)
+    assert simulate(BUSY) != simulate(dataclasses.replace(BUSY, seed=1))
+
+
+def test_failures_cost_steps_and_generation_and_are_counted():
+    rough = simulate(dataclasses.replace(BUSY, mtbf_s=400.0, steps=200))
+    calm = simulate(dataclasses.replace(BUSY, mtbf_s=math.inf))
+    assert calm.worker_failures == calm.trainer_failures == calm.regenerated == calm.rolled_back == 0
+    assert rough.worker_failures == pytest.approx(rough.seconds * 20 / 400, rel=0.4)
+    assert rough.trainer_failures == pytest.approx(rough.seconds * 8 / 400, rel=0.6)
+    assert rough.regenerated > 0
+    assert rough.lost_steps > 0 and rough.rolled_back >= rough.lost_steps * 16
+    assert rough.step_s > calm.step_s
+
+
+def test_the_best_interval_beats_saving_always_and_seldom():
+    rough = dataclasses.replace(BUSY, mtbf_s=3000.0, steps=150, save_s=4.0)
+    best, always, seldom = (
+        sum(simulate(dataclasses.replace(rough, save_interval_s=every, seed=s)).seconds for s in range(3))
+        for every in (None, 0.0, 1e5)
+    )
+    assert best < always and best < seldom
+
+
+def test_a_run_that_cannot_get_on_says_so(monkeypatch):
+    monkeypatch.setattr("gspo.plan.simulate.MAX_EVENTS", 20_000)
+    with pytest.raises(RuntimeError, match="makes no progress"):
+        simulate(dataclasses.replace(BUSY, mtbf_s=4.0, train_s=30.0))
+
+
+@pytest.mark.parametrize("model", ["1.5b", "7b"])
+def test_prediction_and_simulation_agree_when_nothing_goes_wrong(model, work):
+    wide = dataclasses.replace(work, prompts=128, keep_rate=0.5, carry=2, in_flight=128)
+    for made in search(SHAPES[model], DEVICES["h200"], 32, wide).found:
+        scenario = scenario_of(made, wide, steps=40, **CALM)
+        assert simulate(scenario).step_s == pytest.approx(made.step_s, rel=0.2), made.mode

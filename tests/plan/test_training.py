@@ -1,0 +1,85 @@
+"""Training: the measured points, products and exchange by hand, and ranks without work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gspo.plan.constants import BENCHMARKS, COLLECTIVE_SHARE, DEVICES, HOP_S
+from gspo.plan.lengths import Lengths
+from gspo.plan.network import checkpoint_seconds, gather_seconds, publish_seconds, reduce_seconds
+from gspo.plan.shape import SHAPES
+from gspo.plan.training import EXCHANGE, PRODUCTS, UNEVEN, Trainer
+from gspo.plan.workload import Workload
+
+
+@pytest.mark.parametrize("bench", [b for b in BENCHMARKS if b.train_s], ids=lambda b: b.model)
+def test_measured_training_is_reproduced_within_a_fifth(bench):
+    lengths = Lengths(float(bench.response), bench.response, 0.0)
+    work = Workload(
+        bench.prompts, bench.group, bench.prompt, bench.prompt, lengths, mini_batches=4, layout=bench.layout
+    )
+    trainer = Trainer(SHAPES[bench.model], DEVICES["h200"])
+    assert 0.8 < (trainer.score(work).total + trainer.update(work).total) / bench.train_s < 1.25
+
+
+def test_products_by_hand(shape, h200):
+    work = Workload(2, 4, 10.0, 10, Lengths(20.0, 20, 0.0), layout="packed")
+    tokens, pairs = 8 * 30, 8 * (10**2 / 2 + 10 * 20 + 20**2 / 2)
+    forward = (tokens * 2 * (2 * 656 + 8) + 4 * 2 * 8 * pairs) / 790e12 / 0.6
+    trainer = Trainer(shape, h200)
+    assert trainer.score(work)[PRODUCTS] == pytest.approx(forward, rel=1e-3)
+    assert trainer.update(work)[PRODUCTS] == pytest.approx(3 * forward, rel=1e-3)
+    again = dataclasses.replace(trainer, checkpointing=True)
+    assert again.update(work)[PRODUCTS] == pytest.approx(4 * forward, rel=1e-3)
+
+
+def test_shared_prompts_are_computed_once():
+    lengths = Lengths(20.0, 20, 0.0)
+    tokens = {
+        kind: Workload(2, 4, 10.0, 16, lengths, layout=kind).train_tokens
+        for kind in ("shared", "packed", "plain")
+    }
+    assert tokens == {"shared": 2 * 10 + 8 * 20, "packed": 8 * 30, "plain": 8 * 36}
+
+
+def test_twice_the_mini_batches_is_the_same_work(seven, h200, work):
+    trainer = Trainer(seven, h200)
+    two, four = (trainer.update(dataclasses.replace(work, mini_batches=n)) for n in (2, 4))
+    assert two[PRODUCTS] == pytest.approx(four[PRODUCTS])
+    assert four["optimiser"] == pytest.approx(2 * two["optimiser"])
+
+
+def test_ranks_share_the_work_until_there_is_no_answer_left_for_them(seven, h200, work):
+    few, many = Trainer(seven, h200, 8, 8).update(work), Trainer(seven, h200, 16, 16).update(work)
+    assert many[PRODUCTS] == pytest.approx(few[PRODUCTS] / 2)
+    assert few.get(UNEVEN, 0) == 0
+    alone = Trainer(seven, h200, 512, 8).update(work)  # 128 answers a mini-batch, 512 ranks
+    assert alone.largest == UNEVEN
+    more = Trainer(seven, h200, 1024, 8).update(work)
+    assert more.total >= 0.95 * alone.total
+
+
+def test_a_gather_by_hand(h200):
+    inside = gather_seconds(h200, 8, 1e9)
+    assert inside == pytest.approx(1e9 * 7 / 8 / (450e9 * COLLECTIVE_SHARE) + HOP_S)
+    across = gather_seconds(h200, 16, 1e9)
+    assert across == pytest.approx(1e9 * 15 / 16 / (400e9 * COLLECTIVE_SHARE) + 2 * HOP_S)
+    assert gather_seconds(h200, 1, 1e9) == 0 and reduce_seconds(h200, 1, 1e9) == 0
+
+
+def test_exchange_shows_only_beyond_what_computing_hides(h200, work):
+    large = SHAPES["72b"]
+    tiny = dataclasses.replace(work, prompts=8, mini_batches=1)
+    assert Trainer(large, h200, 64, 64).update(tiny).get(EXCHANGE, 0) > 0
+    busy = dataclasses.replace(work, prompts=4096, mini_batches=1)
+    assert Trainer(large, h200, 64, 64).update(busy).get(EXCHANGE, 0) == 0
+
+
+def test_publication_and_checkpoint_by_hand(seven, h200):
+    size = 2 * seven.parameters
+    assert publish_seconds(seven, h200, 1, 1, separate=False) == 0
+    assert publish_seconds(seven, h200, 1, 1, separate=True) == pytest.approx(2 * size / 20e9)
+    assert checkpoint_seconds(seven, h200, 8) == pytest.approx(14 * seven.parameters / 2e9)
+    assert checkpoint_seconds(seven, h200, 8 * 400) == pytest.approx(14 * seven.parameters / 100e9)
