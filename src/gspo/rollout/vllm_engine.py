@@ -6,23 +6,19 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.noise import sequence_key
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
-from gspo.rollout.vllm_core import CoreDied, Piece, VllmCore
+from gspo.rollout.vllm_core import Piece, VllmCore
 from gspo.rollout.vllm_settings import VllmSettings
-from gspo.rollout.weights import WeightsFile
 from gspo.types import Group, Rollout
 
 if TYPE_CHECKING:
     from gspo.rollout.worker import EngineSpec
-
-Weights = Mapping[str, Tensor] | WeightsFile
-MAX_RESTARTS = 3  # of a core that ends without having generated anything in between
 
 
 @dataclass(eq=False, slots=True)
@@ -38,16 +34,11 @@ class _Open:
 
 
 class VllmEngine:
-    """A RolloutEngine over vLLM.
+    """A RolloutEngine over vLLM, which runs in this process; a step is `decode_chunk` steps of vLLM.
 
     Tokens are drawn from uniforms that are a hash of (seed, submission, response, position), as the native engine
     draws them; log-probs are those under logits / temperature, before top-k and top-p. When weights change, responses
     in flight are taken out and queued again with the tokens they have, so each token's version is known.
-
-    With its core in this process, a step is `decode_chunk` steps of vLLM and the same calls give the same tokens. With
-    the core in a process of its own (`settings.own_process`) vLLM generates ahead of the calls, and a core that dies is
-    started again with the last weights and goes on from the tokens at hand. `source` gives the trainer's weights when
-    `load_weights` is called with None.
     """
 
     def __init__(
@@ -58,20 +49,15 @@ class VllmEngine:
         eos_token_ids: Sequence[int],
         decode_chunk: int = 8,
         version: int = 0,
-        source: Callable[[], Weights] | None = None,
-        on_restart: Callable[[str], None] | None = None,
     ) -> None:
         self._settings = settings
         self._detokenize = tokenizer_decode
         self._eos = tuple(eos_token_ids)
         self._decode_chunk = decode_chunk
         self._version = version
-        self._source = source
-        self._on_restart = on_restart or (lambda message: None)
-        self._weights: Weights | None = None  # the last ones given, for a core that is started again
         self._groups: dict[int, GroupProgress] = {}  # by arrival
         self._open: dict[str, _Open] = {}  # by name of the request in vLLM
-        self._num_arrivals = self._num_names = self._num_restarts = 0
+        self._num_arrivals = self._num_names = 0
         self._asleep = False
         self._core = VllmCore(settings)
 
@@ -86,7 +72,7 @@ class VllmEngine:
         self._queue([_Open(sequence) for sequence in sequences])
 
     def step(self) -> list[Group]:
-        self.wake()
+        self._wake()
         self._advance()
         whole = [g for g in self._groups.values() if g.is_whole]
         for group in whole:
@@ -98,7 +84,7 @@ class VllmEngine:
             self._check(request)
         if not requests:
             return []
-        self.wake()
+        self._wake()
         waiting = self._withdraw()
         groups = []
         for request in requests:
@@ -110,55 +96,38 @@ class VllmEngine:
         self._queue(waiting)
         return [group.group() for group in groups]
 
-    def load_weights(self, weights: Weights | None, version: int) -> None:
-        """Make new weights live: tensors, a file in shared memory, or what `source` gives (None).
-
-        None without a source says that the weights are those the engine was started with.
-        """
-        weights = self._source() if weights is None and self._source is not None else weights
-        self._weights = weights if self._settings.own_process else None
+    def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
+        """Make new weights live, in place; None says that they are those the engine has."""
         waiting = self._withdraw()
         for response in waiting:
             response.sequence.begun = response.rollout(self._version)
             response.token_ids, response.log_probs = [], []
         self._version = version
-        try:
-            self._wake_core()
-            if weights is not None:
-                self._core.load(weights)
-        except CoreDied as died:
-            self._restart(died)
+        self._wake()
+        if weights is not None:
+            self._core.load(weights)
         self._queue(sorted(waiting, key=lambda response: response.sequence.order))
 
     def unfinished(self) -> list[GroupRequest]:
-        open_ = ((r.sequence, r.rollout(self._version)) for r in self._open.values())
-        return as_requests(self._groups.values(), open_)
+        unfinished = ((r.sequence, r.rollout(self._version)) for r in self._open.values())
+        return as_requests(self._groups.values(), unfinished)
 
     def clear(self) -> None:
-        """Forget every group in flight."""
         self._withdraw()
         self._groups.clear()
 
     def rest(self) -> None:
         """Training is about to use the device: give the cache's memory back until the next step or weights."""
-        if self._settings.sleep and not self._asleep:
-            self._queue_asleep(self._withdraw())
-
-    def wake(self) -> None:
-        """Take the memory back and go on."""
-        if self._asleep:
+        if self._settings.sleep and not self._settings.on_cpu and not self._asleep:
             waiting = self._withdraw()
-            self._wake_core()
+            self._core.sleep()
+            self._asleep = True
             self._queue(waiting)
 
     def close(self) -> None:
         self._groups.clear()
         self._open.clear()
         self._core.close()
-
-    def process_ids(self) -> list[int]:
-        """The processes of vLLM's core, when it has its own."""
-        return self._core.process_ids()
 
     def _begin(self, request: GroupRequest) -> tuple[GroupProgress, list[SequenceProgress]]:
         stops = request.params.stop_token_ids
@@ -167,17 +136,13 @@ class VllmEngine:
         return begin(request, self._num_arrivals, stops)
 
     def _queue(self, responses: Sequence[_Open]) -> None:
-        """Give responses to vLLM, in this order, with every token they have."""
+        """Give responses to vLLM, in this order, with every token they have; asleep, it gets them when it wakes."""
         for response in responses:
             self._num_names += 1
-            self._open[str(self._num_names)] = response
-        if self._asleep:
-            return
-        try:
-            for name, response in list(self._open.items())[len(self._open) - len(responses) :]:
+            name = str(self._num_names)
+            self._open[name] = response
+            if not self._asleep:
                 self._add(name, response)
-        except CoreDied as died:
-            self._restart(died)
 
     def _add(self, name: str, response: _Open) -> None:
         sequence, request = response.sequence, response.sequence.group.request
@@ -194,41 +159,28 @@ class VllmEngine:
         """Take every response out of vLLM; they keep what they have."""
         responses, self._open = self._open, {}
         if not self._asleep:
-            try:
-                self._core.abort(list(responses))
-            except CoreDied as died:
-                self._restart(died)
+            self._core.abort(list(responses))
         return list(responses.values())
 
-    def _queue_asleep(self, responses: list[_Open]) -> None:
-        try:
-            self._core.sleep()
-        except CoreDied as died:
-            self._restart(died)
-            self._core.sleep()
-        self._asleep = True
-        self._queue(responses)
-
-    def _wake_core(self) -> None:
+    def _wake(self) -> None:
+        """Take the memory back and go on."""
         if self._asleep:
-            self._asleep = False
+            waiting = self._withdraw()
             self._core.wake()
+            self._asleep = False
+            self._queue(waiting)
 
     def _advance(self) -> None:
-        """Up to `decode_chunk` steps of vLLM; a core that dies is started again."""
-        try:
-            for _ in range(self._decode_chunk):
-                if not self._open:
-                    return
-                for piece in self._core.step():
-                    self._take(piece)
-        except CoreDied as died:
-            self._restart(died)
+        """Up to `decode_chunk` steps of vLLM."""
+        for _ in range(self._decode_chunk):
+            if not self._open:
+                return
+            for piece in self._core.step():
+                self._take(piece)
 
     def _take(self, piece: Piece) -> None:
-        response = self._open.get(piece.name)
-        if response is None:
-            return
+        """Add what a response gained, and close it when it ended."""
+        response = self._open[piece.name]
         sequence = response.sequence
         if not math.isfinite(sum(piece.log_probs)) or any(p > 0 for p in piece.log_probs):
             request = sequence.group.request
@@ -237,27 +189,12 @@ class VllmEngine:
                 f"model gave log-probs that are not finite under weights version {self._version}. Resume from an "
                 "earlier checkpoint with a lower learning rate, or in float32."
             )
-        self._num_restarts = 0
         response.token_ids.extend(piece.token_ids)
         response.log_probs.extend(piece.log_probs)
         if piece.reason is not None:
             whole = response.rollout(self._version)
             sequence.finish(whole, self._detokenize(whole.token_ids), piece.reason)
             del self._open[piece.name]
-
-    def _restart(self, died: CoreDied) -> None:
-        """Start the core again, with the last weights, and queue what is in flight with the tokens at hand."""
-        self._num_restarts += 1
-        if self._num_restarts > MAX_RESTARTS:
-            raise died
-        self._on_restart(f"{died}; it is started again and {len(self._open)} responses go on from their tokens")
-        self._core.close()
-        self._core = VllmCore(self._settings)
-        self._asleep = False
-        if self._weights is not None:
-            self._core.load(self._weights)
-        for name, response in self._open.items():
-            self._add(name, response)
 
     def _check(self, request: GroupRequest) -> None:
         """Refuse a request that cannot run, by the prompt's name."""
@@ -279,7 +216,7 @@ class VllmEngine:
             )
 
 
-def build_vllm(spec: EngineSpec, **options: Any) -> VllmEngine:
+def build_vllm(spec: EngineSpec) -> VllmEngine:
     """The engine that a spec of kind `vllm` describes; `spec.options` are further fields of VllmSettings."""
     from gspo.models import resolve
     from gspo.models.load import load_tokenizer
@@ -297,4 +234,4 @@ def build_vllm(spec: EngineSpec, **options: Any) -> VllmEngine:
     )
     tokenizer = load_tokenizer(spec.tokenizer, trust_remote_code=spec.trust_remote_code)
     decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
-    return VllmEngine(settings, decode, eos_token_ids=spec.eos_token_ids, **options)
+    return VllmEngine(settings, decode, eos_token_ids=spec.eos_token_ids)

@@ -22,7 +22,9 @@ from gspo.rollout.engine import SamplingParams
 from gspo.rollout.noise import uniform
 from gspo.rollout.sampling import RowSampling, choose
 
-NOT_FINITE = 1.0  # stands for a log-prob that is not a number: no log-prob is above 0, so it cannot be mistaken
+NOT_FINITE = (
+    1.0  # stands for a log-prob that is not a number: no log-prob is above 0, so it cannot be mistaken
+)
 _EXTRA = "gspo"
 
 

@@ -32,21 +32,19 @@ _OWN = {
     "logits_processors": None,
     "logprobs_mode": None,
     "worker_extension_cls": None,
-    "weight_transfer_config": None,
     "speculative_config": None,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """A vLLM engine to start. `own_process`: vLLM's core runs in a process of its own, else in this one."""
+    """A vLLM engine to start in this process (and in children of it, when it spans several devices)."""
 
     model: str  # a Hugging Face folder or hub name
     num_slots: int
     max_length: int
     dtype: str = "float32"
     device: str = "cpu"
-    own_process: bool = False
     num_threads: int | None = None
     trust_remote_code: bool = False
     override_config: Mapping[str, Any] = field(default_factory=dict)
@@ -56,8 +54,7 @@ class VllmSettings:
     enforce_eager: bool = False
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
-    sleep: bool = False  # memory can be given back while training
-    transfer: str | None = None  # weights by "ipc" (the same GPU) or "nccl" (another); None: through shared memory
+    sleep: bool = False  # give the cache's memory back while training (GPUs)
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,20 +74,16 @@ def require_vllm() -> None:
 def environment(settings: VllmSettings) -> dict[str, str]:
     """The variables vLLM must find when it is imported and when it starts processes."""
     variables = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(settings.own_process)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # steps when asked to: the same calls give the same batches
         "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler takes our logits processor
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads may hang
         "VLLM_NO_USAGE_STATS": "1",
     }
-    if settings.transfer == "ipc":
-        variables["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # handles of GPU memory, between our own processes
     if settings.on_cpu:
         variables |= {
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # trainer and engine share the cores
             "TORCHDYNAMO_DISABLE": "1",  # compiled code would keep the first weights
         }
-        if settings.num_threads is not None:
-            variables["OMP_NUM_THREADS"] = str(settings.num_threads)
     return variables
 
 
@@ -119,8 +112,6 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    if s.transfer is not None:
-        arguments["weight_transfer_config"] = {"backend": s.transfer}
     if s.on_cpu:
         arguments["kv_cache_memory_bytes"] = cache_bytes(s)
     _check_names(s.engine_kwargs)

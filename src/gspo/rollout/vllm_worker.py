@@ -12,6 +12,7 @@ from torch import Tensor
 class WeightLoading:
     """Joined to vLLM's worker class, and called on every worker by `collective_rpc`."""
 
+    model_runner: Any
     reload_weights: Any
 
     def gspo_load_tensors(self, weights: Mapping[str, Tensor]) -> None:
@@ -25,6 +26,15 @@ class WeightLoading:
         with safe_open(path, framework="pt", device="cpu") as file:
             self._gspo_load((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
 
+    @torch.no_grad()
     def _gspo_load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        with torch.no_grad():
-            self.reload_weights(weights_iterator=weights)
+        self.reload_weights(weights_iterator=weights)
+        self._gspo_pack_heads()
+
+    def _gspo_pack_heads(self) -> None:
+        """Pack output layers anew on a CPU: one tied to the embedding gets no weights of its own, so vLLM leaves it."""
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+        for layer in self.model_runner.get_model().modules():
+            if isinstance(layer, VocabParallelEmbedding) and hasattr(layer, "cpu_linear"):
+                layer.quant_method.process_weights_after_loading(layer)
