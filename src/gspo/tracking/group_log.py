@@ -1,7 +1,8 @@
 """Every group of a step, kept or dropped, as one compressed file `groups/step-NNNNNN.jsonl.gz`.
 
 A line a group: `uid, submission, version, fate, data_source, ground_truth, messages, responses`; a response has
-`text, finish_reason, num_tokens, score, acc, extra, failure`, and when it was trained on `advantage, ratio`
+`text, finish_reason, num_tokens, versions` (of the weights, as pairs of a version and how many tokens in a row were
+drawn under it)`, score, acc, extra, failure`, and when it was trained on `advantage, ratio`
 (the sequence ratio π_θ/π_old at its own mini-batch) and `tokens, token_ids, loss_mask, log_probs` (μ) with
 `old_log_probs` and `new_log_probs` (rounded to 1e-5).
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,7 @@ def _response(rollout: Rollout) -> dict[str, Any]:
         "text": rollout.text,
         "finish_reason": rollout.finish_reason,
         "num_tokens": len(rollout.token_ids),
+        "versions": [[version, len(list(run))] for version, run in groupby(rollout.versions)],
         "score": None if reward is None else reward.score,
         "acc": None if reward is None else reward.acc,
         "extra": {} if reward is None else dict(reward.extra),
