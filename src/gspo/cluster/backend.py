@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
+
+import torch
 
 from gspo.cluster.object_weights import ObjectStore
 from gspo.cluster.placement import make_pools, num_local_cpus, trainer_role, worker_classes
@@ -13,6 +16,7 @@ from gspo.cluster.resource_pool_manager import ResourcePoolManager
 from gspo.cluster.role import Role
 from gspo.cluster.session import RaySession
 from gspo.config import TrainerConfig
+from gspo.loop.roles import compute_dtype
 from gspo.rollout.worker import EngineSpec
 
 
@@ -32,6 +36,7 @@ class RayBackend:
         self._classes = worker_classes(role_worker_mapping)
         self._asked = resource_pool_manager
         self._team_class = team_class
+        self._config = TrainerConfig()
         self._session: RaySession | None = None
         self._pools: ResourcePoolManager | None = None
 
@@ -39,6 +44,7 @@ class RayBackend:
         """Connect and reserve places; at a second call those of the first are kept."""
         if self._pools is not None:
             return
+        self._config = config
         self._session = RaySession(num_cpus=num_local_cpus(config, self._asked))
         try:
             self._pools = make_pools(config, self._asked)
@@ -63,6 +69,8 @@ class RayBackend:
         assert pool is not None, "the run has no rollout workers"
         while index >= pool.world_size:
             pool.grow()
+        device = torch.device("cuda:0" if pool.use_gpu else "cpu")  # the controller may have another kind
+        spec = dataclasses.replace(spec, device=str(device), dtype=compute_dtype(self._config, device))
         return RayConnection(spec, pool.options(index), self._classes.rollout, f"rollout worker {index}")
 
     def weights(self) -> ObjectStore:
