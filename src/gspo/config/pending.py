@@ -14,25 +14,7 @@ from gspo.config.settings import Settings
 
 WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {
-    "scale-out: FSDP2": (
-        "actor_rollout_ref.actor.strategy",
-        "actor_rollout_ref.actor.fsdp_config.param_offload",
-        "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
-        "actor_rollout_ref.actor.fsdp_config.offload_policy",
-        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward",
-        "actor_rollout_ref.actor.fsdp_config.fsdp_size",
-        "actor_rollout_ref.actor.ulysses_sequence_parallel_size",
-        "actor_rollout_ref.ref.fsdp_config.param_offload",
-        "actor_rollout_ref.ref.fsdp_config.optimizer_offload",
-        "actor_rollout_ref.ref.fsdp_config.offload_policy",
-        "actor_rollout_ref.ref.fsdp_config.reshard_after_forward",
-        "actor_rollout_ref.ref.fsdp_config.fsdp_size",
-        "critic.fsdp_config.param_offload",
-        "critic.fsdp_config.optimizer_offload",
-        "critic.fsdp_config.offload_policy",
-        "critic.fsdp_config.reshard_after_forward",
-        "critic.fsdp_config.fsdp_size",
-    ),
+    "scale-out: sequences over several devices": ("actor_rollout_ref.actor.ulysses_sequence_parallel_size",),
     "scale-out: vLLM": (
         "actor_rollout_ref.rollout.name",
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
@@ -58,7 +40,6 @@ _WAITING: dict[str, tuple[str, ...]] = {
 PENDING: dict[str, str] = {key: capability for capability, keys in _WAITING.items() for key in keys}
 
 PENDING_VALUES: dict[tuple[str, Any], str] = {
-    ("actor_rollout_ref.actor.strategy", "fsdp2"): "scale-out: FSDP2",
     ("actor_rollout_ref.rollout.name", "vllm"): "scale-out: vLLM",
 }
 

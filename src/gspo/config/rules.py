@@ -65,9 +65,13 @@ def batch_sizes(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         )
         yield report("data.num_train_samples", message, f"set data.train_batch_size to at most {samples}")
     world = (c.trainer.n_gpus_per_node or 1) * c.trainer.nnodes
-    if actor.strategy == "fsdp2" and (mini * n) % world:
-        message = f"{mini} prompts x {n} responses do not divide among {world} devices"
-        yield report(f"{ACTOR}.ppo_mini_batch_size", message, f"make mini-batch x n a multiple of {world}")
+    if actor.strategy == "fsdp2" and mini * n < world:
+        message = (
+            f"{mini} prompts x {n} responses are fewer than the {world} devices: some have nothing to do"
+        )
+        yield report(
+            f"{ACTOR}.ppo_mini_batch_size", message, f"make mini-batch x n at least {world}", "warning"
+        )
 
 
 def lengths(c: TrainerConfig, report: Report) -> Iterator[Problem]:
@@ -314,6 +318,10 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(
             f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1"
         )
+    if actor.strategy == "fsdp2" and c.actor_rollout_ref.model.lora_rank > 0:
+        message = f"{ACTOR}.strategy = fsdp2 trains all weights; adapters are trained in one process"
+        remedy = f"set {ACTOR}.strategy=local, or actor_rollout_ref.model.lora_rank=0"
+        yield report("actor_rollout_ref.model.lora_rank", message, remedy)
     if actor.ulysses_sequence_parallel_size > 1:
         message = "sequence parallelism is not offered"
         yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1")

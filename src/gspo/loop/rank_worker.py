@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gspo.config import TrainerConfig
-from gspo.config.model import FSDPConfig
 from gspo.loop.build import default_threads
 from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
 from gspo.loop.engines import build_engine
@@ -89,16 +88,8 @@ class RankWorker:
         torch.use_deterministic_algorithms(config.trainer.deterministic)
         dtype = getattr(torch, compute_dtype(config, self._device))
 
-        def shard(model: nn.Module, c: FSDPConfig) -> Shards:
-            settings = ShardSettings(
-                compute_dtype=dtype,
-                reshard_after_forward=c.reshard_after_forward,
-                fsdp_size=c.fsdp_size,
-                param_offload=c.param_offload,
-                optimizer_offload=c.optimizer_offload,
-                offload_policy=c.offload_policy,
-            )
-            return Shards(model, self._device, settings)
+        def shard(model: nn.Module, settings: ShardSettings) -> Shards:
+            return Shards(model, self._device, dataclasses.replace(settings, compute_dtype=dtype))
 
         folder = None if weights_from is None else Path(weights_from)
         self._roles = roles = build_roles(config, self._device, total_steps, folder, shard)

@@ -20,7 +20,7 @@ from gspo.models.load import load_model
 from gspo.seeding import derive_seed
 from gspo.training.batching import Kind
 from gspo.training.critic import Critic, CriticSettings, ValueModel
-from gspo.training.fsdp import full
+from gspo.training.fsdp import ShardSettings, full
 from gspo.training.lora import Adapters, LoraSettings, num_trained
 from gspo.training.moe import RouterWatch
 from gspo.training.optimizer import MasterOptimizer
@@ -37,7 +37,7 @@ SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training o
 FLEX_ATTENTION = "flex_attention"  # of packed training; the engine and padded rows keep the model's own
 
 
-RanksOf = Callable[[nn.Module, FSDPConfig], Ranks]  # places a model over ranks; its weights may move
+RanksOf = Callable[[nn.Module, ShardSettings], Ranks]  # places a model over ranks; its weights move
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +216,17 @@ def _adapters(config: TrainerConfig, model: Any) -> Adapters:
     return Adapters(model, settings, seed=derive_seed(config.trainer.seed, "lora"))
 
 
+def shard_settings(c: FSDPConfig) -> ShardSettings:
+    """How a model is sharded, as its section says; the compute precision is the run's."""
+    return ShardSettings(
+        reshard_after_forward=c.reshard_after_forward,
+        fsdp_size=c.fsdp_size,
+        param_offload=c.param_offload,
+        optimizer_offload=c.optimizer_offload,
+        offload_policy=c.offload_policy,
+    )
+
+
 def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
     """Make something that tries the model: with the weights gathered, and free again afterwards."""
     with torch.no_grad():
@@ -226,7 +237,7 @@ def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
 
 def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: RanksOf | None) -> Policy:
     actor = config.actor_rollout_ref.actor
-    ranks = ranks_of(model, actor.fsdp_config) if ranks_of else ALONE
+    ranks = ranks_of(model, shard_settings(actor.fsdp_config)) if ranks_of else ALONE
     optimizer = _optimizer(model, actor.optim, actor.grad_clip)
     schedule, settings = _schedule(actor.optim, total_steps), _policy_settings(config)
     return _placed(ranks, lambda: Policy(model, optimizer, schedule, settings, ranks))
@@ -256,7 +267,7 @@ def _critic(
     path = c.model.path or config.actor_rollout_ref.model.path
     model = ValueModel(load_weights(config, device, path, on_host=ranks_of is not None))
     rows, tokens = c.ppo_micro_batch_size_per_gpu, c.ppo_max_token_len_per_gpu
-    ranks = ranks_of(model, c.fsdp_config) if ranks_of else ALONE
+    ranks = ranks_of(model, shard_settings(c.fsdp_config)) if ranks_of else ALONE
     optimizer, schedule = _optimizer(model, c.optim, c.grad_clip), _schedule(c.optim, total_steps)
     settings = CriticSettings(
         mini_batch_groups=c.ppo_mini_batch_size or actor.ppo_mini_batch_size,
@@ -287,7 +298,7 @@ def _reference(
         return Reference(policy, adapters.disabled)
     path = c.path or config.actor_rollout_ref.model.path
     model = load_weights(config, device, path, on_host=ranks_of is not None).requires_grad_(False)
-    ranks = ranks_of(model, c.fsdp_config) if ranks_of else ALONE
+    ranks = ranks_of(model, shard_settings(c.fsdp_config)) if ranks_of else ALONE
     settings = _reference_settings(config, policy.settings)
     return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
 
