@@ -18,12 +18,13 @@ ALLOWED: dict[str, set[str]] = {
     "seeding": set(),
     "algo": {"types"},
     "sampling": {"types", "seeding", "rollout", "rewards", "data"},
-    "data": {"types", "seeding"},
+    "hub": set(),
+    "data": {"types", "seeding", "hub"},
     "rewards": {"types", "seeding", "data"},
     "rollout": {"types", "seeding", "models"},
     "tracking": {"types", "seeding"},
     "training": {"types", "seeding", "algo", "data", "rollout", "models"},
-    "models": {"types", "seeding"},
+    "models": {"types", "seeding", "hub"},
     "config": {"algo"},  # gspo.algo.settings only: plain data without torch
     "report": {"tracking"},
 }

@@ -164,3 +164,22 @@ def test_train_runs_the_loop_and_returns_its_exit_code(monkeypatch):
     result = CliRunner().invoke(app, ["train", "data.train_batch_size=64"])
     assert result.exit_code == 3
     assert seen[0].get("data.train_batch_size") == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("nosuchkey", None),
+        ("zzz", None),
+        ("tempreture", "temperature"),
+        ("groupsize", "group_size"),
+        ("trainer.total_training_stepz", "trainer.total_training_steps"),
+    ],
+)
+def test_a_far_name_gets_no_suggestion(name: str, near: str | None):
+    result = CliRunner().invoke(app, ["config", "explain", name])
+    assert result.exit_code == 2
+    if near is None:
+        assert result.stderr.strip() == f"unknown key {name}"
+    else:
+        assert f"did you mean {near}?" in result.stderr

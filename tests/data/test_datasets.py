@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gspo import hub
 from gspo.commands.data import app
 from gspo.data.datasets import dataset, load_rows
 from gspo.data.rows import DataError, Row, user_message
@@ -60,12 +61,48 @@ def test_hub_records_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             return [{"prompt": "x", "ground_truth": 1}, {"prompt": 3, "ground_truth": 1}]
 
     monkeypatch.setitem(sys.modules, "datasets", Package)  # type: ignore[arg-type]
+    monkeypatch.setattr(hub, "why_unreachable", lambda name, kind: "")
     assert load_rows("o/n:c", "val", limit=1)[0].uid == "o/n[test]:1"
     with pytest.raises(DataError, match=r"o/n\[train\]:2: field 'prompt' is 3"):
         load_rows("o/n")
     with pytest.raises(DataError, match=r"o/n\[dev\]: could not be read from the hub \(Unknown split\)"):
         load_rows("o/n", hub_split="dev")
     assert asked == [("o/n", "c", "test"), ("o/n", None, "train"), ("o/n", None, "dev")]
+
+
+def test_a_hub_name_is_refused_at_once_when_the_hub_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Package:
+        class config:
+            HF_DATASETS_CACHE = "/no/such/folder"
+
+    monkeypatch.setitem(sys.modules, "datasets", Package)  # type: ignore[arg-type]
+    monkeypatch.setattr(hub, "why_unreachable", lambda name, kind: "no route to host")
+    monkeypatch.setattr(hub, "is_cached", lambda name, kind: False)
+    with pytest.raises(DataError, match=r"o/n: is no file here.*no route to host.*data\.train_files"):
+        load_rows("o/n")
+
+
+def test_show_prints_no_terminal_sequences_of_the_data(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    hostile = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b1m 日本 é"
+    row = {
+        "prompt": hostile,
+        "ground_truth": hostile,
+        "data_source": hostile,
+        "extra_info": {"note": hostile},
+    }
+    file.write_text(json.dumps(row) + "\n")
+    result = CliRunner().invoke(app, ["show", str(file), "--ground-truth-key", "ground_truth"])
+    assert result.exit_code == 0, result.output
+    assert not set(result.output) & set("\x1b\x07\r\u202e\x9b")
+    assert "\\x1b[2J" in result.output and "日本 é" in result.output
+
+
+def test_show_names_a_model_that_cannot_be_had() -> None:
+    result = CliRunner().invoke(
+        app, ["show", "arithmetic", "--limit", "1", "--model", "./no-such-folder/x/y"]
+    )
+    assert result.exit_code == 2 and "--model ./no-such-folder/x/y" in result.output
 
 
 def test_show_prints_rows_as_the_model_sees_them() -> None:

@@ -43,6 +43,18 @@ def test_blank_lines_keep_the_count(tmp_path: Path) -> None:
     assert load_rows(str(file), limit=1)[0].uid.endswith(":2")
 
 
+def test_a_byte_order_mark_before_the_first_row_is_no_part_of_it(tmp_path: Path) -> None:
+    plain, marked = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    write(plain, VERL, VERL)
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes())
+    assert [r.messages for r in load_rows(str(marked))] == [r.messages for r in load_rows(str(plain))]
+    marked.write_bytes(b"\xef\xbb\xbf\n" + plain.read_bytes())
+    assert [r.uid for r in load_rows(str(marked))] == [f"{marked}:2", f"{marked}:3"]
+    marked.write_bytes(plain.read_bytes() + b"\xef\xbb\xbf" + plain.read_bytes())
+    with pytest.raises(DataError, match=r"b\.jsonl:3: is not JSON"):
+        load_rows(str(marked))
+
+
 def test_parquet_equals_jsonl(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as parquet

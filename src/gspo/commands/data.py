@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from gspo.data.columns import Columns
 from gspo.data.datasets import dataset_names, load_rows
-from gspo.data.rows import DataError, Row
+from gspo.data.rows import DataError, Row, visible
 
 EXIT_BAD_DATA = 2
 
@@ -63,21 +63,23 @@ def show(
         )
         _print_rows(rows, rows[:n], model)
     except DataError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_BAD_DATA) from None
+        _refuse(str(error))
 
 
 def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
     from gspo.data.template import encode_prompt
-    from gspo.models.load import load_tokenizer
+    from gspo.models.load import ModelError, load_tokenizer
 
-    tokenizer = load_tokenizer(model)
+    try:
+        tokenizer = load_tokenizer(model)
+    except ModelError as error:
+        _refuse(f"--model {error}")
     sources = sorted({row.data_source for row in rows})
-    typer.echo(f"{len(rows)} rows, data_source {', '.join(sources)}; prompts as {model} sees them")
+    typer.echo(f"{len(rows)} rows, data_source {visible(', '.join(sources))}; prompts as {model} sees them")
     for row in shown:
         prompt = encode_prompt(row, tokenizer)
-        typer.echo(f"\n--- {row.uid}  ({row.data_source}, {len(prompt.token_ids)} tokens)")
-        typer.echo(tokenizer.decode(list(prompt.token_ids)))
+        typer.echo(f"\n--- {visible(row.uid)}  ({visible(row.data_source)}, {len(prompt.token_ids)} tokens)")
+        typer.echo(visible(tokenizer.decode(list(prompt.token_ids))))
         typer.echo(f"ground_truth: {_short(row.ground_truth)}")
         if row.answer is not None:
             typer.echo(f"answer: {_short(row.answer)}")
@@ -87,4 +89,9 @@ def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
 
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
-    return text if len(text) <= 400 else f"{text[:397]}..."
+    return visible(text if len(text) <= 400 else f"{text[:397]}...")
+
+
+def _refuse(message: str) -> NoReturn:
+    typer.echo(f"error: {visible(message)}", err=True)
+    raise typer.Exit(EXIT_BAD_DATA)

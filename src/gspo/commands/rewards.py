@@ -135,12 +135,14 @@ def _load_row(task: str, index: int) -> Any:
 
 
 def _print_row(prompt: Prompt, text: str) -> None:
+    from gspo.data.rows import visible
+
     for message in prompt.messages:
-        typer.echo(f"{message.get('role', '')!s:10s} {message.get('content', '')}")
+        typer.echo(visible(f"{message.get('role', '')!s:10s} {message.get('content', '')}"))
     truth = str(prompt.ground_truth)
-    typer.echo(f"row        {prompt.uid} (data_source {prompt.data_source})")
-    typer.echo(f"truth      {truth if len(truth) <= 300 else truth[:300] + '…'}")
-    typer.echo(f"answer     {text if len(text) <= 300 else text[:300] + '…'}".rstrip())
+    typer.echo(visible(f"row        {prompt.uid} (data_source {prompt.data_source})"))
+    typer.echo(visible(f"truth      {truth if len(truth) <= 300 else truth[:300] + '…'}"))
+    typer.echo(visible(f"answer     {text if len(text) <= 300 else text[:300] + '…'}".rstrip()))
 
 
 def _workloads() -> dict[str, Sequence[Group]]:

@@ -69,11 +69,12 @@ def nearest(name: str) -> str | None:
     for key in known:
         ends.setdefault(key.rpartition(".")[2], key)
     siblings = {k.rpartition(".")[2]: k for k in known if k.rpartition(".")[0] == parent} if parent else ends
-    for table, cutoff in ((siblings, 0.5), (ends, 0.6)):
+    tables = ((siblings, 0.5 if parent else 0.72), (ends, 0.6 if parent else 0.72))
+    for table, cutoff in tables:
         close = difflib.get_close_matches(last, list(table), n=1, cutoff=cutoff)
         if close:
             return table[close[0]]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5 if parent else 0.72)
     return close[0] if close else None
 
 

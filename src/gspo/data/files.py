@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,8 @@ def _read_jsonl(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     num_records = 0
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
                 continue
             where = f"{name}:{number}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from gspo import hub
 from gspo.data.rows import DataError
 
 
@@ -17,6 +19,13 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
             name,
             "is read from the hub, which needs the datasets package; install gspo[data], or give a local file",
         ) from None
+    reason = hub.why_unreachable(name, "dataset")
+    if reason and not hub.is_cached(name, "dataset") and not _is_prepared(name):
+        raise DataError(
+            name,
+            f"is no file here, and the hub cannot be reached ({reason}); give a local jsonl or parquet file, or check "
+            "the name in data.train_files or data.val_files and the connection",
+        )
     try:
         table = datasets.load_dataset(name, config, split=split)
     except (
@@ -28,3 +37,10 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
             f"could not be read from the hub ({first}); give a local jsonl or parquet file",
         ) from error
     return ((f"{name}[{split}]:{i}", record) for i, record in enumerate(table, start=1))
+
+
+def _is_prepared(name: str) -> bool:
+    """Whether the `datasets` package keeps tables of the name, which it reads without the hub."""
+    import datasets
+
+    return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir()

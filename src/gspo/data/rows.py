@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,3 +35,15 @@ class Row:
 def user_message(text: str) -> tuple[Mapping[str, Any], ...]:
     """The messages of a prompt that is one question."""
     return ({"role": "user", "content": text},)
+
+
+def visible(text: str) -> str:
+    """The text for a terminal: control and format characters as escapes, except line ends, tabs and joiners.
+
+    Data may hold sequences that a terminal obeys, and characters that reverse or hide what stands beside them.
+    """
+    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(c: str) -> bool:
+    return c not in "\n\t\u200c\u200d" and unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gspo import hub
 from gspo.models import resolve
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder or hub name ("embedded" for the packaged one)."""
     from transformers import AutoTokenizer
 
+    resolved = resolve(path)
+    cached_only = _only_from_cache(resolved)
     with _explained(path, "tokenizer"):
-        return AutoTokenizer.from_pretrained(resolve(path), trust_remote_code=trust_remote_code)
+        return AutoTokenizer.from_pretrained(
+            resolved, trust_remote_code=trust_remote_code, local_files_only=cached_only
+        )
 
 
 def load_model(
@@ -43,12 +48,14 @@ def load_model(
     resolved = resolve(path)
     if Path(resolved).is_dir():
         check_weights(Path(resolved))
+    cached_only = _only_from_cache(resolved)
     with _explained(path, "model"), no_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolved,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
+            local_files_only=cached_only,
             output_loading_info=True,
         )
     model, info = loaded
@@ -59,6 +66,19 @@ def load_model(
             "expected weights and config of one model"
         )
     return model.to(device)
+
+
+def _only_from_cache(resolved: str) -> bool:
+    """Whether a hub name must be read from the cache, the hub being out of reach; a ModelError when it is not there."""
+    if Path(resolved).is_dir():
+        return False
+    reason = hub.why_unreachable(resolved, "model")
+    if reason and not hub.is_cached(resolved, "model"):
+        raise ModelError(
+            f"{resolved}: is no folder here, and the hub cannot be reached ({reason}); give a folder, or check the name "
+            "in actor_rollout_ref.model.path and the connection"
+        )
+    return bool(reason)
 
 
 def check_weights(folder: Path) -> list[Path]:

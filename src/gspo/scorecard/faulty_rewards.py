@@ -54,9 +54,12 @@ def too_many(completions: list[str], **columns: Any) -> list[float]:
 
 
 def sometimes_raising(prompt: Any, response: str, share: float = 0.0) -> float:
-    """The first character's code is even: 1 or 0; raises on a share of all responses, always the same ones."""
+    """The first character's code is even: 1 or 0; raises on a share of the responses, always the same ones.
+
+    Not on the row's own answer, with which it is tried before the run starts.
+    """
     digest = hashlib.blake2b(f"{prompt.uid}/{response}".encode(errors="replace"), digest_size=4).digest()
-    if int.from_bytes(digest, "big") < share * 2**32:
+    if int.from_bytes(digest, "big") < share * 2**32 and response != str(prompt.ground_truth):
         raise KeyError(f"cannot grade {response!r}")
     return float(bool(response) and ord(response[0]) % 2 == 0)
 

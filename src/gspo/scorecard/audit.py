@@ -1,0 +1,66 @@
+"""An account of every group of a run, from its files: none lost, none trained on twice, none too old."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from gspo.tracking.group_log import read_groups
+from gspo.tracking.run_folder import step_of
+
+PUT_BACK = ("stale_dropped", "surplus")  # these ended nothing: the prompt was generated afresh
+
+
+def recorded(run: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Every recorded group with the step in whose file it stands, in order."""
+    files = sorted((run / "groups").glob("*.gz"), key=lambda file: step_of(file.name))
+    return [(step_of(file.name), group) for file in files for group in read_groups(file)]
+
+
+def problems(run: Path) -> list[str]:
+    """What is wrong with a run's account: submissions recorded twice or not at all, prompts trained on twice.
+
+    Every submission must stand once in the files of the steps, or be under way in the newest checkpoint.
+    """
+    checkpoint = sorted((run / "checkpoints").glob("step-*"))[-1]
+    state = json.loads((checkpoint / "training" / "state.json").read_text())["sampler"]
+    found = Counter(group["submission"] for _, group in recorded(run))
+    under_way = Counter(g["submission"] for part in ("kept", "scored", "unfinished") for g in state[part])
+    under_way.update(group["submission"] for group, _, _ in state.get("untold", []))
+    total = found + under_way
+    twice = sorted(s for s, count in total.items() if count > 1)
+    lost = sorted(set(range(state["next_submission"])) - set(total))
+    unknown = sorted(s for s in total if s >= state["next_submission"])
+    out = []
+    for what, submissions in (("twice", twice), ("lost", lost), ("unknown", unknown)):
+        if submissions:
+            out.append(f"submissions {what}: {submissions[:8]}")
+    return out + _trained_too_often(run)
+
+
+def _trained_too_often(run: Path) -> list[str]:
+    """Prompts with more final fates than passes over the data that can have begun."""
+    ends = Counter(group["uid"] for _, group in recorded(run) if group["fate"] not in PUT_BACK)
+    if not ends:
+        return ["nothing was recorded"]
+    fewest = min(ends.values()) if len(ends) > 1 else 0
+    often = [uid for uid, count in ends.items() if count > max(2, fewest + 2)]
+    return [f"prompts used too often: {often[:8]}"] if often else []
+
+
+def staleness(run: Path) -> list[int]:
+    """How many versions each trained group lagged: the version it was trained at less the one of its submission."""
+    return [step - 1 - group["version"] for step, group in recorded(run) if group["fate"] == "kept"]
+
+
+def token_lags(run: Path) -> list[int]:
+    """The same for every run of trained tokens drawn under one version."""
+    return [
+        step - 1 - version
+        for step, group in recorded(run)
+        if group["fate"] == "kept"
+        for response in group["responses"]
+        for version, _ in response["versions"]
+    ]
