@@ -37,6 +37,7 @@ from gspo.loop.team import Team
 from gspo.models.load import load_tokenizer
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine, SamplingParams
+from gspo.rollout.fleet import Fleet
 from gspo.rollout.roster import Roster
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.settings import SamplingSettings
@@ -126,6 +127,11 @@ class Parts:
         """A line that says why training does not share prompts or pack, when it was to."""
         reason = self.roles.facts().layout_problem
         return f"\ntraining in padded rows: {reason}" if reason else ""
+
+    def rest_engine(self) -> None:
+        """Say that the trainer is about to use the device."""
+        if isinstance(self.engine, Fleet):
+            self.engine.rest()
 
     def engine_metrics(self) -> Metrics:
         """What befell the rollout workers, where there are any."""

@@ -19,11 +19,13 @@ from gspo.loop.roles_team import TeamRoles
 from gspo.loop.team_engine import TeamEngine
 from gspo.models import resolve
 from gspo.rollout.connection import Connection
+from gspo.rollout.cuda_weights import CudaWeights
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.fleet import Fleet
 from gspo.rollout.free_fleet import FreeFleet
 from gspo.rollout.native import NativeEngine
 from gspo.rollout.process_connection import ProcessConnection
+from gspo.rollout.vllm_settings import require_vllm
 from gspo.rollout.weights import SharedWeights, WeightStore
 from gspo.rollout.worker import EngineSpec
 
@@ -33,7 +35,9 @@ def num_workers(config: TrainerConfig, backend: Backend | None = None) -> int:
     if backend is not None:
         return backend.num_rollout_workers()
     rollout = config.actor_rollout_ref.rollout
-    return rollout.num_workers if rollout.mode == "async" or rollout.num_workers > 1 else 0
+    # vLLM changes much of the process it runs in, and a process that dies is replaced.
+    apart = rollout.mode == "async" or rollout.num_workers > 1 or rollout.name == "vllm"
+    return rollout.num_workers if apart else 0
 
 
 def runs_ahead(config: TrainerConfig) -> bool:
@@ -58,6 +62,8 @@ def build_rollout(
         if isinstance(roles, TeamRoles):
             return TeamEngine(roles.team)
         return build_engine(config, roles.policy.model, tokenizer, device)
+    if config.actor_rollout_ref.rollout.name == "vllm" and backend is None:
+        require_vllm()
     spec = engine_spec(config, tokenizer, device, count)
     connect, store = _local(spec, folder) if backend is None else _remote(spec, backend)
     kind = FreeFleet if runs_ahead(config) else Fleet
@@ -77,14 +83,15 @@ def _local(spec: EngineSpec, folder: Path | None) -> tuple[Callable[[int], Conne
     def connect(index: int) -> Connection:
         own = spec
         if spec.device.startswith("cuda") and (others := torch.cuda.device_count() - 1) > 0:
-            own = dataclasses.replace(spec, device=f"cuda:{1 + index % others}")
+            width = spec.options.get("tensor_parallel_size", 1)
+            own = dataclasses.replace(spec, device=f"cuda:{1 + index * width % others}")
         log = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / f"rollout-{index}.log"
         return ProcessConnection(own, index, log)
 
-    return connect, SharedWeights()
+    return connect, CudaWeights() if spec.device.startswith("cuda") else SharedWeights()
 
 
 def _remote(spec: EngineSpec, backend: Backend) -> tuple[Callable[[int], Connection], WeightStore]:
@@ -103,13 +110,29 @@ def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, cou
         max_length=_max_length(config),
         eos_token_ids=tuple(stops),
         pad_token_id=_pad_token(tokenizer, stops),
-        dtype=compute_dtype(config, device),
+        dtype=compute_dtype(config, device) if rollout.dtype == "auto" else rollout.dtype,
         device=str(device),
         num_threads=max(1, torch.get_num_threads() // count),
         trust_remote_code=c.trust_remote_code,
         attn_implementation=None if c.attn_implementation == FLEX_ATTENTION else c.attn_implementation,
         override_config=dict(c.override_config),
+        options=_vllm_options(config) if rollout.name == "vllm" else {},
     )
+
+
+def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
+    """What only vLLM has a use for; fields of VllmSettings."""
+    rollout = config.actor_rollout_ref.rollout
+    return {
+        "tensor_parallel_size": rollout.tensor_model_parallel_size,
+        "gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "max_num_batched_tokens": rollout.max_num_batched_tokens,
+        "enforce_eager": rollout.enforce_eager,
+        "enable_chunked_prefill": rollout.enable_chunked_prefill,
+        "enable_prefix_caching": rollout.enable_prefix_caching,
+        "sleep": rollout.free_cache_engine and torch.cuda.device_count() == 1,  # else it has a GPU of its own
+        "engine_kwargs": dict(rollout.engine_kwargs),
+    }
 
 
 def build_engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.device) -> RolloutEngine:

@@ -157,6 +157,7 @@ class Trainer:
         clock.reset()
         with clock("gen"):
             groups, sampling = parts.sampler.next_batch()
+            parts.rest_engine()
         with clock("old_log_prob"):
             batch = roles.policy.score(collate(groups))
         if self.config.actor_rollout_ref.actor.use_kl_loss:

@@ -88,6 +88,13 @@ class Fleet(Roster):
             self._store.discard(before)
         self._deal([dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests])
 
+    def rest(self) -> None:
+        """Training is about to use the device: have the workers give back what memory they can, until they are needed."""
+        for member in self._members:
+            member.call("rest")
+        for member in list(self._members):
+            self._unless_lost(member, member.answer)
+
     def unfinished(self) -> list[GroupRequest]:
         found: list[GroupRequest] = []
         for member in [m for m in self._members if m.assigned]:

@@ -17,6 +17,7 @@ _BLOCK = 128  # tokens of a cache block on a CPU
 _OWN = {
     "model": "actor_rollout_ref.model.path",
     "dtype": "rollout.dtype",
+    "device_ids": "trainer.device",
     "trust_remote_code": "actor_rollout_ref.model.trust_remote_code",
     "hf_overrides": "actor_rollout_ref.model.override_config",
     "max_model_len": "rollout.max_model_len",
@@ -112,6 +113,9 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if ":" in s.device:
+        first = int(s.device.partition(":")[2])
+        arguments["device_ids"] = list(range(first, first + s.tensor_parallel_size))
     if s.on_cpu:
         arguments["kv_cache_memory_bytes"] = cache_bytes(s)
     _check_names(s.engine_kwargs)

@@ -147,7 +147,7 @@ def _write(fd: int, tensors: Mapping[str, Tensor]) -> None:
 def read_weights(ref: WeightsRef) -> Iterator[Mapping[str, Tensor] | None]:
     """The tensors behind a reference, on the CPU; valid within the context."""
     if not isinstance(ref, WeightsFile):
-        yield ref
+        yield ref.tensors() if hasattr(ref, "tensors") else ref  # in GPU memory, see cuda_weights.py
         return
     from safetensors.torch import load_file
 

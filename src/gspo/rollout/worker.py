@@ -119,6 +119,12 @@ class RolloutWorker:
         with read_weights(ref) as tensors:
             self.engine.load_weights(tensors, version)
 
+    def rest(self) -> None:
+        """Give back the memory that the engine can do without while the trainer uses the device."""
+        rest = getattr(self.engine, "rest", None)
+        if rest is not None:
+            rest()
+
     def unfinished(self) -> dict[int, tuple[Rollout, ...]]:
         """The groups in flight: what their responses have so far, by submission number."""
         return {request.submission: request.partial for request in self.engine.unfinished()}

@@ -1,0 +1,82 @@
+"""Weights by reference on GPUs: one version in the trainer's GPU memory, opened by workers of this machine (CUDA IPC).
+
+A worker on the same GPU copies within its memory, one on another GPU from device to device; the host has no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.rollout.weights import SharedWeights, WeightsRef
+
+_ALIGNMENT = 256
+
+Layout = dict[str, tuple[torch.dtype, tuple[int, ...], int]]  # name → type, shape, first byte
+
+
+class CudaWeightsRef:
+    """A version's tensors in one block of GPU memory.
+
+    Every time it is pickled it exports the block anew: CUDA's count of who uses an export allows for one reader.
+    """
+
+    def __init__(self, block: Tensor, layout: Layout) -> None:
+        self.block, self.layout = block, layout
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Views into the block; the reader must let go of them before the version is discarded."""
+        found = {}
+        for name, (dtype, shape, start) in self.layout.items():
+            size = torch.Size(shape).numel() * dtype.itemsize
+            found[name] = self.block[start : start + size].view(dtype).view(shape)
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        return _open, (*reduce_tensor(self.block), self.layout)
+
+
+def _open(rebuild: Any, arguments: tuple[Any, ...], layout: Layout) -> CudaWeightsRef:
+    return CudaWeightsRef(rebuild(*arguments), layout)
+
+
+class CudaWeights:
+    """A WeightStore in this process's GPU memory; costs a copy of the model there for every version that is held.
+
+    Tensors that lie on the host, such as those gathered from shards, go through the host's shared memory.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, CudaWeightsRef] = {}
+        self._host = SharedWeights()
+
+    def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsRef:
+        if any(not tensor.is_cuda for tensor in tensors.values()):
+            return self._host.publish(tensors, version)
+        layout: Layout = {}
+        end = 0
+        for name, tensor in tensors.items():
+            layout[name] = (tensor.dtype, tuple(tensor.shape), end)
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        device = next(t.device for t in tensors.values())
+        ref = CudaWeightsRef(torch.empty(end, dtype=torch.uint8, device=device), layout)
+        for name, target in ref.tensors().items():
+            target.copy_(tensors[name].detach())
+        torch.cuda.synchronize(device)  # readers are on streams of their own
+        self._held[id(ref)] = ref
+        return ref
+
+    def discard(self, ref: WeightsRef) -> None:
+        if self._held.pop(id(ref), None) is None:
+            self._host.discard(ref)
+        else:
+            torch.cuda.ipc_collect()
+
+    def close(self) -> None:
+        self._held.clear()
+        self._host.close()
