@@ -35,7 +35,7 @@ def test_the_bare_loop_is_reproduced(bench):
 def test_eager_decoding_is_within_a_third_of_what_was_measured(bench):
     rows = bench.prompts * bench.group
     lengths = Lengths(float(bench.response), bench.response, 0.0)
-    engine = Engine(SHAPES[bench.model], DEVICES["h200"], eager=True)
+    engine = Engine(SHAPES[bench.model], DEVICES["h200"], eager=True, fused_head=bench.fused_head)
     predicted = generate(engine, rows, 1, rows, lengths, bench.prompt, bench.group).total
     assert 0.67 < predicted / bench.rollout_s < 1.5
 
@@ -46,9 +46,11 @@ def test_a_step_by_hand(shape, h200):
     assert parts[LAUNCH] == pytest.approx(2 * 39e-6)
     assert parts[WEIGHTS] == pytest.approx(2 * (2 * 656 + 8 + 80) / rate)
     kept = 2 * (4 * 16 + 6 * 8 + 2 * 8 + 2 * 8 + 2 * 8)
-    assert parts[CACHE] == pytest.approx(4 * (100 * 64 + 2 * 2 * kept) / rate)
-    head = 2 * 4 * 80 / (67e12 * 0.8) + constants.SAMPLING_PASSES * 4 * 10 * 4 / rate
-    assert parts[HEAD] == pytest.approx(head)
+    assert parts[CACHE] == pytest.approx(4 * (100 * 64 + constants.ROW_PASSES * 2 * kept) / rate)
+    sampling = constants.SAMPLING_PASSES * 4 * 10 * 4 / rate
+    assert parts[HEAD] == pytest.approx(2 * 4 * 80 / 790e12 + sampling)
+    plain = Engine(shape, h200, fused_head=False).step(4, 100)
+    assert plain[HEAD] == pytest.approx(2 * 4 * 80 / (67e12 * 0.8) + sampling)
     assert PRODUCTS not in parts
 
 

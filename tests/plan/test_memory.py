@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ def test_the_numbers_that_stand_in_two_files_are_equal():
     from gspo.training import head
     from gspo.validate import memory
 
+    fused = (Path(head.__file__).parent / "head_kernels.py").read_text()  # imports a GPU's libraries
+    assert f"CHUNK_ELEMENTS = 1 << {constants.FUSED_CHUNK_ELEMENTS.bit_length() - 1} " in fused
     assert (head.CHUNK_ELEMENTS, head.KEEP_ELEMENTS) == (constants.CHUNK_ELEMENTS, constants.KEEP_ELEMENTS)
     assert (memory.LOGIT_COPIES, memory.PREFILL_TOKENS) == (constants.LOGIT_COPIES, constants.PREFILL_TOKENS)
 
@@ -42,10 +45,11 @@ def test_shards_divide_what_is_held_and_gather_two_layers(seven, h200, work):
 
 
 def test_the_cache_by_hand(seven, h200, work):
-    held = engine_memory(seven, h200, work, tp=2, slots=100).held
+    padded = dataclasses.replace(work, paged=False)
+    held = engine_memory(seven, h200, padded, tp=2, slots=100).held
     assert held["KV cache"] == 100 * (128 + 2048) * (2 * 28 * 4 * 128 * 2) / 2
     assert held["parameters"] == seven.parameters
-    paged = engine_memory(seven, h200, dataclasses.replace(work, paged=True), tp=2, slots=100).held
+    paged = engine_memory(seven, h200, work, tp=2, slots=100).held
     assert paged["KV cache"] == pytest.approx(held["KV cache"] * (128 + 700) / (128 + 2048))
 
 

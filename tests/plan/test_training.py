@@ -18,7 +18,14 @@ from gspo.plan.workload import Workload
 def test_measured_training_is_reproduced_within_a_fifth(bench):
     lengths = Lengths(float(bench.response), bench.response, 0.0)
     work = Workload(
-        bench.prompts, bench.group, bench.prompt, bench.prompt, lengths, mini_batches=4, layout=bench.layout
+        bench.prompts,
+        bench.group,
+        bench.prompt,
+        bench.prompt,
+        lengths,
+        mini_batches=4,
+        layout=bench.layout,
+        fused_head=bench.fused_head,
     )
     trainer = Trainer(SHAPES[bench.model], DEVICES["h200"])
     assert 0.8 < (trainer.score(work).total + trainer.update(work).total) / bench.train_s < 1.25

@@ -46,6 +46,10 @@ class Device:
     def reached_bandwidth(self) -> float:
         return self.bandwidth * BANDWIDTH_SHARE
 
+    def head_rate(self, fused: bool) -> float:
+        """Operations a second of the output head: half-precision products summed in float32, or float32 throughout."""
+        return self.matmul if fused and self.number_bytes < 4 else self.float32 * FLOAT32_SHARE
+
     @property
     def train_share(self) -> float:
         """What training as a whole reaches of the rates above."""
@@ -93,7 +97,9 @@ MATMUL_SHARE = Figure(0.80, "assumed", "the H200's 790 of 989, taken over to dev
 BANDWIDTH_SHARE = Figure(
     0.85, "assumed", "share of the data sheet's bandwidth that a streaming kernel reaches"
 )
-FLOAT32_SHARE = Figure(0.80, "assumed", "share of the float32 rate in the output head, as for bf16")
+FLOAT32_SHARE = Figure(
+    0.80, "assumed", "share of the float32 rate in an output head that is not fused, as for bf16"
+)
 COLLECTIVE_SHARE = Figure(0.70, "assumed", "share of link and network bandwidth in large collectives")
 HOP_S = Figure(10e-6, "assumed", "latency a machine in a ring of NCCL, and of one exchange inside a machine")
 OVERLAP = Figure(0.70, "assumed", "share of computing behind which FSDP's exchange can hide")
@@ -106,9 +112,10 @@ DECODE_LAYER_S = Figure(
     "138,000 tok/s at batch 256 and 276,000 at 1,024",
 )
 SAMPLING_PASSES = Figure(
-    9.5,
+    20,
     "fitted",
-    "passes over a row's float32 logits, from the same two points: what is left of the cost a row",
+    "passes over a row's float32 logits: with ROW_PASSES what is left of the cost a row in those two points, divided "
+    "between the two by choice",
 )
 EAGER_LAYER_S = Figure(
     0.9e-3,
@@ -116,7 +123,7 @@ EAGER_LAYER_S = Figure(
     "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28",
 )
 DECODE_LAYER_CPU_S = Figure(1.8e-3, "fitted", "generation of `make train` on 2 idle cores, 1.2 s a step")
-ROW_PASSES = Figure(2, "assumed", "each intermediate result of a row is written once and read once")
+ROW_PASSES = Figure(5, "fitted", "passes over a row's intermediate results in decoding; see SAMPLING_PASSES")
 
 # Training
 TRAIN_SHARE = Figure(
@@ -134,6 +141,7 @@ OPTIMIZER_BYTES = Figure(
 )
 CHUNK_ELEMENTS = 1 << 24  # as gspo.training.head, which needs torch; a test keeps them equal
 KEEP_ELEMENTS = 1 << 26
+FUSED_CHUNK_ELEMENTS = 1 << 28  # as gspo.training.head_kernels
 LOGIT_COPIES = 4  # as gspo.validate.memory
 PREFILL_TOKENS = 8192
 
@@ -181,6 +189,7 @@ class Benchmark:
     response: int
     eager: bool
     layout: str
+    fused_head: bool
     rollout_s: float
     train_s: float | None
     source: str
@@ -189,8 +198,8 @@ class Benchmark:
 _BEFORE = "docs/performance.md, On a GPU: one H200, eager decoding, padded rows"
 _BARE = "bare compiled decode loop on one H200, without an engine around it"
 BENCHMARKS = (
-    Benchmark("smol", 32, 8, 32, 128, False, "plain", 256 * 128 / 138_000, None, _BARE),
-    Benchmark("smol", 128, 8, 32, 128, False, "plain", 1024 * 128 / 276_000, None, _BARE),
-    Benchmark("smol", 32, 8, 32, 128, True, "plain", 4.11, 0.84, _BEFORE),
-    Benchmark("qwen1.5b", 32, 8, 32, 128, True, "plain", 2.58, 4.09, _BEFORE),
+    Benchmark("smol", 32, 8, 32, 128, False, "plain", True, 256 * 128 / 138_000, None, _BARE),
+    Benchmark("smol", 128, 8, 32, 128, False, "plain", True, 1024 * 128 / 276_000, None, _BARE),
+    Benchmark("smol", 32, 8, 32, 128, True, "plain", False, 4.11, 0.84, _BEFORE),
+    Benchmark("qwen1.5b", 32, 8, 32, 128, True, "plain", False, 2.58, 4.09, _BEFORE),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gspo.plan.constants import COLLECTIVE_SHARE, FLOAT32_SHARE, HOP_S, ROW_PASSES, SAMPLING_PASSES, Device
+from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, ROW_PASSES, SAMPLING_PASSES, Device
 from gspo.plan.lengths import Lengths
 from gspo.plan.parts import Parts
 from gspo.plan.shape import ModelShape
@@ -27,6 +27,7 @@ class Engine:
     device: Device
     tp: int = 1
     eager: bool = False
+    fused_head: bool = True
 
     def step(self, rows: float, context: float) -> Parts:
         """Seconds of one decode step of so many rows with so many tokens behind each on average.
@@ -47,7 +48,7 @@ class Engine:
             parts[PRODUCTS] = products
         else:
             parts[WEIGHTS], parts[CACHE] = weights, cache
-        head = 2.0 * rows * s.head / (self.tp * d.float32 * FLOAT32_SHARE)
+        head = 2.0 * rows * s.head / (self.tp * d.head_rate(self.fused_head))
         parts[HEAD] = head + SAMPLING_PASSES * rows * s.vocab * 4 / rate
         if self.tp > 1:
             sent = 2 * rows * s.hidden * size / (d.link * COLLECTIVE_SHARE)

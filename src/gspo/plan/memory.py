@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gspo.plan.constants import FRAGMENTATION, LOGIT_COPIES, PREFILL_TOKENS, RESERVED, Device
+from gspo.plan.constants import (
+    FRAGMENTATION,
+    FUSED_CHUNK_ELEMENTS,
+    LOGIT_COPIES,
+    PREFILL_TOKENS,
+    RESERVED,
+    Device,
+)
 from gspo.plan.shape import ModelShape
 from gspo.plan.training import chunk_rows
 from gspo.plan.workload import Workload
@@ -63,14 +70,16 @@ def trainer_memory(
     transient = size * (3 * widest(shape) + 4 * shape.hidden)
     held["activations of a micro-batch"] = tokens * (layers + 3 * shape.hidden * size)
     held["temporaries of a layer"] = tokens * transient
-    held["logits of a chunk"] = logits_bytes(shape, size, tokens * work.lengths.longest / work.longest)
+    held["logits of a chunk"] = logits_bytes(
+        shape, device, tokens * work.lengths.longest / work.longest, work.fused_head
+    )
     return Memory(held)
 
 
 def engine_memory(shape: ModelShape, device: Device, work: Workload, *, tp: int, slots: float) -> Memory:
     """Of one of the `tp` devices of an engine with so many slots."""
     size = device.number_bytes
-    length = work.prompt + work.lengths.mean if work.paged else work.longest
+    length = work.prompt + work.lengths.mean if is_paged(device, work) else work.longest
     held = {
         "parameters": size * shape.parameters / tp,
         "KV cache": slots * length * shape.kv_bytes(size) / tp,
@@ -119,7 +128,20 @@ def widest(shape: ModelShape) -> int:
     return shape.intermediate
 
 
-def logits_bytes(shape: ModelShape, size: int, targets: float) -> float:
-    """One chunk of the head in float32, and a float32 copy of its weights when they are narrower."""
+def is_paged(device: Device, work: Workload) -> bool:
+    """Whether the cache is pages: on a GPU, unless it cannot be."""
+    return work.paged and device.name != "cpu"
+
+
+def logits_bytes(shape: ModelShape, device: Device, targets: float, fused: bool) -> float:
+    """One chunk of the head in float32, and what is wide beside it when the weights are narrow.
+
+    The fused head keeps a chunk's logits and their narrow gradient, and the weight's gradient in float32; the plain one
+    some copies of a smaller chunk, and the weights raised to float32.
+    """
+    size = device.number_bytes
+    if fused and size < FLOAT:
+        chunk = min(targets, FUSED_CHUNK_ELEMENTS // shape.vocab)
+        return chunk * shape.vocab * (FLOAT + size) + shape.head * FLOAT
     chunk = min(targets, chunk_rows(shape.vocab))
     return LOGIT_COPIES * chunk * shape.vocab * FLOAT + (shape.head * FLOAT if size < FLOAT else 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.plan.constants import HOST_COPY, Device
 from gspo.plan.decode import Engine, generate, steady
-from gspo.plan.memory import Memory, colocated_memory, engine_memory, most_slots, trainer_memory
+from gspo.plan.memory import Memory, colocated_memory, engine_memory, is_paged, most_slots, trainer_memory
 from gspo.plan.network import checkpoint_seconds, publish_seconds
 from gspo.plan.parts import Parts
 from gspo.plan.shape import ModelShape
@@ -134,7 +134,9 @@ def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> 
         if split.separate:
             return engine.with_reserve(device)
         one = split.trainers == 1
-        return colocated_memory(alone, engine, one_process=one, paged=work.paged).with_reserve(device)
+        return colocated_memory(alone, engine, one_process=one, paged=is_paged(device, work)).with_reserve(
+            device
+        )
 
     wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group / split.engines))
     slots = most_slots(lambda n: both(n).fits(device), wanted)
@@ -179,7 +181,7 @@ class Rollout:
 
 def _rollout_part(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> Rollout:
     """Generation for one step: a whole batch waited for, or a stream that is never empty."""
-    engine, lengths = Engine(shape, device, split.tp, work.eager), work.lengths
+    engine, lengths = Engine(shape, device, split.tp, work.eager, work.fused_head), work.lengths
     context = work.prompt + lengths.residual_mean
     single = engine.step_seconds(float(work.group), context)
     if not work.eta and not work.carry:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gspo.plan import constants
 from gspo.plan.check import Comparison
-from gspo.plan.constants import DEVICES, GB, Figure
+from gspo.plan.constants import DEVICES, GB, Device, Figure
 from gspo.plan.faults import daly_interval, useful_share, young_interval
 from gspo.plan.memory import Memory
 from gspo.plan.predict import Prediction
@@ -31,7 +31,7 @@ def plan_text(plan: Plan) -> str:
         "",
         *_faults(plan, best),
     ]
-    lines += ["", "keys: " + " ".join(keys_of(best, plan.device.per_machine))]
+    lines += ["", "keys: " + " ".join(keys_of(best, plan.device))]
     return "\n".join(lines) + "\n"
 
 
@@ -100,10 +100,10 @@ def _faults(plan: Plan, best: Prediction) -> list[str]:
     ]
 
 
-def keys_of(best: Prediction, per_machine: int) -> list[str]:
+def keys_of(best: Prediction, device: Device) -> list[str]:
     """Settings that ask for this split."""
     s = best.split
-    devices, rollout = s.devices, "actor_rollout_ref.rollout"
+    devices, rollout, per_machine = s.devices, "actor_rollout_ref.rollout", device.per_machine
     out = []
     if devices > 1:
         machines = -(-devices // per_machine)
@@ -121,6 +121,10 @@ def keys_of(best: Prediction, per_machine: int) -> list[str]:
         out += [f"{rollout}.num_workers={s.engines}"]
     if s.tp > 1:
         out += [f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size={s.tp}"]
+    held = best.rollout_memory
+    share = (held.total if s.tp > 1 else held.held.get("KV cache", 0.0)) / device.memory
+    if share > 0.5:  # of vLLM's own memory, or of the native engine's cache
+        out += [f"{rollout}.gpu_memory_utilization={min(0.95, share):.2f}"]
     return [*out, f"{rollout}.max_num_seqs={best.slots}"]
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gspo.plan.constants import (
     CHUNK_ELEMENTS,
-    FLOAT32_SHARE,
     KEEP_ELEMENTS,
     KERNEL_S,
     KERNELS_LAYER,
@@ -22,7 +21,7 @@ from gspo.plan.parts import Parts
 from gspo.plan.shape import ModelShape
 from gspo.plan.workload import Workload
 
-PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's float32 head", "training's memory traffic"
+PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's output head", "training's memory traffic"
 LAUNCH, OPTIMIZER, EXCHANGE = "starting training kernels", "optimiser", "FSDP exchange"
 UNEVEN = "ranks without an answer to train on"
 
@@ -50,10 +49,10 @@ class Trainer:
         """Seconds of all optimiser steps: forward, backward (twice a forward), what is computed again, exchange."""
         body = 4 if self.checkpointing else 3
         logits = work.targets / work.mini_batches / self.ranks * self.shape.vocab
-        head = 4 if logits > KEEP_ELEMENTS else 3
-        gathers = (2 if self.reshard else 1) + (
-            4 / self.device.number_bytes
-        )  # gradients are reduced in float32
+        fused = work.fused_head and self.device.number_bytes < 4
+        head = 4 if fused or logits > KEEP_ELEMENTS else 3
+        scatter = 4 / self.device.number_bytes  # gradients are reduced in float32
+        gathers = (2 if self.reshard else 1) + scatter
         return self._passes(work, float(work.epochs), body, head, gathers, updates=True)
 
     def _passes(
@@ -91,7 +90,7 @@ class Trainer:
         return Parts(
             {
                 PRODUCTS: body * products / d.matmul / d.train_share,
-                HEAD: head * 2.0 * targets * s.head / (d.float32 * FLOAT32_SHARE) / d.train_share,
+                HEAD: head * 2.0 * targets * s.head / d.head_rate(work.fused_head) / d.train_share,
                 TRAFFIC: traffic / d.reached_bandwidth / d.train_share,
             }
         )

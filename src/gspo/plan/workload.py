@@ -37,9 +37,9 @@ class Workload:
     slots: int = 1024  # answers an engine runs at once, at most
     checkpointing: bool | None = None  # None: where memory asks for it
     eager: bool = False
-    paged: bool = False  # the cache follows use, else each slot has room for the longest
+    paged: bool = True  # on a GPU: the cache follows use and sleeps in training; else each slot has room for the longest
+    fused_head: bool = True  # on a GPU in half precision
     reshard: bool = True
-    cache_share: float = 0.85  # of a rollout device's memory
 
     @property
     def rows(self) -> int:
@@ -161,7 +161,6 @@ def workload_of(
         slots=rollout.max_num_seqs,
         checkpointing=ar.model.enable_gradient_checkpointing or None,
         eager=rollout.enforce_eager,
-        paged=rollout.name == "vllm",
         reshard=actor.fsdp_config.reshard_after_forward,
     )
 
