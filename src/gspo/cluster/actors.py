@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorClass
+
+THREADS = "OMP_NUM_THREADS"
 
 
 def as_actor_class(worker_class: Any) -> Any:
@@ -27,6 +30,14 @@ def free_port(worker: Any) -> tuple[str, int]:
     with socket.socket() as s:
         s.bind(("", 0))
         return ray.util.get_node_ip_address(), s.getsockname()[1]
+
+
+def share_cores(worker: Any, named: str | None, num_local: int) -> None:
+    """Run in an actor: let it use as many threads as the controller was told to, else its share of the machine.
+
+    Ray would give it one, for the one CPU that it counts for.
+    """
+    os.environ[THREADS] = named or str(max(1, len(os.sched_getaffinity(0)) // num_local))
 
 
 def local_numbers(process_on_nodes: Sequence[int]) -> list[int]:

@@ -69,9 +69,8 @@ class RayBackend:
         assert pool is not None, "the run has no rollout workers"
         while index >= pool.world_size:
             pool.grow()
-        device = torch.device("cuda:0" if pool.use_gpu else "cpu")  # the controller may have another kind
-        spec = dataclasses.replace(spec, device=str(device), dtype=compute_dtype(self._config, device))
-        return RayConnection(spec, pool.options(index), self._classes.rollout, f"rollout worker {index}")
+        own = _at(spec, pool, self._config)
+        return RayConnection(own, pool.options(index), self._classes.rollout, f"rollout worker {index}")
 
     def weights(self) -> ObjectStore:
         """Where versions of the weights are put for rollout workers."""
@@ -90,3 +89,13 @@ class RayBackend:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def _at(spec: EngineSpec, pool: ResourcePool, config: TrainerConfig) -> EngineSpec:
+    """The spec for a worker of the pool: the controller may have another kind of device."""
+    device = torch.device("cuda:0" if pool.use_gpu else "cpu")
+    dtype = compute_dtype(config, device) if config.actor_rollout_ref.rollout.dtype == "auto" else spec.dtype
+    options = dict(spec.options)
+    if "sleep" in options:  # only where it shares its device with a trainer rank
+        options["sleep"] = options["sleep"] and pool.max_colocate_count > 1
+    return dataclasses.replace(spec, device=str(device), dtype=dtype, options=options)

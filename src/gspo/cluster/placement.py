@@ -15,6 +15,7 @@ from gspo.cluster.errors import ClusterError
 from gspo.cluster.resource_pool_manager import ResourcePoolManager
 from gspo.cluster.role import INNER_ROLES, TRAINER_ROLES, Role
 from gspo.config import TrainerConfig
+from gspo.loop.engines import num_workers
 from gspo.loop.rank_worker import RankWorker
 from gspo.rollout.worker import RolloutWorker
 
@@ -63,17 +64,10 @@ def _derived(role: Role, worker: Any, base: type) -> Any:
     return worker
 
 
-def has_rollout_workers(config: TrainerConfig) -> bool:
-    """Whether the config asks for rollout workers beside the trainer's ranks."""
-    rollout = config.actor_rollout_ref.rollout
-    return rollout.mode == "async" or rollout.num_workers > 1
-
-
 def num_local_cpus(config: TrainerConfig, manager: ResourcePoolManager | None) -> int:
     """CPUs that a local cluster must count for the run's processes to have a place."""
     pools = manager or default_pools(config, gpus=0)
-    workers = config.actor_rollout_ref.rollout.num_workers if has_rollout_workers(config) else 0
-    return 2 * pools.get_n_gpus() + workers
+    return 2 * pools.get_n_gpus() + num_workers(config)
 
 
 def default_pools(config: TrainerConfig, gpus: int) -> ResourcePoolManager:
@@ -82,7 +76,7 @@ def default_pools(config: TrainerConfig, gpus: int) -> ResourcePoolManager:
     Training uses trainer.nnodes × n_gpus_per_node devices; when the second is not set, all that rollout workers leave.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    apart = rollout.num_workers if has_rollout_workers(config) else 0
+    apart = num_workers(config)
     per_node = trainer.n_gpus_per_node
     if per_node is None:
         per_node = (gpus - apart * rollout.tensor_model_parallel_size) // trainer.nnodes
@@ -93,9 +87,9 @@ def default_pools(config: TrainerConfig, gpus: int) -> ResourcePoolManager:
 
 def with_rollout_pool(manager: ResourcePoolManager, config: TrainerConfig) -> ResourcePoolManager:
     """The same pools, with one for rollout workers where the config has them and the mapping does not."""
-    if Role.Rollout in manager.mapping or not has_rollout_workers(config):
+    if Role.Rollout in manager.mapping or not num_workers(config):
         return manager
-    apart = [1] * config.actor_rollout_ref.rollout.num_workers
+    apart = [1] * num_workers(config)
     return ResourcePoolManager(
         {**manager.resource_pool_spec, ROLLOUT_POOL: apart}, {**manager.mapping, Role.Rollout: ROLLOUT_POOL}
     )

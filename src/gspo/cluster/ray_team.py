@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.cluster.actors import as_actor_class, free_port, local_numbers
+from gspo.cluster.actors import THREADS, as_actor_class, free_port, local_numbers, share_cores
 from gspo.cluster.errors import WorkerDied, root_cause
 from gspo.cluster.resource_pool import ResourcePool
 from gspo.loop.rank_worker import RankWorker
@@ -38,13 +39,15 @@ class RayTeam:
         device = "cuda:0" if pool.use_gpu else "cpu"  # an actor sees only its own GPUs
         local = local_numbers(pool.process_on_nodes)
         places = [Place(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)]
+        named, most = os.environ.get(THREADS), max(pool.process_on_nodes)
+        self._gather([a.__ray_call__.remote(share_cores, named, most) for a in self._actors])
         self._gather([a.join.remote(p) for a, p in zip(self._actors, places, strict=True)])
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Run `RankWorker.<method>(*args)` on every rank; the results by rank. Errors as `Team.call` says."""
         if not self._actors:
             raise RankFailed(f"{method}: the trainer's ranks have ended")
-        shared = ray.put(args)  # once, however many ranks read it
+        shared = ray.put(args) if self.world_size > 1 else args  # once, however many ranks read it
         return self._gather([actor.run.remote(method, shared) for actor in self._actors])
 
     def _gather(self, refs: Sequence[Any]) -> list[Any]:
