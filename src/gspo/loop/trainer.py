@@ -17,6 +17,7 @@ from gspo.loop.build import Parts, build, choose_backend
 from gspo.loop.evaluation import Evaluation
 from gspo.loop.resume import Resume, find_resume, resolve_config
 from gspo.loop.signals import StopRequest
+from gspo.loop.team import RankFailed
 from gspo.loop.watchdog import Watchdog
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.tracking.clock import Clock
@@ -30,6 +31,7 @@ from gspo.training.policy import Update
 from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
 
 AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time
+RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
 RATIO_LIMIT = 100.0  # a mean sequence ratio beyond this is an explosion, not a policy
 
 
@@ -63,6 +65,7 @@ class Trainer:
             self.console.warn(str(warning).removeprefix("warning: "))
         self.clock = Clock()
         self.stop = StopRequest()
+        self._num_rank_failures = 0
         self._backend = backend or choose_backend(self.config)
         resume: Resume = find_resume(self.resolved)
         self.run = resume.run.open()
@@ -138,7 +141,11 @@ class Trainer:
                 self._evaluate_and_track_start()
             try:
                 while self.step < self.total_steps and self.stop.signal is None:
-                    self.train_step()
+                    try:
+                        self.train_step()
+                        self._num_rank_failures = 0
+                    except RankFailed as failure:
+                        self._replace_ranks(failure)
             except DataExhausted as end:
                 self.console.say(str(end))
                 self.total_steps = self.step
@@ -179,7 +186,8 @@ class Trainer:
             parts.engine.load_weights(None, version=self.step + 1)
             parts.sampler.release(groups)
         self.step += 1
-        metrics = records.step_metrics(groups, batch, sampling)
+        with_gap = self.config.actor_rollout_ref.rollout.calculate_log_probs
+        metrics = records.step_metrics(groups, batch, sampling, with_gap=with_gap)
         merge_metrics(metrics, extra | update.metrics)
         merge_metrics(metrics, parts.objective.observe(update.metrics))
         merge_metrics(metrics, parts.engine_metrics())
@@ -370,6 +378,16 @@ class Trainer:
         self.console.say(
             f"rolled back from step {step} to {path}; the learning rate is now {LR_FACTOR:g} of what it was"
         )
+
+    def _replace_ranks(self, failure: RankFailed) -> None:
+        """Go on from the last checkpoint with new ranks where the backend can start some; else the failure ends the run."""
+        self._num_rank_failures += 1
+        path, _ = checkpoint.latest(self.run.checkpoints)
+        if self._backend is None or path is None or self._num_rank_failures > RANK_RESTARTS:
+            raise failure
+        self.console.warn(f"{failure}\nnew trainer ranks go on from {path}")
+        self.parts.close()
+        self._assemble(checkpoint.load(path))
 
     def _pause(self, pause: Paused) -> dict[str, Any]:
         self._save_unless_saved()
