@@ -32,6 +32,12 @@ def _actor_loss(config: TrainerConfig) -> str:
     return config.actor_rollout_ref.actor.policy_loss.loss_mode
 
 
+def _in_the_trainer(config: TrainerConfig) -> bool:
+    rollout = config.actor_rollout_ref.rollout
+    apart = rollout.mode == "async" or rollout.num_workers > 1 or config.trainer.backend == "ray"
+    return rollout.name == "native" and not apart
+
+
 _FILTER_KEYS = (
     "max_num_gen_batches",
     "strategy",
@@ -40,6 +46,16 @@ _FILTER_KEYS = (
     "max_in_flight",
     "metric",
     "predict",
+)
+_VLLM_KEYS = (
+    "enable_chunked_prefill",
+    "enable_prefix_caching",
+    "engine_kwargs",
+    "enforce_eager",
+    "free_cache_engine",
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "tensor_model_parallel_size",
 )
 _DEAD = (
     Dead(
@@ -225,10 +241,16 @@ _DEAD = (
         "remove it",
     ),
     Dead(
-        tuple(f"{ROLLOUT}.{k}" for k in ("enable_chunked_prefill", "enable_prefix_caching", "engine_kwargs")),
+        tuple(f"{ROLLOUT}.{k}" for k in _VLLM_KEYS),
         lambda c: c.actor_rollout_ref.rollout.name == "native",
         "only vllm uses it",
         f"set {ROLLOUT}.name=vllm, or remove it",
+    ),
+    Dead(
+        (f"{ROLLOUT}.dtype",),
+        _in_the_trainer,
+        "the engine runs the trainer's own modules",
+        f"set {MODEL}.dtype, or remove it",
     ),
     Dead(
         (f"{ROLLOUT}.max_head_offpolicyness", f"{ROLLOUT}.max_concurrent_rollouts"),

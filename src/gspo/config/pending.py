@@ -15,21 +15,6 @@ from gspo.config.settings import Settings
 WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {
     "scale-out: sequences over several devices": ("actor_rollout_ref.actor.ulysses_sequence_parallel_size",),
-    "scale-out: vLLM": (
-        "actor_rollout_ref.rollout.name",
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "actor_rollout_ref.rollout.enable_chunked_prefill",
-        "actor_rollout_ref.rollout.enable_prefix_caching",
-        "actor_rollout_ref.rollout.engine_kwargs",
-        "actor_rollout_ref.rollout.calculate_log_probs",
-    ),
-    "speed: native engine on a GPU": (
-        "actor_rollout_ref.rollout.dtype",
-        "actor_rollout_ref.rollout.max_num_batched_tokens",
-        "actor_rollout_ref.rollout.gpu_memory_utilization",
-        "actor_rollout_ref.rollout.enforce_eager",
-        "actor_rollout_ref.rollout.free_cache_engine",
-    ),
     "speed: training": (
         "actor_rollout_ref.actor.use_torch_compile",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
@@ -39,9 +24,7 @@ _WAITING: dict[str, tuple[str, ...]] = {
 }
 PENDING: dict[str, str] = {key: capability for capability, keys in _WAITING.items() for key in keys}
 
-PENDING_VALUES: dict[tuple[str, Any], str] = {
-    ("actor_rollout_ref.rollout.name", "vllm"): "scale-out: vLLM",
-}
+PENDING_VALUES: dict[tuple[str, Any], str] = {}
 
 # Ignoring these would train something else than was asked for.
 _ESSENTIAL: tuple[str, ...] = ()

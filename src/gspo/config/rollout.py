@@ -80,7 +80,7 @@ class RolloutConfig(Section):
     )
     num_workers: int = key(
         default=1,
-        doc="Engines. One and sync: in the trainer's own process; else each in a process of its own.",
+        doc="Engines. One, native and sync: in the trainer's own process; else each in a process of its own.",
         ge=1,
     )
     worker_timeout: float = key(
@@ -90,7 +90,8 @@ class RolloutConfig(Section):
         unit="seconds",
     )
     calculate_log_probs: bool = key(
-        default=True, doc="Return μ with each token; the decoupled loss and the noise check need it."
+        default=True,
+        doc="Use μ, which comes with each token: for the decoupled loss and the actor/rollout_* metrics.",
     )
     log_prob_micro_batch_size_per_gpu: int | None = key(
         default=None,

@@ -17,8 +17,13 @@ from gspo.tracking.run_folder import RunFolder
 from gspo.types import Group, Metric, Metrics, TrainBatch
 
 
-def step_metrics(groups: Sequence[Group], batch: TrainBatch, sampling: SamplingReport) -> Metrics:
-    """Rewards, advantages and lengths of the trained batch, beside the sampler's own counts."""
+def step_metrics(
+    groups: Sequence[Group], batch: TrainBatch, sampling: SamplingReport, *, with_gap: bool = True
+) -> Metrics:
+    """Rewards, advantages and lengths of the trained batch, beside the sampler's own counts.
+
+    `with_gap` adds how far the trainer's log-probs are from the engine's.
+    """
     assert batch.advantages is not None and batch.returns is not None
     rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
     trained = batch.mask.bool()
@@ -38,7 +43,7 @@ def step_metrics(groups: Sequence[Group], batch: TrainBatch, sampling: SamplingR
     for key in sorted({key for r in rewards for key in r.extra}):
         values = [r.extra[key] for r in rewards if key in r.extra]
         metrics[f"reward/{key}/mean"] = Metric.mean(sum(values), len(values))
-    return metrics | _rollout_gap(batch)
+    return metrics | _rollout_gap(batch) if with_gap else metrics
 
 
 def _spread(name: str, values: Tensor) -> Metrics:
