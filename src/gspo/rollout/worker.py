@@ -8,11 +8,13 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
-from gspo.rollout.weights import WeightsRef, read_weights
 from gspo.types import Group, Rollout
+
+if TYPE_CHECKING:
+    from gspo.rollout.weights import WeightsRef
 
 BUILDERS = {
     "native": "gspo.rollout.worker:build_native",
@@ -116,6 +118,8 @@ class RolloutWorker:
 
     def load_weights(self, ref: WeightsRef, version: int) -> None:
         """Make a version live; what is in flight goes on under it."""
+        from gspo.rollout.weights import read_weights
+
         with read_weights(ref) as tensors:
             self.engine.load_weights(tensors, version)
 
