@@ -20,6 +20,7 @@ from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins
 from gspo.loop.roles import Facts, Roles, build_roles, compute_dtype, load_weights
 from gspo.loop.team import Place
+from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.training.fsdp import Shards, ShardSettings
 from gspo.training.policy import PolicyLoss, Regulariser
@@ -208,7 +209,8 @@ class RankWorker:
             plain.load_state_dict(weights, assign=True)
             plain.tie_weights()
             plain.generation_config = model.generation_config
-            plain.save_pretrained(folder)
+            with no_progress_bars():
+                plain.save_pretrained(folder)
 
     def write_shards(self, folder: str) -> None:
         """Write this rank's part of what a resume needs beside the model."""

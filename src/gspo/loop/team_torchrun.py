@@ -31,6 +31,7 @@ CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says
 FOREVER = timedelta(
     days=365
 )  # followers wait for the next call however long it takes; the watch sees a dead rank
+REMEDY = "go on from the last checkpoint with the same command"
 END = "end"  # the call with which followers end
 
 
@@ -121,7 +122,7 @@ class TorchrunTeam:
 
     def _check(self) -> None:
         if self._watch is not None and self._watch.cause is not None:
-            raise RankFailed(self._watch.cause)
+            raise RankFailed(f"{self._watch.cause}; {REMEDY}")
 
     def _explain(self, error: BaseException) -> BaseException:
         """The error itself when it began here; the other rank's cause when it is only what followed from it."""
@@ -129,7 +130,8 @@ class TorchrunTeam:
             return error
         if is_network_error(error):
             cause = self._watch.find_cause(CAUSE_SECONDS)
-            return RankFailed(cause or f"a trainer rank cannot be reached: {describe(error)}")
+            cause = cause or f"a trainer rank cannot be reached: {describe(error)}"
+            return RankFailed(f"{cause}; {REMEDY}")
         self._watch.fail(describe(error))
         return error
 

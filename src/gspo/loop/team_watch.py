@@ -22,7 +22,7 @@ from torch.distributed import TCPStore
 from gspo.loop.team import Place
 
 BEAT_SECONDS = 1.0
-SILENT_SECONDS = 25.0  # without a beat a rank on another machine counts as gone
+SILENT_SECONDS = 40.0  # without a beat a rank on another machine counts as gone
 GRACE_SECONDS = 15.0  # for the main thread to end by itself once the cause is known
 EXIT_RANK_FAILED = 8
 
