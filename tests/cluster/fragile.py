@@ -1,0 +1,54 @@
+"""Workers of the roles that kill themselves at given moments, once each, as a crash or the system would."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from gspo.cluster import RankWorker, RolloutWorker
+
+
+def mark(folder: Path, *moments: str) -> Path:
+    """A folder that asks for a death at each of these moments."""
+    folder.mkdir()
+    for moment in moments:
+        (folder / moment).touch()
+    return folder
+
+
+def die_if_marked(folder: Path, moment: str) -> None:
+    try:
+        os.unlink(folder / moment)
+    except FileNotFoundError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fragile_rank(folder: Path) -> type[RankWorker]:
+    """A rank class whose last rank dies at `update-<step>`, trained, while the others wait for it."""
+
+    class FragileRank(RankWorker):
+        def update(self, batch, loss, step, regulariser):
+            assert self.place is not None
+            result = super().update(batch, loss, step, regulariser)
+            if self.place.rank == self.place.world_size - 1:
+                die_if_marked(folder, f"update-{step}")
+            return result
+
+    return FragileRank
+
+
+def fragile_rollout(folder: Path) -> type[RolloutWorker]:
+    """A rollout class that dies at `step-<n>`, the n-th step a worker makes, with groups in flight."""
+
+    class FragileRollout(RolloutWorker):
+        num_steps = 0
+
+        def step(self):
+            self.num_steps += 1
+            if self.engine.num_in_flight:
+                die_if_marked(folder, f"step-{self.num_steps}")
+            return super().step()
+
+    return FragileRollout

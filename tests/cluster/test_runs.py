@@ -1,0 +1,159 @@
+"""Whole runs on Ray against the same run in one process: the embedded model on arithmetic, with and without deaths."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gspo.cluster import RayPPOTrainerWithSampling, ResourcePoolManager, Role
+from gspo.config import load
+from gspo.loop.team import RankFailed
+from gspo.loop.trainer import Trainer
+from tests.cluster.fragile import fragile_rank, fragile_rollout, mark
+
+COMPARED = (
+    "actor/pg_loss",
+    "actor/grad_norm",
+    "actor/entropy",
+    "critic/rewards/mean",
+    "response_length/mean",
+)
+ASYNC_0 = ("actor_rollout_ref.rollout.mode=async", "actor_rollout_ref.rollout.max_head_offpolicyness=0")
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch):
+    monkeypatch.setattr("gspo.loop.closing.write_report", lambda console, run: None)  # has tests of its own
+
+
+def small(folder: Path, *overrides: str):
+    """Three steps of the embedded task, a checkpoint each."""
+    return load(
+        overrides=[
+            f"trainer.default_local_dir={folder}",
+            "trainer.experiment_name=run",
+            "trainer.total_training_steps=3",
+            "trainer.save_freq=1",
+            "trainer.num_threads=1",
+            "trainer.log_val_generations=0",
+            "data.train_batch_size=4",
+            "data.gen_batch_size=4",
+            "data.num_train_samples=64",
+            "data.num_val_samples=8",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=2",
+            "actor_rollout_ref.rollout.n=4",
+            "reward.num_workers=1",
+            *overrides,
+        ]
+    )
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["step"] > 0]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    last = sorted((folder / "run" / "checkpoints").glob("step-*"))[-1]
+    return load_file(last / "model.safetensors")
+
+
+def assert_same(folder: Path, other: Path, num_steps: int = 3) -> None:
+    """The same losses, lengths and weights, within float32 rounding; every step once."""
+    ours, theirs = rows(folder), rows(other)
+    assert [row["step"] for row in ours] == [row["step"] for row in theirs] == list(range(1, num_steps + 1))
+    for a, b in zip(ours, theirs, strict=True):
+        shared = [name for name in COMPARED if name in a]
+        assert len(shared) >= 3
+        for name in shared:
+            assert a[name] == pytest.approx(b[name], rel=1e-4, abs=1e-6), (a["step"], name)
+    mine, yours = weights(folder), weights(other)
+    assert mine.keys() == yours.keys()
+    for name in mine:
+        torch.testing.assert_close(mine[name], yours[name], rtol=1e-4, atol=2e-5, msg=name)
+
+
+@pytest.fixture(scope="module")
+def in_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("in_process")
+    assert Trainer(small(folder)).fit()["steps"] == 3
+    return folder
+
+
+def test_one_rank_on_ray_computes_what_one_process_does(cluster, in_process, tmp_path):
+    trainer = RayPPOTrainerWithSampling(small(tmp_path), None, None, None)
+    trainer.init_workers()
+    assert trainer.fit()["steps"] == 3
+    assert_same(tmp_path, in_process)
+    assert cluster.is_initialized()  # a connection that was there before is left
+    assert cluster.available_resources()["CPU"] == 8  # and every place was given back
+
+
+def test_async_without_staleness_does_too_though_its_rollout_actor_is_killed(cluster, in_process, tmp_path):
+    marks = mark(tmp_path / "marks", "step-3")
+    trainer = RayPPOTrainerWithSampling(
+        small(tmp_path, *ASYNC_0), None, {Role.Rollout: fragile_rollout(marks)}, None
+    )
+    assert trainer.fit()["steps"] == 3
+    assert_same(tmp_path, in_process)
+    assert not list(marks.iterdir())
+    assert rows(tmp_path)[-1]["rollout/worker_restarts"] == 1
+
+
+def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
+    cluster, in_process, tmp_path, capsys
+):
+    marks = mark(tmp_path / "marks", "update-1")
+    pools = ResourcePoolManager({"two": [2]}, {Role.ActorRollout: "two", Role.Critic: "two"})
+    trainer = RayPPOTrainerWithSampling(
+        small(tmp_path), None, {Role.ActorRollout: fragile_rank(marks)}, pools
+    )
+    assert trainer.fit()["steps"] == 3
+    assert_same(tmp_path, in_process)
+    assert not list(marks.iterdir())
+    out = capsys.readouterr()
+    assert "trainer rank 1 of 2 died" in out.out + out.err
+
+
+@pytest.mark.slow
+def test_ten_deaths_of_rollout_actors_lose_nothing(cluster, tmp_path):
+    """Two workers in step; every death is at another moment, and the groups are those of an undisturbed run."""
+    long = (
+        "trainer.total_training_steps=12",
+        "trainer.save_freq=-1",
+        "actor_rollout_ref.rollout.num_workers=2",
+    )
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    assert Trainer(small(plain, *long[:2])).fit()["steps"] == 12
+    marks = mark(tmp_path / "marks", *(f"step-{n}" for n in range(3, 43, 4)))
+    classes = {Role.Rollout: fragile_rollout(marks)}
+    assert RayPPOTrainerWithSampling(small(killed, *long), None, classes, None).fit()["steps"] == 12
+    assert not list(marks.iterdir())
+    assert rows(killed)[-1]["rollout/worker_restarts"] == 10
+    assert_same(killed, plain, 12)
+
+
+@pytest.mark.slow
+def test_ten_deaths_of_trainer_ranks_lose_nothing(cluster, tmp_path):
+    plain, killed = tmp_path / "plain", tmp_path / "killed"
+    long = ("trainer.total_training_steps=12",)
+    assert Trainer(small(plain, *long)).fit()["steps"] == 12
+    marks = mark(tmp_path / "marks", *(f"update-{n}" for n in range(1, 11)))
+    classes = {Role.ActorRollout: fragile_rank(marks)}
+    assert RayPPOTrainerWithSampling(small(killed, *long), None, classes, None).fit()["steps"] == 12
+    assert not list(marks.iterdir())
+    assert_same(killed, plain, 12)
+
+
+@pytest.mark.slow
+def test_without_a_checkpoint_a_dead_rank_stops_the_run_with_the_cause(cluster, tmp_path):
+    marks = mark(tmp_path / "marks", "update-0")
+    trainer = RayPPOTrainerWithSampling(small(tmp_path), None, {Role.Actor: fragile_rank(marks)}, None)
+    with pytest.raises(RankFailed, match=r"^trainer rank 0 of 1 died: "):
+        trainer.fit()
+    assert cluster.available_resources()["CPU"] == 8
