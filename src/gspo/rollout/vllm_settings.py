@@ -123,8 +123,12 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 def cache_bytes(settings: VllmSettings) -> int | None:
-    """Bytes that hold every slot at full length; None when the model's shape does not say (vLLM then takes a share)."""
+    """Bytes that hold every slot at full length; None when the model's shape does not say (vLLM then takes a share).
+
+    Refuses heads of a size that vLLM has no attention for on a CPU, which it would only find out at the first request.
+    """
     from transformers import AutoConfig
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
     text = config.get_text_config()
@@ -133,6 +137,12 @@ def cache_bytes(settings: VllmSettings) -> int | None:
         return None
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    sizes = CPUAttentionBackend.get_supported_head_sizes()
+    if head_dim not in sizes:
+        raise EngineError(
+            f"actor_rollout_ref.model.path={settings.model}: its attention heads have {head_dim} dimensions; on CPUs "
+            f"vLLM takes {', '.join(map(str, sizes))}. Set actor_rollout_ref.rollout.name=native, or use a GPU"
+        )
     num_blocks = settings.num_slots * -(-settings.max_length // _BLOCK) + 2
     size = 4 if settings.dtype in ("float32", "auto") else 2
     return num_blocks * _BLOCK * layers * kv_heads * head_dim * 2 * size
