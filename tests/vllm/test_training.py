@@ -125,5 +125,5 @@ def test_asynchronous_rollouts_stay_within_their_budget_across_weight_updates(mo
 
 
 def test_a_model_that_vllm_cannot_run_ends_the_run_with_the_cause(tmp_path):
-    with pytest.raises(ValueError, match="36 dimensions.*rollout.name=native"):
+    with pytest.raises(ValueError, match=r"36 dimensions.*rollout\.name=native"):
         _train(tmp_path, Path("embedded"), VLLM)
