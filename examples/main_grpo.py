@@ -1,5 +1,7 @@
 """An existing training script with the trainer class exchanged: the one changed line is the import.
 
+It trains on the Ray cluster of RAY_ADDRESS or a local one; without Ray in this process.
+
 python examples/main_grpo.py algorithm.filter_groups.enable=True data.train_batch_size=32 actor_rollout_ref.rollout.n=5
 """
 
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo.config import load
-from gspo.trainer.ppo import PPOTrainerWithSampling as RayPPOTrainer
+from gspo.trainer.ppo import RayPPOTrainerWithSampling as RayPPOTrainer
 
 
 def main(arguments: Sequence[str]) -> dict[str, Any]:

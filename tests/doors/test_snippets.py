@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,12 +21,8 @@ from gspo.trainer.config import (
     RolloutConfig,
     TrainerConfig,
 )
-from gspo.trainer.ppo import PPOTrainerWithSampling
+from gspo.trainer.ppo import PPOTrainerWithSampling, RayPPOTrainerWithSampling
 from tests.doors.worlds import MODELS, load_script, rows
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from gspo.trainer.ppo import RayPPOTrainerWithSampling
 
 ROWS = [
     {
@@ -50,7 +46,34 @@ def shrink(config: TrainerConfig) -> TrainerConfig:
     return config
 
 
-def test_example_1_grpo_with_dynamic_sampling(here):
+@pytest.fixture(params=["ray", "in process"])
+def trainer_class(request) -> Any:
+    """The class of the documents, on a local Ray, and its twin."""
+    if request.param == "in process":
+        return PPOTrainerWithSampling
+    request.getfixturevalue("cluster")
+    return RayPPOTrainerWithSampling
+
+
+def on_a_cluster(trainer_class: Any) -> dict[str, Any]:
+    """The two arguments the documents take for granted: one rank in one pool, where there is a cluster."""
+    if trainer_class is PPOTrainerWithSampling:
+        return {"role_worker_mapping": None, "resource_pool_manager": None}
+    import ray
+
+    from gspo.cluster import RankWorker, ResourcePoolManager, Role
+
+    worker, pool = ray.remote(RankWorker), "global_pool"
+    return {
+        "role_worker_mapping": {Role.ActorRollout: worker, Role.Critic: worker, Role.RefPolicy: worker},
+        "resource_pool_manager": ResourcePoolManager(
+            resource_pool_spec={pool: [1]},
+            mapping={Role.ActorRollout: pool, Role.Critic: pool, Role.RefPolicy: pool},
+        ),
+    }
+
+
+def test_example_1_grpo_with_dynamic_sampling(here, trainer_class):
     config = TrainerConfig(
         algorithm=AlgoConfig(
             adv_estimator="grpo",
@@ -65,11 +88,10 @@ def test_example_1_grpo_with_dynamic_sampling(here):
         ),
         trainer=PPOTrainerConfig(critic_warmup=0),
     )
-    trainer = RayPPOTrainerWithSampling(
+    trainer = trainer_class(
         config=shrink(config),
         tokenizer=load_tokenizer(MODELS[0]),
-        role_worker_mapping=None,
-        resource_pool_manager=None,
+        **on_a_cluster(trainer_class),
         reward_fn=even_first_byte,
         train_dataset=ROWS,
     )
@@ -79,7 +101,7 @@ def test_example_1_grpo_with_dynamic_sampling(here):
     assert not [key for key in table[-1] if key.startswith("val-core")]  # no held-out rows were given
 
 
-def test_example_2_ppo_with_dynamic_sampling(here):
+def test_example_2_ppo_with_dynamic_sampling(here, trainer_class):
     config = TrainerConfig(
         algorithm=AlgoConfig(
             adv_estimator="gae",
@@ -97,11 +119,10 @@ def test_example_2_ppo_with_dynamic_sampling(here):
         always.append(response)
         return 0.25
 
-    trainer = RayPPOTrainerWithSampling(
+    trainer = trainer_class(
         config=config,
         tokenizer=load_tokenizer(MODELS[0]),
-        role_worker_mapping={},
-        resource_pool_manager=None,
+        **on_a_cluster(trainer_class),
         reward_fn=even_first_byte,
         val_reward_fn=val_reward_fn,
         train_dataset=ROWS,
@@ -113,7 +134,7 @@ def test_example_2_ppo_with_dynamic_sampling(here):
     assert table[0]["val-core/mine/reward/mean@1"] == 0.25 and always
 
 
-def test_example_3_the_class_under_another_name(here):
+def test_example_3_the_class_under_another_name(here, cluster):
     result = load_script("examples/main_grpo.py").main(
         [
             "algorithm.filter_groups.enable=True",
@@ -152,10 +173,15 @@ def test_filter_groups_can_be_assigned_later(here):
 def test_cluster_arguments_are_told_to_have_no_effect_in_one_process():
     with pytest.warns(UserWarning, match="role_worker_mapping has no effect"):
         PPOTrainerWithSampling(config=TrainerConfig(), role_worker_mapping={"actor": object})
-    with pytest.warns(UserWarning, match="PPOTrainerWithSampling"):
-        from gspo.trainer import ppo
 
-        assert ppo.RayPPOTrainerWithSampling is PPOTrainerWithSampling
+
+def test_without_ray_the_documents_class_is_the_in_process_one(monkeypatch):
+    from gspo.trainer import ppo
+
+    monkeypatch.setattr(ppo, "find_spec", lambda name: None)
+    for name in ("RayPPOTrainerWithSampling", "RayPPOTrainer"):
+        with pytest.warns(UserWarning, match=rf"{name} needs Ray.*pip install 'gspo\[ray\]'"):
+            assert getattr(ppo, name) is PPOTrainerWithSampling
 
 
 @pytest.mark.parametrize(
