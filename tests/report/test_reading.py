@@ -31,6 +31,24 @@ def test_nan_becomes_null(tmp_path: Path) -> None:
     assert reading.read_rows(file) == [{"step": 1, "a": None, "b": None}]
 
 
+def test_numbers_no_browser_reads_become_null(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text(
+        f'{{"step": 1, "a": 1e999, "b": [-1E+400, 1e-400, 2.5e100], "c": {"9" * 400}, "d": 1e300}}\n'
+    )
+    (row,) = reading.read_rows(file)
+    assert row == {"step": 1, "a": None, "b": [None, 0.0, 2.5e100], "c": None, "d": 1e300}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text('{"step": 1, "a": 1e308}\n{"step": 2, "a": 1e308, "b": 1e999}\n')
+    text = reading.to_json({"sum": read_run(folder).total("a"), "rows": read_run(folder).rows})
+    assert json.loads(text, parse_constant=_refuse)["sum"] is None
+
+
+def _refuse(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
 def test_a_gzip_file_cut_short_gives_its_whole_lines(tmp_path: Path) -> None:
     lines = [json.dumps({"uid": str(i), "responses": [], "noise": os.urandom(40).hex()}) for i in range(500)]
     data = gzip.compress("\n".join(lines).encode())

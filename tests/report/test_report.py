@@ -224,6 +224,48 @@ def test_the_card_holds_what_a_hub_wants(finished_run: Path) -> None:
     assert "`algorithm.adv_estimator`" not in card  # a default
 
 
+def test_the_card_names_no_folder_of_this_machine(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Plan(steps=1, groups=1, n=2, questions=2))
+    argv = [
+        "/opt/me/bin/gspo",
+        "train",
+        "/home/me/my conf.yaml",
+        "data.train_files=[/home/me/a.jsonl,/home/me/b.jsonl]",
+    ]
+    argv += [
+        "--model",
+        "/home/me/models/small",
+        "custom_reward_function.path=~/me/reward.py",
+        "x=https://h.org/a/b",
+    ]
+    (run / "environment.json").write_text(json.dumps({"argv": argv}))
+    config = (run / "config.yaml").read_text()
+    config = config.replace(
+        '"arithmetic"  # recipe embedded',
+        '["/home/me/a.jsonl"]  # override data.train_files=/home/me/a.jsonl',
+    )
+    (run / "config.yaml").write_text(config.replace('path: "embedded"', 'path: "/home/me/models/small"'))
+    card = run_card(read_run(run))
+    assert "/home" not in card and "/me/" not in card and "/opt" not in card
+    for part in ("…/a.jsonl", "…/b.jsonl", "…/my conf.yaml", "…/small", "…/reward.py", "https://h.org/a/b"):
+        assert part in card, part
+
+
+@pytest.mark.parametrize("bad", ["x", ["x"], [["x"]], {"a": 1}, 5, True, [None], None, [1e308, "y"]])
+def test_a_recorded_value_of_another_kind_is_left_out(tmp_path: Path, bad: Any) -> None:
+    run = make_run(tmp_path / "run", Plan(steps=1, groups=1, n=2, questions=2, val_every=1))
+    for file in (run / "groups" / "step-000001.jsonl.gz", run / "evals" / "step-000001.jsonl.gz"):
+        (record, *_) = (json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines())
+        spoiled = [
+            {**record, "responses": [{**record["responses"][0], key: bad}]} for key in record["responses"][0]
+        ]
+        spoiled += [{**record, key: bad} for key in record]
+        write_step(file.parent, 1, [*spoiled, record])
+    assert build_report(run, pictures=False).page.exists()
+    index = json.loads(block(build_report(run, pictures=False).page.read_text(), "data-index-0"))
+    assert index[-1]["groups"]
+
+
 def test_a_growing_run_can_be_reported_at_any_moment(tmp_path: Path) -> None:
     maker = Maker(tmp_path / "live", Plan(steps=3, groups=2, n=2, questions=3))
     for step in (1, 2):

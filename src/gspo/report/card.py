@@ -117,10 +117,18 @@ def _settings(run: Run) -> str:
     if not changed:
         return ""
     rows = [
-        [f"`{c['key']}`", f"`{json.dumps(c['value'], ensure_ascii=False, default=str)}`", c["origin"]]
+        [
+            f"`{c['key']}`",
+            f"`{json.dumps(words.portable(c['value']), ensure_ascii=False, default=str)}`",
+            _origin(c),
+        ]
         for c in changed
     ]
     return _grid(["key", "value", "origin"], rows)
+
+
+def _origin(setting: dict[str, Any]) -> str:
+    return " ".join(words.portable(word) for word in str(setting["origin"]).split(" "))
 
 
 def _cost(run: Run) -> list[tuple[str, Any]]:
@@ -159,7 +167,7 @@ def _reproduce(run: Run) -> str:
         "```",
     ]
     if isinstance(argv, list) and argv:
-        command = shlex.join(["gspo", *(str(a) for a in argv[1:])])
+        command = shlex.join(["gspo", *(words.portable(str(a)) for a in argv[1:])])
         lines += ["It was started with:", "```", command.replace("```", ""), "```"]
     return "\n".join(lines)
 
@@ -179,7 +187,7 @@ def _section(title: str, body: str) -> str:
 
 
 def _table(rows: list[tuple[str, Any]]) -> str:
-    shown = [[k, str(v)] for k, v in rows if v is not None and v != ""]
+    shown = [[k, str(words.portable(v))] for k, v in rows if v is not None and v != ""]
     return _grid(["", ""], shown) if shown else ""
 
 

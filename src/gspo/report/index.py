@@ -38,7 +38,7 @@ def _line(record: Mapping[str, Any], held_out: bool, ratios: list[float]) -> lis
         len(responses),
         round(sum(right) / len(right), 4) if right else None,
         round(sum(scores) / len(scores), 4) if scores else None,
-        sum(int(r.get("num_tokens") or 0) for r in responses),
+        sum(int(n) for r in responses if isinstance(n := r.get("num_tokens"), int | float)),
         _question(record.get("messages"))[:QUESTION_CHARS],
         "" if truth is None else str(truth)[:TRUTH_CHARS],
         record.get("version"),

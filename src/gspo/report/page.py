@@ -10,11 +10,12 @@ import base64
 import gzip
 import hashlib
 import html
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from gspo.report.reading import to_json
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("uPlot.min.css", "style.css")
@@ -117,14 +118,12 @@ def _blocks(items: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _json_block(name: str, value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+    text = to_json(value).replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{text}</script>\n'
 
 
 def _packed(value: Any) -> str:
-    data = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode(
-        "utf-8", "replace"
-    )
+    data = to_json(value).encode("utf-8", "replace")
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 

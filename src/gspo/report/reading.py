@@ -20,8 +20,44 @@ _NUMBERS = re.compile(r'(log_probs|token_ids|loss_mask)": \[[^\]]*')
 _CONFIG_LINE = re.compile(r"^(\s*)([\w.@-]+):(.*)$")
 
 
+# What may be a number beyond a float's range, which Python reads as an infinity.
+_HUGE = re.compile(r"[eE]\+?\d{3}|\d{300}")
+
+
+def parse_json(text: str) -> Any:
+    """The value of JSON text; NaN, infinities and numbers beyond a float's range, which no browser reads, become null."""
+    if _HUGE.search(text):
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_representable)
+    return json.loads(text, parse_constant=_no_number)
+
+
+def to_json(value: Any) -> str:
+    """The value as compact JSON that a browser reads: what is not finite becomes null, what is not data its text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str, allow_nan=False)
+    except ValueError:
+        return to_json(_without_nan(value))
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: _without_nan(v) for k, v in value.items()}
+    return [_without_nan(v) for v in value] if isinstance(value, list | tuple) else value
+
+
 def _no_number(name: str) -> None:
-    """NaN and infinities are not JSON: a browser could not read them, so they become null."""
+    pass
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _representable(text: str) -> int | None:
+    return int(text) if math.isfinite(float(text)) else None
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
@@ -31,7 +67,7 @@ def json_lines(text: str) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line, parse_constant=_no_number)
+            value = parse_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
@@ -50,7 +86,7 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any] | None:
     """The file's object, or None when there is no whole one."""
     try:
-        value = json.loads(read_text(path), parse_constant=_no_number)
+        value = parse_json(read_text(path))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import json
 import zlib
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -212,9 +211,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _dump(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str).encode(
-        "utf-8", "replace"
-    )
+    return reading.to_json(value).encode("utf-8", "replace")
 
 
 def _integer(query: dict[str, list[str]], name: str) -> int:

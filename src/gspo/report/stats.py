@@ -73,7 +73,8 @@ def question_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, tuple[flo
     """uid → (mean accuracy of its responses, what was asked). Falls back to the score where there is no accuracy."""
     out: dict[str, tuple[float, str]] = {}
     for record in records:
-        values = [v for r in record["responses"] if (v := correctness(r)) is not None]
+        responses = [r for r in record["responses"] if isinstance(r, Mapping)]
+        values = [v for r in responses if (v := correctness(r)) is not None]
         if values:
             asked = f"{record.get('messages')!r} {record.get('ground_truth')!r}"
             out[str(record.get("uid"))] = (sum(values) / len(values), asked)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def pack(records: Sequence[Mapping[str, Any]]) -> bytes:
         [x for r in records for x in r["responses"] if isinstance(x, dict)],
         [x for r in slim for x in r["responses"]],
     )
-    text = "".join(json.dumps(r, ensure_ascii=False, separators=(",", ":")) + "\n" for r in slim)
+    text = "".join(reading.to_json(r) + "\n" for r in slim)
     return gzip.compress(text.encode("utf-8", "replace"), 4, mtime=0)
 
 
@@ -86,13 +86,13 @@ def _add_log_probs(responses: Sequence[Mapping[str, Any]], slim: Sequence[dict[s
 
     All responses at once: token lists are most of a run, and numpy rounds them in bulk.
     """
-    chosen = [(r, s) for r, s in zip(responses, slim) if r.get("log_probs")]
+    chosen = [(r, s) for r, s in zip(responses, slim) if _are_numbers(r.get("log_probs"))]
     columns = []
     for name in LOG_PROBS:
         column: list[float | None] = []
         for response, _ in chosen:
             size, found = len(response["log_probs"]), response.get(name)
-            column += found if found and len(found) == size else [None] * size
+            column += found if _are_numbers(found) and len(found) == size else [None] * size
         columns.append(np.array(column, dtype=float))  # None becomes NaN
     behaviour, old, new = columns
     kinds = {"mlp": behaviour * 1e3, "mlr": (old - behaviour) * 1e6, "mln": (new - old) * 1e6}
@@ -104,6 +104,11 @@ def _add_log_probs(responses: Sequence[Mapping[str, Any]], slim: Sequence[dict[s
             part = slice(start, start := start + len(response["log_probs"]))
             if known[part].all():
                 out[name] = integers[part]
+
+
+def _are_numbers(values: Any) -> TypeGuard[list[float | None]]:
+    """A list of numbers, with null for those that are not finite; not empty."""
+    return isinstance(values, list) and bool(values) and set(map(type, values)) <= {float, int, NoneType}
 
 
 def _size(path: Path) -> int:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePosixPath
+from typing import Any
+
+_PLACE = re.compile(r"((?:[\w.@+-]+[=:])*)(~?/(?!/).*)", re.DOTALL)
+
 
 def duration(seconds: float) -> str:
     """`8.4 s`, `1 min 12 s`, `3 h 05 min`, `2 d 4 h`."""
@@ -41,7 +47,23 @@ def interval(low: float, high: float) -> str:
 
 
 def name_of(value: object) -> str:
-    """A config value as a noun: lists are joined, None is `none`."""
+    """A config value as a noun: lists are joined, None is `none`, of a path its name."""
     if isinstance(value, list):
-        return ", ".join(str(v) for v in value)
-    return "none" if value is None else str(value)
+        return ", ".join(str(portable(v)) for v in value)
+    return "none" if value is None else str(portable(value))
+
+
+def portable(value: Any) -> Any:
+    """A value without the folders of this machine: `/home/me/a.jsonl` and `key=/home/me/a.jsonl` keep the name alone."""
+    if isinstance(value, list):
+        return [portable(v) for v in value]
+    if isinstance(value, dict):
+        return {k: portable(v) for k, v in value.items()}
+    if not isinstance(value, str):
+        return value
+    return "".join(_without_folder(part) for part in re.split(r"([,\[\]\"'])", value))
+
+
+def _without_folder(text: str) -> str:
+    match = _PLACE.fullmatch(text)
+    return f"{match[1]}…/{PurePosixPath(match[2]).name}" if match else text
