@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 from typer.testing import CliRunner
@@ -74,6 +75,12 @@ def test_bad_input_is_refused_by_name(words, named):
     assert named in done.output
 
 
+def test_what_the_plan_does_not_know_is_said():
+    done = runner.invoke(app, ["plan", "--model", "1.5b", "actor_rollout_ref.model.lora_rank=8", *SMALL])
+    assert done.exit_code == 0
+    assert "lora_rank = 8: planned as training all weights" in done.output
+
+
 def test_what_does_not_fit_exits_1_and_says_what_would():
     done = runner.invoke(app, ["plan", "--model", "72b", "--gpus", "1", *SMALL])
     assert done.exit_code == 1
@@ -87,7 +94,9 @@ def test_constants_have_their_sources():
         assert word in done.output
 
 
-def make_run(folder, *, rows: int = 4, device: str = "NVIDIA H200", timing: float = 2.0):
+def make_run(
+    folder, *, rows: int = 4, device: str = "NVIDIA H200", timing: float = 2.0, more: Sequence[str] = ()
+):
     overrides = [
         "actor_rollout_ref.model.path=smol",
         "actor_rollout_ref.rollout.ignore_eos=true",
@@ -98,7 +107,7 @@ def make_run(folder, *, rows: int = 4, device: str = "NVIDIA H200", timing: floa
         "data.train_batch_size=32",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
     ]
-    (folder / "config.yaml").write_text(load(None, overrides).to_yaml())
+    (folder / "config.yaml").write_text(load(None, [*overrides, *more]).to_yaml())
     (folder / "environment.json").write_text(json.dumps({"device": device}))
     row = {"timing_s/update_actor": 0.5, "timing_s/old_log_prob": 0.1, "response_length/mean": 128.0}
     lines = [{"step": i + 1, "timing_s/gen": 50.0 if i == 0 else timing, **row} for i in range(rows)]
@@ -118,6 +127,16 @@ def test_check_divides_the_prediction_by_the_run(tmp_path):
     assert stages["all of these"]["measured_s"] == pytest.approx(2.6)
     shown = runner.invoke(app, ["plan", "--check", str(tmp_path)])
     assert "smol on h200" in shown.output and "ratio" in shown.output
+
+
+def test_check_of_an_async_run_compares_what_the_loop_waits(tmp_path):
+    rollout = "actor_rollout_ref.rollout"
+    more = [f"{rollout}.mode=async", f"{rollout}.max_head_offpolicyness=2", f"{rollout}.num_workers=2"]
+    done = runner.invoke(app, ["plan", "--check", str(make_run(tmp_path, more=more)), "--json"])
+    assert done.exit_code == 0, done.output
+    stages = {s["stage"]: s["predicted_s"] for s in json.loads(done.stdout)["stages"]}
+    assert 0 <= stages["gen"] < 256 * 128 / 138_000  # two workers beside the trainer
+    assert stages["all of these"] >= stages["gen"] + stages["update_actor"]
 
 
 def test_check_of_an_unknown_device_asks_for_its_name(tmp_path):

@@ -93,6 +93,7 @@ def plan(
             _check(check, gpu, model, as_json)
             return
         resolved = _load(arguments or [], config, model, prompt_length, response_length).config
+        _note(resolved)
         device = _device(gpu, resolved)
         work = _workload(resolved, mean_prompt_length, mean_response_length, length_spread, keep_rate, eta)
         made = _search(resolved, model, device, gpus, work)
@@ -117,6 +118,16 @@ def _load(
     if response is not None:
         words.append(f"data.max_response_length={response}")
     return load_arguments(words, config, show_warnings=False)
+
+
+def _note(config: TrainerConfig) -> None:
+    """Say which settings the plan knows nothing of."""
+    model, fsdp = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.fsdp_config
+    if model.lora_rank:
+        text = f"actor_rollout_ref.model.lora_rank = {model.lora_rank}: planned as training all weights"
+        typer.echo(f"note: {text}; time and memory are upper bounds", err=True)
+    if fsdp.param_offload or fsdp.optimizer_offload or fsdp.offload_policy:
+        typer.echo("note: actor_rollout_ref.actor.fsdp_config: offloading is not planned for", err=True)
 
 
 def _device(gpu: str | None, config: TrainerConfig) -> Device:

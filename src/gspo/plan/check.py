@@ -68,11 +68,14 @@ def check_run(folder: Path, gpu: str | None = None, model: str | None = None) ->
         raise CheckError(
             f"--check {folder}: the prediction does not fit into a {device.name}; is --gpu right?"
         )
+    stages = dict(prediction.stages)
+    if prediction.eta:  # the loop's "gen" is then what it waits, not what the workers take
+        stages["gen"] = prediction.step_s - sum(s for n, s in stages.items() if n in STAGES and n != "gen")
     found: list[tuple[str, float, float]] = []
     for name in STAGES:
         seconds = [float(row[f"timing_s/{name}"]) for row in rows if f"timing_s/{name}" in row]
         if seconds:
-            found.append((name, prediction.stages.get(name, 0.0), median(seconds)))
+            found.append((name, stages.get(name, 0.0), median(seconds)))
     found.append(("all of these", prediction.step_s, sum(m for _, _, m in found)))
     return Comparison(shape, device, work, prediction, len(rows), found)
 

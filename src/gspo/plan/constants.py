@@ -141,7 +141,7 @@ OPTIMIZER_BYTES = Figure(
 )
 CHUNK_ELEMENTS = 1 << 24  # as gspo.training.head, which needs torch; a test keeps them equal
 KEEP_ELEMENTS = 1 << 26
-FUSED_CHUNK_ELEMENTS = 1 << 28  # as gspo.training.head_kernels
+FUSED_CHUNK_ELEMENTS = 1 << 27  # as gspo.training.head_kernels
 LOGIT_COPIES = 4  # as gspo.validate.memory
 PREFILL_TOKENS = 8192
 
