@@ -95,8 +95,6 @@ class Simulation:
         self.number += 1
         heapq.heappush(self.events, (self.now + delay, self.number, kind, payload))
 
-    # groups
-
     def _admit(self) -> None:
         """Begin groups while the staleness budget and the workers have room; lost ones come first."""
         if self.halted or (self.s.in_turn and (self.blocked or self.training is not None)):
@@ -174,8 +172,6 @@ class Simulation:
         self.queue.insert(place, version)
         self.queued[version] += 1
 
-    # the trainer
-
     def _train(self) -> None:
         """Take the oldest batch when there is one and no younger group would take an older one's last place."""
         if self.blocked or self.training is not None:
@@ -228,8 +224,6 @@ class Simulation:
         self.saved_ages = Counter(self.out.staleness)
         self._train()
         self._admit()
-
-    # failures
 
     def _plan_failure(self, worker: int) -> None:
         if self.s.worker_devices and not math.isinf(self.s.mtbf_s):
