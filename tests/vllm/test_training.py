@@ -74,7 +74,7 @@ def test_gspo_train_with_vllm_agrees_with_the_trainer_after_every_update(model_f
     resolved = config(tmp_path, model_folder, VLLM, ROUNDS, "trainer.total_training_steps=5")
     (tmp_path / "config.yaml").write_text(resolved.to_yaml())
     command = [
-        *(sys.executable, "-m", "gspo.cli", "train", str(tmp_path / "config.yaml")),
+        *(str(Path(sys.executable).with_name("gspo")), "train", str(tmp_path / "config.yaml")),
         *(f"custom_reward_function.path={reward}", "custom_reward_function.name=even_first"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)

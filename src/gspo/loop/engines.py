@@ -46,6 +46,12 @@ def runs_ahead(config: TrainerConfig) -> bool:
     return rollout.mode == "async" and rollout.max_head_offpolicyness > 0
 
 
+def check_engine(config: TrainerConfig, backend: Backend | None = None) -> None:
+    """Refuse an engine that is not installed here, before anything is loaded. A cluster's machines have their own."""
+    if config.actor_rollout_ref.rollout.name == "vllm" and backend is None:
+        require_vllm()
+
+
 def build_rollout(
     config: TrainerConfig,
     roles: Roles | TeamRoles,
@@ -62,8 +68,6 @@ def build_rollout(
         if isinstance(roles, TeamRoles):
             return TeamEngine(roles.team)
         return build_engine(config, roles.policy.model, tokenizer, device)
-    if config.actor_rollout_ref.rollout.name == "vllm" and backend is None:
-        require_vllm()
     spec = engine_spec(config, tokenizer, device, count)
     connect, store = _local(spec, folder) if backend is None else _remote(spec, backend)
     kind = FreeFleet if runs_ahead(config) else Fleet
