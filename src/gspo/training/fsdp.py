@@ -152,7 +152,9 @@ def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole
     offload = CPUOffloadPolicy() if settings.offload_policy and on_gpu else OffloadPolicy()
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     for layer in decoder_layers(model):
-        fully_shard(layer, mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common)
+        fully_shard(
+            _raised(layer), mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common
+        )
     if isinstance(model, ValueModel):  # its head computes in float32
         fully_shard(_raised(model.head), mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
     whole = Whole(model)
@@ -171,7 +173,7 @@ def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole
 def _raised(module: nn.Module) -> nn.Module:
     """The module with float32 parameters; those that are sharded already are."""
     for p in module.parameters():
-        if p.dtype != torch.float32:
+        if not isinstance(p, DTensor):
             p.data = p.data.float()
     return module
 
