@@ -22,7 +22,7 @@ from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError
 from gspo.loop.backend import Backend, ClusterError
 from gspo.loop.engines import build_engine as build_engine
-from gspo.loop.engines import build_rollout, num_workers, runs_ahead
+from gspo.loop.engines import build_rollout, check_engine, num_workers, runs_ahead
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
@@ -181,6 +181,7 @@ def build(
     Processes of the run write their logs below `folder`; `notify` is told what befalls them.
     """
     import_plugins(config.trainer.plugins)
+    check_engine(config, backend)
     torch.set_num_threads(config.trainer.num_threads or default_threads())
     device = choose_device(config.trainer.device)
     if config.trainer.deterministic:
