@@ -13,6 +13,7 @@ from gspo.cluster.ray_connection import RayConnection
 from gspo.rollout.connection import WorkerDied
 from gspo.rollout.engine import EngineError
 from gspo.rollout.worker import EngineSpec, RolloutWorker
+from tests.cluster.waiting import wait_until
 
 SPEC = EngineSpec("none", "none", "none", 1, 8, (0,), 0)
 
@@ -119,12 +120,3 @@ def test_an_engine_that_cannot_be_built_says_so_itself(cluster):
     with pytest.raises(EngineError, match=r"^model 'missing' cannot run here"):
         connection.send("ping").result(30)
     connection.close()
-
-
-def wait_until(condition, seconds: float = 20.0) -> bool:
-    import time
-
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()

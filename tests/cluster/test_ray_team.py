@@ -9,6 +9,7 @@ import pytest
 
 from gspo.cluster import RayTeam, ResourcePool
 from gspo.loop.team import RankFailed
+from tests.cluster.waiting import is_gone, wait_until
 from tests.cluster.workers import SumRank
 
 
@@ -57,20 +58,4 @@ def test_a_rank_that_ends_within_a_call_ends_the_team(team):
     pids = team.call("pid")
     with pytest.raises(RankFailed, match=r"^trainer rank 0 of 2 died"):
         team.call("vanish", 0)
-    assert all(is_gone(pid) for pid in pids)
-
-
-def is_gone(pid: int, seconds: float = 20.0) -> bool:
-    """Whether a process ends within a while."""
-    import time
-
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            with open(f"/proc/{pid}/stat") as f:
-                if f.read().rsplit(")", 1)[1].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
+    assert wait_until(lambda: all(is_gone(pid) for pid in pids))

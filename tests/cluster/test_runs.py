@@ -15,6 +15,7 @@ from gspo.config import load
 from gspo.loop.team import RankFailed
 from gspo.loop.trainer import Trainer
 from tests.cluster.fragile import fragile_rank, fragile_rollout, mark
+from tests.cluster.waiting import wait_until
 
 COMPARED = (
     "actor/pg_loss",
@@ -91,7 +92,7 @@ def test_one_rank_on_ray_computes_what_one_process_does(cluster, in_process, tmp
     assert trainer.fit()["steps"] == 3
     assert_same(tmp_path, in_process)
     assert cluster.is_initialized()  # a connection that was there before is left
-    assert cluster.available_resources()["CPU"] == 8  # and every place was given back
+    assert wait_until(lambda: cluster.available_resources()["CPU"] == 8)  # and every place was given back
 
 
 def test_async_without_staleness_does_too_though_its_rollout_actor_is_killed(cluster, in_process, tmp_path):
@@ -156,4 +157,4 @@ def test_without_a_checkpoint_a_dead_rank_stops_the_run_with_the_cause(cluster, 
     trainer = RayPPOTrainerWithSampling(small(tmp_path), None, {Role.Actor: fragile_rank(marks)}, None)
     with pytest.raises(RankFailed, match=r"^trainer rank 0 of 1 died: "):
         trainer.fit()
-    assert cluster.available_resources()["CPU"] == 8
+    assert wait_until(lambda: cluster.available_resources()["CPU"] == 8)

@@ -32,11 +32,20 @@ def free_port(worker: Any) -> tuple[str, int]:
         return ray.util.get_node_ip_address(), s.getsockname()[1]
 
 
-def share_cores(worker: Any, named: str | None, num_local: int) -> None:
-    """Run in an actor: let it use as many threads as the controller was told to, else its share of the machine.
+def go_to(folder: str) -> None:
+    """Make relative paths mean what they mean to the controller, where this machine has its folder."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
 
-    Ray would give it one, for the one CPU that it counts for.
-    """
+
+def settle(worker: Any, folder: str, named: str | None, num_local: int) -> None:
+    """Run in an actor: `go_to` and `share_cores`."""
+    go_to(folder)
+    share_cores(named, num_local)
+
+
+def share_cores(named: str | None, num_local: int) -> None:
+    """Use as many threads as the controller was told to, else a share of the machine; Ray would allow one."""
     os.environ[THREADS] = named or str(max(1, len(os.sched_getaffinity(0)) // num_local))
 
 

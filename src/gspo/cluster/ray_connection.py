@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import traceback
@@ -11,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.cluster.actors import plain_class
+from gspo.cluster.actors import go_to, plain_class
 from gspo.cluster.errors import root_cause
 from gspo.rollout.connection import Ticket, WorkerDied
 from gspo.rollout.worker import EngineSpec, RolloutWorker
@@ -25,7 +26,8 @@ class RolloutHost:
     An engine that cannot be built is told to every caller as its own error, instead of ending the actor.
     """
 
-    def __init__(self, worker_class: type, spec: EngineSpec) -> None:
+    def __init__(self, worker_class: type, spec: EngineSpec, folder: str) -> None:
+        go_to(folder)
         self._error: Exception | None = None
         try:
             self._worker = worker_class(spec)
@@ -64,7 +66,9 @@ class RayConnection:
         self._open: set[Future] = set()
         self._ended: str | None = None
         host: Any = ray.remote(concurrency_groups={"watch": 2})(RolloutHost)  # pyright: ignore[reportCallIssue]
-        self._actor: Any = host.options(**options, max_restarts=0).remote(plain_class(worker_class), spec)
+        self._actor: Any = host.options(**options, max_restarts=0).remote(
+            plain_class(worker_class), spec, os.getcwd()
+        )
         self._life: Any = self._actor.live.remote()
         self._life.future().add_done_callback(self._end)
 

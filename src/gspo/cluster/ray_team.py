@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.cluster.actors import THREADS, as_actor_class, free_port, local_numbers, share_cores
+from gspo.cluster.actors import THREADS, as_actor_class, free_port, local_numbers, settle
 from gspo.cluster.errors import WorkerDied, root_cause
 from gspo.cluster.resource_pool import ResourcePool
 from gspo.loop.rank_worker import RankWorker
@@ -40,7 +40,7 @@ class RayTeam:
         local = local_numbers(pool.process_on_nodes)
         places = [Place(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)]
         named, most = os.environ.get(THREADS), max(pool.process_on_nodes)
-        self._gather([a.__ray_call__.remote(share_cores, named, most) for a in self._actors])
+        self._gather([a.__ray_call__.remote(settle, os.getcwd(), named, most) for a in self._actors])
         self._gather([a.join.remote(p) for a, p in zip(self._actors, places, strict=True)])
 
     def call(self, method: str, *args: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from typing import Any
 
 import ray
@@ -10,6 +11,7 @@ import ray
 from gspo.cluster.errors import ClusterError
 
 ADDRESS = "RAY_ADDRESS"
+KNOCK_SECONDS = 10.0
 # A local cluster serves one run: it reports to nobody, and its workers may share what the driver was given.
 LOCAL_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
@@ -34,6 +36,7 @@ class RaySession:
 
     def _join(self, address: str) -> None:
         try:
+            _knock(address)
             ray.init(address=address, **_quiet())
         except Exception as error:
             raise ClusterError(
@@ -66,6 +69,15 @@ class RaySession:
         """Leave the cluster; a local one ends with all its processes. May be called twice."""
         if self._owned and ray.is_initialized():
             ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """An OSError when nobody listens at `host:port`: Ray itself would try for minutes."""
+    host, _, port = (
+        address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
+    )
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
 
 
 def _quiet() -> dict[str, Any]:
