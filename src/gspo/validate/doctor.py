@@ -50,8 +50,9 @@ def examine_environment(diagnosis: Diagnosis) -> None:
         + ", ".join(f"{name} {version}" for name, version in packages.items()),
         f"device {facts['device']}, {facts['cpu_count']} cores, {facts['memory_bytes'] / GIB:.1f} GiB of memory"
         + (f", {facts['gpu_memory_bytes'] / GIB:.1f} GiB on the GPU" if "gpu_memory_bytes" in facts else ""),
-        f"engines: {', '.join(facts['engines'])}; "
-        + f"extras found: {', '.join(n for n, there in facts['optional'].items() if there) or 'none'}",
+        f"engines: {', '.join(facts['engines'])}"
+        + (f" (vllm is installed and cannot be used: {facts['vllm']})" if "vllm" in facts else "")
+        + f"; extras found: {', '.join(n for n, there in facts['optional'].items() if there) or 'none'}",
         f"sandbox level {facts['sandbox']['level']}: {facts['sandbox']['means']}",
     ]
     problems = []

@@ -49,6 +49,34 @@ def base_memory() -> int:
     return int(done.stdout)
 
 
+_TRY_VLLM = """
+from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
+if not current_platform.device_type:
+    raise SystemExit("it finds no device that it was built for")
+"""
+
+
+def why_no_vllm() -> str | None:
+    """Why an installed vLLM cannot be used, "" when it can, None when it is not installed: tried by importing it apart."""
+    if find_spec("vllm") is None:
+        return None
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRY_VLLM],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    except subprocess.TimeoutExpired:
+        return "importing it takes over two minutes"
+    if done.returncode == 0:
+        return ""
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    return said[-1].strip() if said else f"importing it ends with exit code {done.returncode}"
+
+
 def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
     """Versions, device, memory, sandbox level and engines, JSON-able."""
     import torch
@@ -60,7 +88,10 @@ def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         facts["gpu_memory_bytes"], facts["gpu_memory_free_bytes"] = total, free
-    facts["engines"] = ["native", *(name for name in ("vllm",) if find_spec(name))]
+    broken = why_no_vllm()
+    facts["engines"] = ["native", *(["vllm"] if broken == "" else [])]
+    if broken:
+        facts["vllm"] = broken
     facts["optional"] = {name: find_spec(name) is not None for name in OPTIONAL}
     if with_sandbox:
         from gspo.rewards.sandbox import GUARANTEES, examine_level
