@@ -41,9 +41,10 @@ def without_report(monkeypatch):
 
 
 def train_embedded(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The result and the metric rows of a run of the embedded recipe."""
+    """The result and the metric rows of a run of the embedded recipe without its KL term: the loss is alone."""
     run = [f"trainer.default_local_dir={folder}", "trainer.experiment_name=run", "trainer.save_groups=false"]
-    result = Trainer(load(None, [*run, *overrides]), console=Console(enabled=False)).fit()
+    alone = [f"{ACTOR}.use_kl_loss=false", f"{ACTOR}.optim.lr=1e-4"]
+    result = Trainer(load(None, [*run, *alone, *overrides]), console=Console(enabled=False)).fit()
     return result, read(folder)
 
 
