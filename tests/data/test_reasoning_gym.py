@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -66,3 +69,34 @@ def test_bad_names_are_explained(name: str, message: str) -> None:
 )
 def test_final_answer(text: str, answer: str) -> None:
     assert final_answer(text) == answer
+
+
+_ROWS = "import json; from gspo.data.datasets import load_rows; rows = {call}; print('\\n' + json.dumps([str(r) for r in rows]))"
+
+
+def _under(hash_seed: str, call: str) -> list[str]:
+    env = os.environ | {"PYTHONHASHSEED": hash_seed}
+    done = subprocess.run(
+        [sys.executable, "-c", _ROWS.format(call=call)], env=env, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_rows_do_not_depend_on_the_hash_seed() -> None:
+    call = "load_rows('reasoning_gym:ransom_note', limit=4)"
+    assert (
+        _under("0", call)
+        == _under("5", call)
+        == [str(r) for r in load_rows("reasoning_gym:ransom_note", limit=4)]
+    )
+
+
+@pytest.mark.slow
+def test_no_other_task_depends_on_the_hash_seed() -> None:
+    """The list of those that do is whole."""
+    call = (
+        "[r for t in __import__('reasoning_gym').factory.DATASETS if t != 'composite' "
+        "for r in load_rows('reasoning_gym:' + t, limit=4)]"
+    )
+    fixed, other = _under("0", call), _under("5", call)
+    assert fixed and [a for a, b in zip(fixed, other, strict=True) if a != b] == []

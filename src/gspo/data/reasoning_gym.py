@@ -5,7 +5,11 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gspo.data.rows import DataError, Row, user_message
@@ -13,6 +17,10 @@ from gspo.seeding import derive_seed
 
 NUM_TRAIN = 2048
 NUM_HELD_OUT = 256
+# Tasks that walk over sets of text while they make a problem: another hash seed gives another problem.
+HASH_DEPENDENT = frozenset(
+    ("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
+)
 INSTRUCTION = "Think step by step, then write only the final answer between <answer> and </answer>."
 
 
@@ -32,8 +40,8 @@ def load_reasoning_gym(
         "seed": base if split == "train" else base + (1 << 30),
         "size": size,
     }
-    problems = _dataset(**recipe)
-    return [_row(problems[i], {**recipe, "index": i}, split) for i in range(size)]
+    make = _make_apart if task in HASH_DEPENDENT and sys.flags.hash_randomization else _make
+    return [_row(problem, {**recipe, "index": i}, split) for i, problem in enumerate(make(recipe))]
 
 
 def score(text: str, extra: Mapping[str, Any]) -> float:
@@ -49,6 +57,34 @@ def final_answer(text: str) -> str:
     """What a response claims: the text between the last `<answer>` and its `</answer>`, or all of it."""
     _, opened, rest = text.rpartition("<answer>")
     return rest.partition("</answer>")[0].strip() if opened else text.strip()
+
+
+def _make(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Questions and answers of a recipe, made in this process."""
+    problems = _dataset(**recipe)
+    return [{key: problems[i][key] for key in ("question", "answer")} for i in range(recipe["size"])]
+
+
+def _make_apart(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same made in a process with hash seed 0, as reward workers have: this one's seed may be any."""
+    _dataset(**recipe)  # names a missing package, an unknown task and refused options
+    # Some tasks print while they work: the rows stand on a line of their own, the last.
+    code = (
+        "import json, sys; from gspo.data import reasoning_gym as r; "
+        "print('\\n' + json.dumps(r._make(json.load(sys.stdin))))"
+    )
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join([root, *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        input=json.dumps(recipe),
+        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode:
+        raise DataError(f"reasoning_gym:{recipe['task']}", "could not be made; the reason is printed above")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _row(problem: Mapping[str, Any], extra: dict[str, Any], split: str) -> Row:

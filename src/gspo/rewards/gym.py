@@ -69,8 +69,9 @@ def _check_row(truth: str, *recipe: Any) -> None:
     value = _score(truth, dict(zip(_RECIPE, recipe)))
     if value < 1.0:
         raise RewardError(
-            f"the row's own answer {truth[:80]!r} scores {value:g} with reasoning-gym's task {recipe[0]}. A few of its "
-            "tasks depend on Python's hash seed: start with PYTHONHASHSEED=0 in the environment, or leave the task out"
+            f"the row's own answer {truth[:80]!r} scores {value:g} with reasoning-gym's task {recipe[0]}: the problem comes "
+            "out differently now. Was the row made by another version of the package, or by a task that depends on Python's "
+            "hash seed (start with PYTHONHASHSEED=0 in the environment)? Or leave the task out"
         )
 
 
