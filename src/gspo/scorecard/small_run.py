@@ -80,7 +80,7 @@ def final_state(run: Path) -> dict[str, str]:
     state["counters"].pop("seconds")
     state.pop("config")
     rows = [
-        {k: v for k, v in json.loads(line).items() if not k.startswith(("timing_s/", "perf/"))}
+        {k: v for k, v in json.loads(line).items() if not k.startswith(("timing_s/", "perf/", "rollout/"))}
         for line in (run / "metrics.jsonl").read_text().splitlines()
     ]
     out = {
