@@ -1,0 +1,241 @@
+"""Small trainings, each a function of where the model is placed: in one process, or in shards on several ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gspo.algo.losses import get_policy_loss
+from gspo.algo.settings import LossSettings
+from gspo.loop.objective import AdvantageSettings, BoundLoss, Objective
+from gspo.training.batching import collate
+from gspo.training.clip_control import ClipController
+from gspo.training.critic import Critic, CriticSettings, ValueModel
+from gspo.training.fsdp import Shards, ShardSettings, full
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.policy import Policy, PolicySettings, TokenScorer
+from gspo.training.ranks import ALONE, Ranks
+from gspo.training.reference import Reference
+from gspo.training.schedule import Schedule
+from gspo.types import Group, TrainBatch
+from tests.training.models import llama, qwen3_moe
+from tests.training.test_policy import groups
+
+Numbers = dict[str, Any]
+Case = Callable[[bool], Numbers]
+EPS = (
+    1e-3  # of AdamW: with 1e-8 a gradient of 1e-9 that rounds otherwise would move a weight by the whole rate
+)
+
+
+def uneven(num: int = 5, seed: int = 0) -> list[Group]:
+    """Groups of 4, 1, 3, 4 and 2 answers, with prompts and answers of many lengths."""
+    sizes = [4, 1, 3, 4, 2]
+    return [g.with_rollouts(g.rollouts[: sizes[i % 5]]) for i, g in enumerate(groups(num=num, seed=seed))]
+
+
+def place(model: nn.Module, sharded: bool, **settings: Any) -> Ranks:
+    if not sharded:
+        return ALONE
+    return Shards(model, torch.device("cpu"), ShardSettings(**settings))
+
+
+def gathered(ranks: Ranks, parts: Tensor) -> Tensor:
+    """All rows of a tensor of which every rank has its own."""
+    return ranks.sum(parts)
+
+
+def made(ranks: Ranks, make: Callable[[], Any]) -> Any:
+    with torch.no_grad():
+        out = ranks.run(make)
+    ranks.rest()
+    return out
+
+
+def build_policy(
+    model: Any, sharded: bool, *, clip: float = 100.0, sharding: dict[str, Any] | None = None, **settings: Any
+) -> Policy:
+    ranks = place(model, sharded, **(sharding or {}))
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-2, eps=EPS, grad_clip=clip)
+    chosen = PolicySettings(**{"mini_batch_groups": 2, "micro_batch_tokens": 60, **settings})
+    return made(ranks, lambda: Policy(model, optimizer, Schedule(1e-2), chosen, ranks))
+
+
+def prepared(policy: Policy, of: list[Group], seed: int) -> TrainBatch:
+    """A scored batch with advantages drawn by `seed`."""
+    batch = policy.score(collate(of))
+    for name in ("old_log_probs", "entropy"):
+        if (part := getattr(batch, name)) is not None:
+            batch = dataclasses.replace(batch, **{name: gathered(policy.ranks, part)})
+    drawn = torch.randn(batch.num_sequences, 1, generator=torch.Generator().manual_seed(seed))
+    return dataclasses.replace(batch, advantages=drawn * batch.mask)
+
+
+def numbers(model: Any, optimizer: MasterOptimizer, ranks: Ranks) -> Numbers:
+    """Weights and moments, in one piece."""
+    ranks.rest()
+    state = {f"state {k}": full(v).float().clone() for k, v in optimizer.state_tensors().items()}
+    return state | {f"weight {k}": full(p.detach()).float().clone() for k, p in model.named_parameters()}
+
+
+def updates(
+    policy: Policy, num: int = 3, of: Callable[[int], list[Group]] | None = None, **kw: Any
+) -> Numbers:
+    """Several updates; their metrics (of this rank), log-probs of all rows, and what they made of the model."""
+    out: Numbers = {}
+    for step in range(num):
+        batch = prepared(policy, of(step) if of else uneven(seed=step), seed=step)
+        update = policy.update(
+            batch, BoundLoss("gspo", LossSettings(clip_low=0.02, clip_high=0.02)), step=step, **kw
+        )
+        out[f"log_probs {step}"] = gathered(policy.ranks, update.log_probs)
+        out[f"metrics {step}"] = update.metrics
+    return out | numbers(policy.model, policy.optimizer, policy.ranks)
+
+
+def shared_prompts(sharded: bool) -> Numbers:
+    return updates(build_policy(llama(), sharded))
+
+
+def padded_rows(sharded: bool) -> Numbers:
+    return updates(
+        build_policy(llama(), sharded, layout="plain", micro_batch_tokens=None, micro_batch_rows=2)
+    )
+
+
+def recomputed_old(sharded: bool) -> Numbers:
+    policy = build_policy(llama(), sharded, layout="packed", old_log_prob_source="recompute", num_epochs=2)
+    return updates(policy)
+
+
+def mixture_of_experts(sharded: bool) -> Numbers:
+    return updates(build_policy(qwen3_moe(), sharded, layout="packed"))
+
+
+def untied_and_checkpointed(sharded: bool) -> Numbers:
+    model = llama(tie_word_embeddings=False)
+    model.gradient_checkpointing_enable()
+    return updates(build_policy(model, sharded, entropy_checkpointing=True))
+
+
+def clipped(sharded: bool) -> Numbers:
+    return updates(build_policy(llama(), sharded, clip=0.05))
+
+
+def fewer_rows_than_ranks(sharded: bool) -> Numbers:
+    return updates(build_policy(llama(), sharded), of=lambda step: uneven(seed=step)[1:2])
+
+
+def copies(sharded: bool) -> Numbers:
+    """Every rank holds the whole model: gradients are summed over copies."""
+    sharding = {"fsdp_size": 1, "reshard_after_forward": False}
+    return updates(build_policy(llama(), sharded, sharding=sharding))
+
+
+def reference_and_entropy(sharded: bool) -> Numbers:
+    policy = build_policy(llama(), sharded, entropy_in_loss=True)
+    frozen = llama(seed=1).requires_grad_(False)
+    ranks = place(frozen, sharded)
+    reference = Reference(made(ranks, lambda: TokenScorer(frozen, policy.settings, ranks)))
+    objective = Objective(
+        "gspo",
+        get_policy_loss("gspo").resolve(LossSettings()),
+        AdvantageSettings(),
+        ClipController(None, (0.1, 10.0)),
+        0.05,
+        0.3,
+        "low_var_kl",
+    )
+    out: Numbers = {}
+    for step in range(2):
+        batch = prepared(policy, uneven(seed=step), seed=step)
+        batch.ref_log_probs = gathered(ranks, reference.log_probs(batch))
+        out[f"ref {step}"] = batch.ref_log_probs
+        update = policy.update(
+            batch, BoundLoss("gspo", LossSettings()), step=step, regulariser=objective.regulariser
+        )
+        out[f"metrics {step}"] = update.metrics
+    return out | numbers(policy.model, policy.optimizer, policy.ranks)
+
+
+def critic(sharded: bool) -> Numbers:
+    model = ValueModel(llama())
+    ranks = place(model, sharded)
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-2, eps=EPS)
+    settings = CriticSettings(mini_batch_groups=2, micro_batch_tokens=60)
+    role = made(ranks, lambda: Critic(model, optimizer, Schedule(1e-2), settings, ranks))
+    out: Numbers = {}
+    for step in range(3):
+        batch = role.score(collate(uneven(seed=step)))
+        batch.values = gathered(ranks, batch.values)
+        drawn = torch.randn(batch.num_sequences, 1, generator=torch.Generator().manual_seed(step))
+        batch.returns = drawn * batch.mask
+        out[f"values {step}"] = batch.values
+        out[f"metrics {step}"] = role.update(batch, step=step)
+    return out | numbers(model, optimizer, ranks)
+
+
+def bad_numbers(sharded: bool) -> Numbers:
+    """One infinite advantage: its mini-batch is skipped everywhere, the others are not."""
+    policy = build_policy(llama(), sharded)
+    batch = prepared(policy, uneven(), seed=0)
+    batch.advantages[0] = float("inf")
+    update = policy.update(batch, BoundLoss("gspo", LossSettings()), step=0)
+    return {"metrics 0": update.metrics} | numbers(policy.model, policy.optimizer, policy.ranks)
+
+
+def bad_gradients(sharded: bool) -> Numbers:
+    """A finite loss with a gradient that is not: skipped everywhere, and nothing has moved."""
+    policy = build_policy(llama(), sharded, mini_batch_groups=5)
+    batch = prepared(policy, uneven(), seed=0)
+    before = numbers(policy.model, policy.optimizer, policy.ranks)
+    update = policy.update(batch, _InfiniteSlope(), step=0)
+    after = numbers(policy.model, policy.optimizer, policy.ranks)
+    assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+    return {"metrics 0": update.metrics} | after
+
+
+class _InfiniteSlope:
+    """0 with an infinite slope in one row of the batch's first group, in other rows the sum of log-probs."""
+
+    def __call__(self, x: Any) -> Any:
+        from gspo.types import LossOutput
+
+        first = (x.advantages[:, :1] == x.advantages[:, :1].max()).float()
+        loss = (x.log_probs * x.mask).sum() / x.totals.num_tokens
+        steep = torch.sqrt((x.log_probs - x.log_probs.detach()).abs() * first + (1 - first))
+        return LossOutput(loss + ((steep - steep.detach()) * x.mask).sum(), {})
+
+
+def low_precision(sharded: bool) -> Numbers:
+    """bf16 compute over float32 masters."""
+    model = llama().to(torch.bfloat16)
+    policy = build_policy(model, sharded, sharding={"compute_dtype": torch.bfloat16})
+    out = updates(policy)
+    masters = policy.optimizer.masters.values()
+    assert all(m.dtype == torch.float32 for m in masters)
+    return out
+
+
+CASES: dict[str, Case] = {
+    f.__name__: f
+    for f in (
+        shared_prompts,
+        padded_rows,
+        recomputed_old,
+        mixture_of_experts,
+        untied_and_checkpointed,
+        clipped,
+        fewer_rows_than_ranks,
+        copies,
+        reference_and_entropy,
+        critic,
+        bad_numbers,
+        bad_gradients,
+        low_precision,
+    )
+}

@@ -1,0 +1,107 @@
+"""Two launches serve all tests here: processes take longer to start than to do what is asked of them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.loop import closing
+from gspo.scorecard.small_run import make_model
+from tests.distributed.cases import CASES
+from tests.distributed.runs import LOW, PPO, Launch, train
+
+ON_THREE = ["shared_prompts", "fewer_rows_than_ranks", "critic", "bad_gradients"]
+STEPS = ("trainer.total_training_steps=3",)
+
+
+@dataclass
+class Launched:
+    """A launch that ended: where its runs are, and what its ranks said."""
+
+    launch: Launch
+    codes: list[int]
+    folder: Path
+
+    def problem(self) -> str:
+        return "\n".join(self.launch.log(rank)[-3000:] for rank in range(self.launch.world))
+
+
+def once(folder: Path, make: Callable[[Path], Any]) -> Any:
+    """What `make(folder)` returns, made by the first of the test processes that asks for it."""
+    with open(folder.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder.with_suffix(".json")
+        if not done.exists():
+            done.write_text(json.dumps(make(folder)))
+        return json.loads(done.read_text())
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory) -> Path:
+    """A folder that all test processes of this session have in common."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(work) -> Path:
+    return Path(once(work / "model", lambda folder: str(make_model(folder))))
+
+
+@pytest.fixture(scope="session")
+def here(work, model) -> Path:
+    """The same runs in this process, without shards: whole ones, and one that stops to go on elsewhere."""
+
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(closing, "write_report", lambda console, run: None)
+            train(folder / "whole", model, *STEPS)
+            train(folder / "ppo", model, *STEPS, *PPO)
+            train(folder / "begun", model, *STEPS, stop_after=1)
+
+    once(work / "here", make)
+    return work / "here"
+
+
+@pytest.fixture(scope="session")
+def two(work, model, here) -> Launched:
+    """Two ranks: all cases; a whole run, runs that stop to go on elsewhere, one that goes on; then one is killed."""
+    folder = work / "two"
+    launch = Launch(2, folder, cases=list(CASES), fault="killed")
+    launch.add(folder / "whole", model, *STEPS)
+    launch.add(folder / "begun", model, *STEPS, stop_after=1)
+    launch.add(folder / "ppo", model, *STEPS, *PPO, stop_after=1)
+    launch.add(folder / "low", model, *STEPS, *LOW, stop_after=1)
+    launch.add(folder / "from one", model, *STEPS)
+
+    def make(folder: Path) -> list[int]:
+        shutil.copytree(here / "begun", folder / "from one")
+        return launch.run()
+
+    return Launched(launch, once(folder, make), folder)
+
+
+@pytest.fixture(scope="session")
+def three(work, model, two) -> Launched:
+    """Three ranks: some cases, and the runs that two began; then one of them fails."""
+    folder = work / "three"
+    launch = Launch(3, folder, cases=ON_THREE, fault="raised")
+    launch.add(folder / "from two", model, *STEPS)
+    launch.add(folder / "ppo from two", model, *STEPS, *PPO)
+
+    def make(folder: Path) -> list[int]:
+        shutil.copytree(two.folder / "begun", folder / "from two")
+        shutil.copytree(two.folder / "ppo", folder / "ppo from two")
+        return launch.run()
+
+    return Launched(launch, once(folder, make), folder)

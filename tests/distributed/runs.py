@@ -1,0 +1,94 @@
+"""Whole runs: in this process, or as a launch of several."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.loop.runs import train as train_here
+
+FSDP = "actor_rollout_ref.actor.strategy=fsdp2"
+SLOTS = "actor_rollout_ref.rollout.max_num_seqs=64"  # enough for all groups, however they are spread
+PPO = (
+    "algorithm.adv_estimator=gae",
+    "critic.optim.lr=1e-3",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+)
+LOW = ("actor_rollout_ref.model.dtype=bfloat16",)
+
+
+def train(folder: Path, model: Path, *overrides: str, stop_after: int | None = None) -> dict[str, Any]:
+    return train_here(
+        folder, model, SLOTS, "trainer.val_before_train=false", *overrides, stop_after=stop_after
+    )
+
+
+@dataclass
+class Launch:
+    """Processes that train together. `runs` are (folder, model, overrides, stop after a step)."""
+
+    world: int
+    out: Path
+    cases: list[str] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    fault: str | None = None
+
+    def add(self, folder: Path, model: Path, *overrides: str, stop_after: int | None = None) -> None:
+        self.runs.append(
+            {
+                "folder": str(folder),
+                "model": str(model),
+                "overrides": [FSDP, *overrides],
+                "stop_after": stop_after,
+            }
+        )
+
+    def run(self, timeout: float = 240.0) -> list[int]:
+        """Exit codes by rank. What the ranks said is in `out`/rank-N.log; no process is left."""
+        self.out.mkdir(parents=True, exist_ok=True)
+        plan = self.out / "plan.json"
+        plan.write_text(
+            json.dumps(
+                {
+                    "world": self.world,
+                    "port": free_port(),
+                    "out": str(self.out),
+                    "cases": self.cases,
+                    "runs": self.runs,
+                    "fault": self.fault,
+                }
+            )
+        )
+        ranks = [self._start(plan, rank) for rank in range(self.world)]
+        try:
+            return [rank.wait(timeout) for rank in ranks]
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.wait()
+
+    def _start(self, plan: Path, rank: int) -> subprocess.Popen[bytes]:
+        with open(self.out / f"rank-{rank}.log", "wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.distributed.rank", str(plan), str(rank)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def log(self, rank: int) -> str:
+        return (self.out / f"rank-{rank}.log").read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]

@@ -1,0 +1,128 @@
+"""The program under torchrun: rank 0's output and files, Ctrl-C, and ranks that are killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gspo.loop import checkpoint
+from gspo.scorecard.small_run import config
+from tests.distributed.runs import FSDP
+
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(bool(solution_str) and ord(solution_str[0]) % 2 == 0)
+"""
+
+
+def launch(folder: Path, model: Path, *overrides: str, ranks: int = 2) -> subprocess.Popen[str]:
+    """`gspo train` on some ranks, in a process group of its own, as a terminal would have it."""
+    (folder / "reward.py").write_text(REWARD)
+    resolved = config(folder, model, f"custom_reward_function.path={folder / 'reward.py'}", *overrides)
+    (folder / "config.yaml").write_text(resolved.to_yaml())
+    program = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "gspo"]
+    return subprocess.Popen(
+        [*program, "train", str(folder / "config.yaml")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    )
+
+
+def read_to(process: subprocess.Popen[str], pattern: str) -> str:
+    """The output up to a line that matches."""
+    seen = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        seen += line
+        if re.search(pattern, line):
+            return seen
+    raise AssertionError(f"ended without {pattern!r}:\n{seen}")
+
+
+def rank_pids(launcher: int) -> dict[int, int]:
+    """Process numbers of the ranks, from the environment torchrun gave them."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and parent_of(int(entry.name)) == launcher:
+            names = (entry / "environ").read_text().split("\0")
+            found |= {int(n.removeprefix("RANK=")): int(entry.name) for n in names if n.startswith("RANK=")}
+    return found
+
+
+def parent_of(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def in_session(session: int) -> list[int]:
+    """Processes that the launch started, directly or not, and that still run."""
+    left = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                left.append(int(entry.name))
+    return left
+
+
+def end(process: subprocess.Popen[str], limit: float = 60.0) -> str:
+    """Wait for the end; the rest of the output. Nothing may be left of the launch."""
+    try:
+        rest, _ = process.communicate(timeout=limit)
+        time.sleep(0.5)
+        assert in_session(process.pid) == []
+        return rest
+    finally:
+        if in_session(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+LONG = ("trainer.total_training_steps=500", "trainer.save_freq=2", FSDP)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_stops_the_run_and_is_named(tmp_path, model, rank):
+    process = launch(tmp_path, model, *LONG)
+    read_to(process, r"^step 3/")
+    victim = rank_pids(process.pid)[rank]
+    os.kill(victim, signal.SIGKILL)
+    rest = end(process)
+    assert f"trainer rank {rank} (process {victim}) is gone" in rest
+    assert process.returncode != 0
+    assert checkpoint.latest(tmp_path / "run" / "checkpoints")[0] is not None
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_after_the_step_and_saves(tmp_path, model):
+    process = launch(tmp_path, model, *LONG)
+    read_to(process, r"^step 3/")
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all; torchrun then sends it again
+    rest = end(process)
+    stopped = re.search(r"stopped at step (\d+) of 500; saved", rest)
+    assert stopped, rest
+    path, _ = checkpoint.latest(tmp_path / "run" / "checkpoints")
+    assert path is not None and path.name == f"step-{int(stopped.group(1)):06d}"
+
+
+@pytest.mark.slow
+def test_a_config_for_one_process_is_refused(tmp_path, model):
+    process = launch(tmp_path, model)
+    rest = end(process, limit=120)
+    assert "torchrun started 2 processes, but only fsdp2 trains in several" in rest
+    assert not (tmp_path / "run").exists()
