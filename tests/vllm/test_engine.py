@@ -30,7 +30,7 @@ def _text(ids: Any) -> str:
 @pytest.fixture(scope="module")
 def running(model_folder) -> Iterator[VllmEngine]:
     """vLLM starts once a process: the tests share it."""
-    settings = VllmSettings(str(model_folder), SLOTS, MAX_LENGTH)
+    settings = VllmSettings(str(model_folder), SLOTS, MAX_LENGTH, sleep=True)
     engine = VllmEngine(settings, _text, eos_token_ids=(EOS,), decode_chunk=2)
     yield engine
     engine.close()
@@ -212,6 +212,26 @@ def test_unfinished_groups_go_on_to_the_same_groups(engine):
         engine.submit(request)
     assert engine.unfinished() == state
     assert drain(engine) == expected
+
+
+def test_it_rests_while_training_and_goes_on(engine, native, model):
+    """On a CPU no memory is given back; that nothing is lost or run meanwhile is the same."""
+    _submit(engine, range(3))
+    groups = engine.step()
+    engine.rest()
+    state = engine.unfinished()
+    engine.rest()
+    _submit(engine, range(3, 5))
+    assert engine.unfinished()[: len(state)] == state and engine.num_in_flight == len(state) + 2
+    groups += engine.step()
+    engine.rest()
+    engine.load_weights(dict(model.named_parameters()), 1)
+    groups += drain(engine)
+    engine.rest()
+    groups += engine.generate([make_request(5, n=3)])
+    expected = drain(_submit(native, range(6)))
+    assert [r.token_ids for r in _rollouts(groups)] == [r.token_ids for r in _rollouts(expected)]
+    _assert_log_probs(groups, model)
 
 
 def test_stop_tokens_ignored_eos_and_length(engine, native):

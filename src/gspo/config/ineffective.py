@@ -55,7 +55,6 @@ _VLLM_KEYS = (
     "free_cache_engine",
     "gpu_memory_utilization",
     "max_num_batched_tokens",
-    "tensor_model_parallel_size",
 )
 _DEAD = (
     Dead(

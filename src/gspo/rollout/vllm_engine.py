@@ -118,7 +118,7 @@ class VllmEngine:
 
     def rest(self) -> None:
         """Training is about to use the device: give the cache's memory back until the next step or weights."""
-        if self._settings.sleep and not self._settings.on_cpu and not self._asleep:
+        if self._settings.sleep and not self._asleep:
             waiting = self._withdraw()
             self._core.sleep()
             self._asleep = True

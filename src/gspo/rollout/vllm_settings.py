@@ -55,7 +55,7 @@ class VllmSettings:
     enforce_eager: bool = False
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
-    sleep: bool = False  # give the cache's memory back while training (GPUs)
+    sleep: bool = False  # rest while training; a GPU's memory is then given back
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
