@@ -103,7 +103,7 @@ def _remote(spec: EngineSpec, backend: Backend) -> tuple[Callable[[int], Connect
 
 
 def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, count: int = 1) -> EngineSpec:
-    """How one of `count` workers builds its engine, with its share of the processor."""
+    """How one of `count` workers builds its engine, with its share of the processor, which the trainer may use too."""
     c, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     stops = stop_tokens(_generation_config(c.path, c.trust_remote_code), tokenizer)
     return EngineSpec(
@@ -116,7 +116,7 @@ def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, cou
         pad_token_id=_pad_token(tokenizer, stops),
         dtype=compute_dtype(config, device) if rollout.dtype == "auto" else rollout.dtype,
         device=str(device),
-        num_threads=max(1, torch.get_num_threads() // count),
+        num_threads=max(1, torch.get_num_threads() // (count + runs_ahead(config))),
         trust_remote_code=c.trust_remote_code,
         attn_implementation=None if c.attn_implementation == FLEX_ATTENTION else c.attn_implementation,
         override_config=dict(c.override_config),
