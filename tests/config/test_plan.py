@@ -59,6 +59,6 @@ def test_what_never_acts():
 
 
 def test_roles_follow_the_config():
-    assert roles(load().config) == {"reference": False, "critic": False}
+    assert roles(load(overrides=[PLAIN]).config) == {"reference": False, "critic": False}
     config = load(overrides=["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true"]).config
     assert roles(config) == {"reference": True, "critic": True}
