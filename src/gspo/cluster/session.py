@@ -12,8 +12,7 @@ from gspo.cluster.errors import ClusterError
 
 ADDRESS = "RAY_ADDRESS"
 KNOCK_SECONDS = 10.0
-# A local cluster serves one run: it reports to nobody, and its workers may share what the driver was given.
-LOCAL_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+USAGE_REPORTS = "RAY_USAGE_STATS_ENABLED"
 
 
 class RaySession:
@@ -45,8 +44,7 @@ class RaySession:
             ) from error
 
     def _start(self, num_cpus: int, num_gpus: int | None) -> None:
-        for name, value in LOCAL_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        os.environ.setdefault(USAGE_REPORTS, "0")  # a cluster of ours reports to nobody
         self.is_local = True
         try:
             ray.init(
