@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -45,5 +46,7 @@ def run(config: ResolvedConfig) -> int:
     if refused:
         return EXIT_BAD_CONFIG
     from gspo.loop.run import train as run_training
+    from gspo.loop.team_torchrun import launch
 
+    launch(config.config, sys.argv[1:])  # several ranks on this machine: torchrun takes this process's place
     return run_training(config)

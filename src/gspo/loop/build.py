@@ -263,8 +263,9 @@ def _build_roles(
         backend.start(config)
         team: Team = backend.team()
     else:
-        from gspo.loop.team_torchrun import TorchrunTeam
+        from gspo.loop.team_torchrun import TorchrunTeam, check_launch
 
+        check_launch(config)
         team = TorchrunTeam.join(config.trainer.device)
     own_engine = num_workers(config, backend) == 0
     return TeamRoles(team, config, total_steps, weights_from, tokenizer if own_engine else None)

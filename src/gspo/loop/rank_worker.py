@@ -22,7 +22,7 @@ from gspo.loop.roles import Facts, Roles, build_roles, compute_dtype, load_weigh
 from gspo.loop.team import Place
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
-from gspo.training.fsdp import Shards, ShardSettings
+from gspo.training.fsdp import ShardError, Shards, ShardSettings
 from gspo.training.policy import PolicyLoss, Regulariser
 from gspo.types import Group, Metric, Metrics, TrainBatch
 
@@ -84,6 +84,11 @@ class RankWorker:
     ) -> Facts:
         """Load and shard the models of the config; with a tokenizer also an engine over a full copy of the policy."""
         self.unload()
+        if config.actor_rollout_ref.model.lora_rank > 0:
+            raise ShardError(
+                f"actor_rollout_ref.model.lora_rank={config.actor_rollout_ref.model.lora_rank}: sharded models are trained "
+                "whole; set it to 0, or train in one process (actor.strategy=local, trainer.backend=local)"
+            )
         import_plugins(config.trainer.plugins)
         torch.set_num_threads(config.trainer.num_threads or default_threads())
         torch.use_deterministic_algorithms(config.trainer.deterministic)

@@ -203,6 +203,10 @@ def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_h
         model.set_attn_implementation(c.attn_implementation)
     if c.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable()
+    if (
+        on_host
+    ):  # still the file's own pages, which the ranks of a machine share until each has cut out its shards
+        return model
     # Tensors mapped from a file may be aligned differently from allocated ones, and alignment can change the last
     # bit of a matrix product: a resumed run must compute what the first one did.
     for tensor in (*model.parameters(), *model.buffers()):

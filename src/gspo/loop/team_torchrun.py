@@ -46,13 +46,38 @@ def launched_rank() -> int:
 
 
 def check_launch(config: TrainerConfig) -> None:
-    """Refuse several processes for a config that trains in one: each would train the whole by itself."""
-    strategy = config.actor_rollout_ref.actor.strategy
+    """Refuse processes that the config does not ask for, and a config that asks for processes that are not there."""
+    strategy, asked = config.actor_rollout_ref.actor.strategy, config.trainer.n_gpus_per_node
     if launched_ranks() > 1 and strategy != "fsdp2":
         message = f"torchrun started {launched_ranks()} processes, but only fsdp2 trains in several"
         remedy = "set actor_rollout_ref.actor.strategy=fsdp2, or start one process without torchrun"
-        key = "actor_rollout_ref.actor.strategy"
-        raise ConfigErrors([Problem("error", key, strategy, "torchrun", message, remedy)])
+        raise _refusal("actor_rollout_ref.actor.strategy", strategy, message, remedy)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if launched_ranks() > 1 else 1
+    if strategy == "fsdp2" and asked is not None and max(asked, 1) != here:
+        message = f"{here} process{'es were' if here > 1 else ' was'} started on this machine"
+        remedy = f"torchrun --standalone --nproc-per-node {asked} -m gspo train …, or remove the key"
+        raise _refusal("trainer.n_gpus_per_node", asked, message, remedy)
+
+
+def _refusal(key: str, value: Any, message: str, remedy: str) -> ConfigErrors:
+    return ConfigErrors([Problem("error", key, value, "config", message, remedy)])
+
+
+def launch(config: TrainerConfig, arguments: list[str]) -> None:
+    """Start `gspo` again under torchrun when the config asks for several ranks here and nothing has started them.
+
+    This process becomes the launcher. Returns when there is nothing to start.
+    """
+    asked = config.trainer.n_gpus_per_node
+    if asked is None:  # all devices found, unless one is named
+        asked = torch.cuda.device_count() if config.trainer.device in ("auto", "cuda") else 1
+    wanted = config.trainer.backend == "local" and config.actor_rollout_ref.actor.strategy == "fsdp2"
+    if not wanted or asked <= 1 or "TORCHELASTIC_RUN_ID" in os.environ:
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(asked)]
+    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "gspo", *arguments])
 
 
 def launched_place(device: str) -> Place:
