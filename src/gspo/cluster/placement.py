@@ -123,9 +123,15 @@ def make_pools(config: TrainerConfig, manager: ResourcePoolManager | None) -> Re
     else:
         made = with_rollout_pool(dataclasses.replace(manager, resource_pool_dict={}), config)
         _compare(config, made)
-    apart = made.mapping.get(Role.Rollout)
-    devices = {apart: config.actor_rollout_ref.rollout.tensor_model_parallel_size} if apart else {}
-    used = {trainer_role(made): made.mapping[trainer_role(made)]} | ({Role.Rollout: apart} if apart else {})
+    role, apart = trainer_role(made), made.mapping.get(Role.Rollout)
+    width = config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if width > 1 and apart == made.mapping[role]:
+        raise ClusterError(
+            f"mapping[{Role.Rollout}]={apart!r} is the pool of the trainer's ranks, of one device a process, and "
+            f"rollout.tensor_model_parallel_size={width}; give {Role.Rollout} a pool of its own, or set it to 1"
+        )
+    devices = {apart: width} if apart else {}
+    used = {role: made.mapping[role]} | ({Role.Rollout: apart} if apart else {})
     made = dataclasses.replace(made, mapping=used)
     made.create_resource_pool(use_gpu, devices)
     return made
