@@ -123,17 +123,19 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
 
 
 def cache_bytes(settings: VllmSettings) -> int | None:
-    """Bytes that hold every slot at full length; None when the model's shape does not say (vLLM then takes a share).
+    """Bytes that hold every slot at full length, or the engine's share of free memory where that is less.
 
+    None when the model's shape does not say; vLLM then takes its share.
     Refuses heads of a size that vLLM has no attention for on a CPU, which it would only find out at the first request.
     """
+    import psutil
     from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
     text = config.get_text_config()
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
-    if not layers or not heads:
+    if not layers or not heads or getattr(text, "kv_lora_rank", None):  # latent attention keeps something else
         return None
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -145,7 +147,8 @@ def cache_bytes(settings: VllmSettings) -> int | None:
         )
     num_blocks = settings.num_slots * -(-settings.max_length // _BLOCK) + 2
     size = 4 if settings.dtype in ("float32", "auto") else 2
-    return num_blocks * _BLOCK * layers * kv_heads * head_dim * 2 * size
+    needed = num_blocks * _BLOCK * layers * kv_heads * head_dim * 2 * size
+    return min(needed, int(settings.gpu_memory_utilization * psutil.virtual_memory().available))
 
 
 def _check_names(kwargs: Mapping[str, Any]) -> None:
