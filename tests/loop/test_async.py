@@ -70,6 +70,17 @@ def test_workers_in_step_train_what_one_process_trains(settings, model, tmp_path
     assert_same_run(tmp_path / "one", tmp_path / "workers")
 
 
+def test_adapters_reach_the_workers_merged(model, tmp_path, in_threads):
+    pytest.importorskip("peft")
+    settings = (ON_POLICY, "actor_rollout_ref.model.lora_rank=4", "trainer.total_training_steps=2")
+    train(tmp_path / "one", model, *settings)
+    train(tmp_path / "workers", model, *settings, f"{ROLLOUT}num_workers=2")
+    for step in (1, 2):
+        assert texts(tmp_path / "one", step) == texts(tmp_path / "workers", step)
+    for name, tensor in weights(tmp_path / "one").items():
+        torch.testing.assert_close(weights(tmp_path / "workers")[name], tensor, rtol=1e-4, atol=1e-5)
+
+
 def test_carried_groups_continue_in_a_fleet_as_in_one_process(model, tmp_path, in_threads):
     settings = ("data.gen_batch_size=12", "data.max_response_length=12", f"{ROLLOUT}max_num_seqs=64")
     train(tmp_path / "one", model, *settings)
