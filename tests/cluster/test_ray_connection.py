@@ -10,6 +10,7 @@ import torch
 
 from gspo.cluster.object_weights import ObjectStore, ObjectWeights
 from gspo.cluster.ray_connection import RayConnection
+from gspo.cluster.tensors import send_as_arrays
 from gspo.rollout.connection import WorkerDied
 from gspo.rollout.engine import EngineError
 from gspo.rollout.worker import EngineSpec, RolloutWorker
@@ -120,3 +121,20 @@ def test_an_engine_that_cannot_be_built_says_so_itself(cluster):
     with pytest.raises(EngineError, match=r"^model 'missing' cannot run here"):
         connection.send("ping").result(30)
     connection.close()
+
+
+def test_tensors_come_through_ray_as_they_were_in_memory_of_their_own(cluster):
+    import ray
+
+    send_as_arrays()
+    sent = {
+        "float": torch.randn(3, 4)[:, ::2],
+        "half": torch.randn(5).to(torch.bfloat16),
+        "flags": torch.tensor([True, False]),
+        "one": torch.tensor(3.5, dtype=torch.float64),
+        "none": torch.zeros(0, 2),
+    }
+    back = ray.get(ray.put(sent))
+    for name, tensor in sent.items():
+        assert back[name].dtype == tensor.dtype and torch.equal(back[name], tensor), name
+    back["float"].zero_()  # may be written

@@ -10,6 +10,8 @@ from typing import Any
 import ray
 from ray.actor import ActorClass
 
+from gspo.cluster.tensors import send_as_arrays
+
 THREADS = "OMP_NUM_THREADS"
 
 
@@ -39,8 +41,9 @@ def go_to(folder: str) -> None:
 
 
 def settle(worker: Any, folder: str, named: str | None, num_local: int) -> None:
-    """Run in an actor: `go_to` and `share_cores`."""
+    """Run in an actor that is to be a trainer rank, before it joins the others."""
     go_to(folder)
+    send_as_arrays()
     share_cores(named, num_local)
 
 

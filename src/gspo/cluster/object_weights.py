@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import ray
-import torch
 from torch import Tensor
+
+from gspo.cluster.tensors import pack, view
 
 
 class ObjectWeights(Mapping[str, Tensor]):
-    """Named tensors as plain arrays, which Ray hands over without a copy. Tensors of it may be read, not written."""
+    """Named tensors packed, which Ray hands over without a copy. Tensors of it may be read, not written."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._arrays: dict[str, tuple[np.ndarray, str, tuple[int, ...]]] = {}
-        for name, tensor in tensors.items():
-            flat = tensor.detach().to("cpu").contiguous().flatten()
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            self._arrays[name] = (flat.view(torch.uint8).numpy(), dtype, tuple(tensor.shape))
+        self._packed = {name: pack(tensor) for name, tensor in tensors.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        data, dtype, shape = self._arrays[name]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the memory is shared and not to be written is the point
-            return torch.from_numpy(data).view(getattr(torch, dtype)).view(shape)
+        return view(self._packed[name])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
+        return iter(self._packed)
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return len(self._packed)
 
 
 class ObjectStore:

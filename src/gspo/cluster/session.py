@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from gspo.cluster.errors import ClusterError
+from gspo.cluster.tensors import send_as_arrays
 
 ADDRESS = "RAY_ADDRESS"
 KNOCK_SECONDS = 10.0
@@ -25,13 +26,11 @@ class RaySession:
     def __init__(self, *, num_cpus: int = 1, num_gpus: int | None = None) -> None:
         self._owned = not ray.is_initialized()
         self.is_local = False
-        if not self._owned:
-            return
-        address = os.environ.get(ADDRESS)
-        if address:
+        if self._owned and (address := os.environ.get(ADDRESS)):
             self._join(address)
-        else:
+        elif self._owned:
             self._start(num_cpus, num_gpus)
+        send_as_arrays()
 
     def _join(self, address: str) -> None:
         try:
