@@ -1,6 +1,7 @@
-"""One rank of a launch, as a program: `python -m tests.distributed.rank PLAN.json RANK`.
+"""The ranks of a launch, as a program: `python -m tests.distributed.rank PLAN.json`.
 
-Without torchrun, so that one launch can do everything a test session needs: the cases, whole runs, and a fault.
+Without torchrun, so that one launch can do everything a test session needs: the cases, whole runs, and a fault. Ranks
+are forked when the libraries are loaded, which takes longer than anything else here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +34,14 @@ class FragileWorker(rank_worker.RankWorker):
         dist.all_reduce(torch.zeros(1))  # what a rank that is well would wait in
 
 
-def main(plan_file: str, rank: int) -> int:
-    plan: dict[str, Any] = json.loads(Path(plan_file).read_text())
+def run(plan: dict[str, Any], rank: int) -> int:
+    """What one rank does; its exit code."""
     os.environ |= {
         "TORCHELASTIC_RUN_ID": "test",
         "WORLD_SIZE": str(plan["world"]),
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(plan["world"]),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(plan["port"]),
     }
@@ -48,13 +51,12 @@ def main(plan_file: str, rank: int) -> int:
     out = Path(plan["out"])
     team = team_torchrun.TorchrunTeam.join("cpu")
     for name in plan["cases"]:
-        numbers = CASES[name](True)
-        torch.save(numbers, out / f"{name}-{rank}.pt")
+        torch.save(CASES[name](True), out / f"{name}-{rank}.pt")
     if rank > 0:
         return team.follow()
     with team_torchrun.team_of_launch():
-        for run in plan["runs"]:
-            train(Path(run["folder"]), Path(run["model"]), *run["overrides"], stop_after=run["stop_after"])
+        for one in plan["runs"]:
+            train(Path(one["folder"]), Path(one["model"]), *one["overrides"], stop_after=one["stop_after"])
         if plan["fault"]:
             try:
                 team.call("fail", plan["world"] - 1, plan["fault"])
@@ -63,5 +65,31 @@ def main(plan_file: str, rank: int) -> int:
     return 0
 
 
+def start(plan: dict[str, Any], rank: int) -> int:
+    """A process for one rank, its output in a file of its own; its number. The libraries are loaded already."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open(Path(plan["out"]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = run(plan, rank)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(plan_file: str) -> None:
+    plan = json.loads(Path(plan_file).read_text())
+    pids = [start(plan, rank) for rank in range(plan["world"])]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    (Path(plan["out"]) / "codes.json").write_text(json.dumps(codes))
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    main(sys.argv[1])

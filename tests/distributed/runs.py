@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from tests.loop.runs import train as train_here
 
 FSDP = "actor_rollout_ref.actor.strategy=fsdp2"
 SLOTS = "actor_rollout_ref.rollout.max_num_seqs=64"  # enough for all groups, however they are spread
+NO_EVALUATION = ("trainer.val_before_train=false", "trainer.val_after_train=false")
 PPO = (
     "algorithm.adv_estimator=gae",
     "critic.optim.lr=1e-3",
@@ -25,9 +28,7 @@ LOW = ("actor_rollout_ref.model.dtype=bfloat16",)
 
 
 def train(folder: Path, model: Path, *overrides: str, stop_after: int | None = None) -> dict[str, Any]:
-    return train_here(
-        folder, model, SLOTS, "trainer.val_before_train=false", *overrides, stop_after=stop_after
-    )
+    return train_here(folder, model, SLOTS, *NO_EVALUATION, *overrides, stop_after=stop_after)
 
 
 @dataclass
@@ -66,23 +67,18 @@ class Launch:
                 }
             )
         )
-        ranks = [self._start(plan, rank) for rank in range(self.world)]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.distributed.rank", str(plan)],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
         try:
-            return [rank.wait(timeout) for rank in ranks]
+            assert process.wait(timeout) == 0
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
-
-    def _start(self, plan: Path, rank: int) -> subprocess.Popen[bytes]:
-        with open(self.out / f"rank-{rank}.log", "wb") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "tests.distributed.rank", str(plan), str(rank)],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=Path(__file__).parents[2],
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return json.loads((self.out / "codes.json").read_text())
 
     def log(self, rank: int) -> str:
         return (self.out / f"rank-{rank}.log").read_text()
