@@ -50,10 +50,16 @@ class PPOTrainerConfig(Section):
         default=False, doc="Only deterministic operations on a GPU: slower, resumes to the bit."
     )
     backend: str = key(
-        default="local", doc="local runs in this process; ray on a cluster.", choices=("local", "ray")
+        default="local",
+        doc="local runs in this process; ray on the cluster of RAY_ADDRESS, or a local one.",
+        choices=("local", "ray"),
     )
-    nnodes: int = key(default=1, doc="Machines.", ge=1)
-    n_gpus_per_node: int | None = key(default=None, doc="Devices a machine; null = those found.", ge=0)
+    nnodes: int = key(default=1, doc="ray: machines that train.", ge=1)
+    n_gpus_per_node: int | None = key(
+        default=None,
+        doc="ray: trainer ranks a machine, one device each; null = all GPUs that rollout workers leave, else 1.",
+        ge=0,
+    )
     critic_warmup: int = key(default=0, doc="Steps in which only the critic is trained.", ge=0, unit="steps")
     on_alarm: str = key(
         default="warn",

@@ -260,10 +260,12 @@ class Trainer:
         self.console.stop()
         for sink in self.sinks:
             sink.close()
-        self.parts.close()
-        if self._backend is not None:
-            self._backend.close()
-        self.run.close()
+        try:
+            self.parts.close()
+        finally:
+            if self._backend is not None:
+                self._backend.close()
+            self.run.close()
 
     def _restore(self, loaded: checkpoint.Loaded) -> None:
         parts = self.parts
