@@ -66,6 +66,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "runs_s": [round(s, 4) for s in seconds[1:]],
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "dtype": args.dtype,
+        "engine": engine.description,
         "threads": torch.get_num_threads(),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if device.type == "cuda" else None,
     }
@@ -81,7 +82,7 @@ def main() -> None:
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--slots", type=int, default=0, help="responses at once (default: all)")
-    parser.add_argument("--chunk", type=int, default=8, help="decode steps between looks")
+    parser.add_argument("--chunk", type=int, default=None, help="decode steps between looks")
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument(
         "--dtype", default="bfloat16" if has_gpu else "float32", choices=["float32", "bfloat16"]

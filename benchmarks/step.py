@@ -21,6 +21,7 @@ from shapes import SHAPES, add_work, make_model
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
 from gspo.loop.objective import AdvantageSettings, Objective
+from gspo.models.compiled import worth_compiling
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.native import NativeEngine
 from gspo.training.batching import collate
@@ -44,6 +45,7 @@ class Work:
             num_slots=args.prompts * args.group,
             max_length=args.plen + args.new,
             device=device,
+            eager=args.eager,
         )
         self.policy = Policy(
             model,
@@ -54,6 +56,7 @@ class Work:
                 micro_batch_tokens=args.micro_tokens,
                 layout=args.layout,
                 flex_attention=args.flex,
+                compiled=not args.eager and worth_compiling(model),
             ),
         )
         settings = get_policy_loss("gspo").resolve(LossSettings())
@@ -94,6 +97,7 @@ def main() -> None:
     parser.add_argument("--micro-tokens", type=int, default=16384)
     parser.add_argument("--layout", default="shared", choices=["plain", "packed", "shared"])
     parser.add_argument("--flex", action="store_true", help="flex_attention for packed layouts (GPU)")
+    parser.add_argument("--eager", action="store_true", help="nothing compiled, nothing captured (GPU)")
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype or ("bfloat16" if args.device.startswith("cuda") else "float32"))
     model = make_model(args.model, max_length=args.plen + args.new, dtype=dtype, device=args.device)

@@ -121,7 +121,10 @@ class ActorConfig(Section):
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")
     ulysses_sequence_parallel_size: int = key(default=1, doc="Devices that share one sequence.", ge=1)
-    use_torch_compile: bool = key(default=False, doc="Compile the training forward.")
+    use_torch_compile: bool = key(
+        default=True,
+        doc="One GPU, half precision: compile the layers and capture forward and backward as CUDA graphs.",
+    )
 
 
 @section

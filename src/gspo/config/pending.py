@@ -16,7 +16,6 @@ WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {
     "scale-out: sequences over several devices": ("actor_rollout_ref.actor.ulysses_sequence_parallel_size",),
     "speed: training": (
-        "actor_rollout_ref.actor.use_torch_compile",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
         "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
         "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",

@@ -120,8 +120,19 @@ def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, cou
         trust_remote_code=c.trust_remote_code,
         attn_implementation=None if c.attn_implementation == FLEX_ATTENTION else c.attn_implementation,
         override_config=dict(c.override_config),
-        options=_vllm_options(config) if rollout.name == "vllm" else {},
+        options=_vllm_options(config) if rollout.name == "vllm" else native_options(config),
     )
+
+
+def native_options(config: TrainerConfig) -> dict[str, Any]:
+    """What the native engine makes of a GPU."""
+    rollout = config.actor_rollout_ref.rollout
+    return {
+        "prefill_tokens": rollout.max_num_batched_tokens,
+        "memory_utilization": rollout.gpu_memory_utilization,
+        "eager": rollout.enforce_eager,
+        "free_cache": rollout.free_cache_engine,
+    }
 
 
 def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
@@ -150,6 +161,7 @@ def build_engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torc
         num_slots=config.actor_rollout_ref.rollout.max_num_seqs,
         max_length=_max_length(config),
         device=device,
+        **native_options(config),
     )
 
 

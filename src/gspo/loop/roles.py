@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 from gspo.config import TrainerConfig
 from gspo.config.model import FSDPConfig, OptimConfig
 from gspo.loop.checkpoint import Loaded, TensorSet
+from gspo.models.compiled import worth_compiling
 from gspo.models.load import load_model
 from gspo.seeding import derive_seed
 from gspo.training.batching import Kind
@@ -244,6 +245,10 @@ def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: Ranks
     ranks = ranks_of(model, shard_settings(actor.fsdp_config)) if ranks_of else ALONE
     optimizer = _optimizer(model, actor.optim, actor.grad_clip)
     schedule, settings = _schedule(actor.optim, total_steps), _policy_settings(config)
+    # Captured code reads its weights where they were: not with shards that come and go, nor adapters switched off.
+    alone = ranks_of is None and config.actor_rollout_ref.model.lora_rank == 0
+    if actor.use_torch_compile and alone and worth_compiling(model):
+        settings = dataclasses.replace(settings, compiled=True)
     return _placed(ranks, lambda: Policy(model, optimizer, schedule, settings, ranks))
 
 

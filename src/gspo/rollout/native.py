@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.models.compiled import worth_compiling
 from gspo.rollout.decoder import Decoder
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.padded import PaddedRows
@@ -16,6 +17,8 @@ from gspo.rollout.pages import PAGE
 from gspo.rollout.pool import PREFILL_TOKENS, SlotPool
 from gspo.types import Group
 
+DECODE_CHUNK = 8  # tokens a row between looks for finished rows
+GPU_DECODE_CHUNK = 16  # a look waits for the device
 FREED_SHARE = 0.1  # of a device's memory: a pool of pages smaller than this is not worth giving back
 
 
@@ -23,7 +26,7 @@ class NativeEngine:
     """A RolloutEngine over any transformers decoder.
 
     `num_slots` responses run at once, each of at most `max_length` tokens with its prompt; a step decodes
-    `decode_chunk` tokens. For the same calls it gives the same bits. Tokens are its whole state after
+    `decode_chunk` tokens (8, on a GPU 16). For the same calls it gives the same bits. Tokens are its whole state after
     `load_weights`: it then forgets every cache and takes its groups up again from their tokens, exactly as a fresh
     engine would that is given `unfinished()`.
 
@@ -41,7 +44,7 @@ class NativeEngine:
         pad_token_id: int,
         num_slots: int,
         max_length: int,
-        decode_chunk: int = 8,
+        decode_chunk: int | None = None,
         device: torch.device | str = "cpu",
         version: int = 0,
         prefill_tokens: int = PREFILL_TOKENS,
@@ -50,6 +53,9 @@ class NativeEngine:
         eager: bool = False,
         free_cache: bool = False,
     ) -> None:
+        self._device = torch.device(device)
+        if decode_chunk is None:
+            decode_chunk = DECODE_CHUNK if self._device.type == "cpu" else GPU_DECODE_CHUNK
         for name, value in (
             ("num_slots", num_slots),
             ("max_length", max_length),
@@ -58,7 +64,6 @@ class NativeEngine:
         ):
             if value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
-        self._device = torch.device(device)
         self._decoder = Decoder(model, pad_token_id, max_length, self._device)
         self._max_length = max_length
         self._decode_chunk = decode_chunk
@@ -149,8 +154,7 @@ class NativeEngine:
             self._device,
             num_tokens=self._num_slots * (self._max_length + 2 * PAGE),
             memory=int(share * total),
-            # Compiled kernels choose how they sum by measuring, so they may differ from one process to the next.
-            compiled=fast and not torch.are_deterministic_algorithms_enabled(),
+            compiled=fast and worth_compiling(self._decoder.model),
             graphs=fast,
         )
 

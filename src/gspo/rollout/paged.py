@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from gspo.models.compiled import CompiledDecoder
 from gspo.models.head import Head, UnsupportedModel
 from gspo.rollout.attention import attention_windows
 from gspo.rollout.engine import EngineError, SamplingParams
@@ -46,7 +47,7 @@ class PagedModel:
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
         self._configs = [c for c in configs.values() if getattr(c, "_attn_implementation", None) in PAGED]
         self._shapes = _kv_shapes(model, device)
-        self._forward = torch.compile(self._hidden, dynamic=True) if compiled else self._hidden
+        self._compiled = CompiledDecoder(model.base_model) if compiled else None
         self.kv: PagedKV | None = None
         self.book = PageBook(0)
         self.reason = self._mismatch()
@@ -116,25 +117,28 @@ class PagedModel:
         starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
         kv.prefill = PackedContexts(starts, lengths, torch.from_numpy(places).to(self.device))
         try:
-            return self._hidden(tokens, positions, kv.number)
+            return self._hidden(tokens, positions, kv)
         finally:
             kv.prefill = None
 
     def logits(self, tokens: Tensor, lengths: Tensor, kv: PagedKV, table: Tensor) -> Tensor:
         """Float32 logits [N,V] after appending `tokens` [N] at positions `lengths` [N] of the rows of `table`."""
         kv.table, kv.lengths = table, lengths
-        return self.head.logits(self._forward(tokens, lengths, kv.number))
+        with self._compiled.active() if self._compiled is not None else nullcontext():
+            hidden = self._hidden(tokens, lengths, kv)
+        return self.head.logits(hidden)
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, number: int) -> Tensor:
+    def _hidden(self, tokens: Tensor, positions: Tensor, kv: PagedKV) -> Tensor:
+        kv.layer = 0
         out = self.model.base_model(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=number
+            input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=kv.number
         )
         return out.last_hidden_state[0]
 
     def stop_compiling(self, reason: str) -> None:
         """Run the model as it is from now on."""
         log.warning("the decode step runs uncompiled: %s", reason)
-        self.compiled, self._forward = False, self._hidden
+        self.compiled, self._compiled = False, None
 
     @torch.no_grad()
     def _mismatch(self) -> str | None:
@@ -151,7 +155,7 @@ class PagedModel:
                 kv.table = torch.tensor([[2, 4, 1], [0, 0, 0]], dtype=torch.int32, device=self.device)
                 kv.lengths = torch.tensor([last, 0], device=self.device)
                 fed = torch.stack([ids[last], ids[0]])
-                got.append(self._hidden(fed, kv.lengths, kv.number)[:1])
+                got.append(self._hidden(fed, kv.lengths, kv)[:1])
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
             return f"{name} does not run on pages: {type(error).__name__}: {error}"
         finally:

@@ -77,16 +77,21 @@ class PagedKV:
     prefill: PackedContexts | None = None
     table: Tensor | None = None  # [N, pages a row] int32
     lengths: Tensor | None = None  # [N]
+    layer: int = 0  # the one whose attention comes next
     number: int = field(default_factory=itertools.count().__next__)
 
     def __post_init__(self) -> None:
         _POOLS[self.number] = self
 
     def attend(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
     ) -> Tensor:
-        """Attention [N, heads, size] of the packed tokens; their keys and values are stored."""
-        keys, values = self.layers[layer]
+        """Attention [N, heads, size] of the packed tokens in the next layer; their keys and values are stored.
+
+        Layers are counted, not named: layers that are told their number would have to be compiled one by one.
+        """
+        keys, values = self.layers[self.layer]
+        self.layer += 1
         if self.prefill is None:
             from gspo.rollout.kernels import paged_decode_attention
 
@@ -105,29 +110,15 @@ _POOLS: weakref.WeakValueDictionary[int, PagedKV] = weakref.WeakValueDictionary(
 
 @torch.library.custom_op("gspo::paged_attention", mutates_args=())
 def paged_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pool: int,
-    layer: int,
-    scale: float,
-    softcap: float,
-    window: int,
+    query: Tensor, key: Tensor, value: Tensor, pool: int, scale: float, softcap: float, window: int
 ) -> Tensor:
     """Attention through pool number `pool`, whose pages change behind the compiler's back, as only this op reads them."""
-    return _POOLS[pool].attend(layer, query, key, value, scale, softcap, window).contiguous()
+    return _POOLS[pool].attend(query, key, value, scale, softcap, window).contiguous()
 
 
 @paged_attention.register_fake
 def _(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pool: int,
-    layer: int,
-    scale: float,
-    softcap: float,
-    window: int,
+    query: Tensor, key: Tensor, value: Tensor, pool: int, scale: float, softcap: float, window: int
 ) -> Tensor:
     return query.new_empty(query.shape)
 
@@ -190,7 +181,7 @@ def _attend_layer(
             raise EngineError(f"{type(module).__name__} passes {name} to attention")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    out = paged_attention(q, k, v, paged, module.layer_idx, scale, softcap or 0.0, sliding_window or 0)  # pyright: ignore[reportArgumentType]
+    out = paged_attention(q, k, v, paged, scale, softcap or 0.0, sliding_window or 0)
     return out[None], None
 
 

@@ -76,8 +76,8 @@ class MicroBatch:
         out = decoder(
             input_ids=self.input_ids,
             position_ids=self.layout.position_ids,
-            layout=self.layout,
             use_cache=False,
+            **self.layout.arguments,
         )
         return self.layout.predicting(out.last_hidden_state[0])
 
@@ -173,12 +173,17 @@ def _cut(
 
 
 def micro_batch(
-    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, kind: Kind = "plain"
+    batch: TrainBatch,
+    rows: Sequence[int],
+    device: torch.device | str,
+    kind: Kind = "plain",
+    *,
+    flash: bool = False,
 ) -> MicroBatch:
     """The tensors of one forward. In padded rows the pad token is 0: causality keeps it from being seen."""
     width = batch.mask.shape[1]
     if kind != "plain":
-        return _packed(batch, rows, device, kind == "shared")
+        return _packed(batch, rows, device, kind == "shared", flash)
     length = max(len(batch.prompt_ids[r]) + len(batch.response_ids[r]) for r in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)
     positions, targets, slots = [], [], []
@@ -199,8 +204,10 @@ def micro_batch(
     )
 
 
-def _packed(batch: TrainBatch, rows: Sequence[int], device: torch.device | str, share: bool) -> MicroBatch:
-    input_ids, layout, targets, slots = pack(batch, rows, device, share=share)
+def _packed(
+    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, share: bool, flash: bool
+) -> MicroBatch:
+    input_ids, layout, targets, slots = pack(batch, rows, device, share=share, flash=flash)
     return MicroBatch(
         rows=list(rows),
         input_ids=input_ids,

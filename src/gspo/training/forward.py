@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from gspo.models.compiled import CompiledLayers
+from gspo.training import flash
 from gspo.training.batching import Kind, MicroBatch, micro_batch
-from gspo.training.packed_attention import FLEX, PADDED, configs_of, packed_attention
+from gspo.training.graphed import GraphedDecoder
+from gspo.training.packed_attention import FLASH, FLEX, PADDED, configs_of, packed_attention
 from gspo.types import TrainBatch
 
 
@@ -27,20 +30,40 @@ class Forward:
     kernels: dict[str, str] = field(default_factory=dict)
     reason: str | None = None
     configs: list[Any] = field(default_factory=list)
+    layers: CompiledLayers | None = None
+    graphed: GraphedDecoder | None = None
 
     @staticmethod
-    def of(decoder: Any, kind: Kind, *, flex: bool = False) -> Forward:
-        """The layout asked for if the decoder gives the same hidden states in it as in padded rows; else padded rows."""
+    def of(decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False) -> Forward:
+        """The layout asked for if the decoder gives the same hidden states in it as in padded rows; else padded rows.
+
+        Only what attends by the flash kernel is compiled: other layouts are cut differently for every batch.
+        """
         if kind == "plain":
             return Forward(decoder, kind)
         configs, kernels = configs_of(decoder), FLEX if flex else PADDED
+        if not flex and flash.takes(decoder) and _unsupported(configs, FLASH) is None:
+            wanted = Forward(decoder, kind, FLASH, None, configs)
+            if _mismatch(wanted) is None:
+                if not compiled:
+                    return wanted
+                recomputes = any(getattr(m, "gradient_checkpointing", False) for m in decoder.modules())
+                graphed = None if recomputes else GraphedDecoder(decoder)
+                return replace(wanted, layers=CompiledLayers(decoder), graphed=graphed)
         wanted = Forward(decoder, kind, kernels, None, configs)
         reason = _unsupported(configs, kernels) or _mismatch(wanted)
         return wanted if reason is None else Forward(decoder, "plain", reason=reason)
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward, in this layout."""
-        return micro_batch(batch, rows, device, self.kind)
+        return micro_batch(batch, rows, device, self.kind, flash=self.kernels is FLASH)
+
+    def hidden(self, micro: MicroBatch) -> Tensor:
+        """Hidden states [M, H] before the response tokens; within `running`."""
+        packed = micro.layout
+        if self.graphed is None or packed is None or packed.spans is None or not torch.is_grad_enabled():
+            return micro.hidden(self.decoder)
+        return packed.predicting(self.graphed.hidden(micro.input_ids, packed.position_ids, packed.spans))
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -48,6 +71,8 @@ class Forward:
         with ExitStack() as stack:
             if self.kind != "plain":
                 stack.enter_context(packed_attention(self.configs, self.kernels))
+            if self.layers is not None:
+                stack.enter_context(self.layers.active())
             stack.enter_context(_checkpointing(self.decoder))
             yield
 
@@ -63,13 +88,16 @@ def _checkpointing(model: nn.Module) -> Iterator[None]:
     ]
     if not torch.is_grad_enabled():
         layers = []
+    before = [layer.__dict__.get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
     try:
         yield
     finally:
-        for layer in layers:
+        for layer, forward in zip(layers, before):
             del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
 
 def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:

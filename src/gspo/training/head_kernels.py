@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 2048
-CHUNK_ELEMENTS = 1 << 28  # float32 logits of one chunk: 1 GiB
+CHUNK_ELEMENTS = 1 << 27  # float32 logits of one chunk: 512 MiB
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
     """`total` + left · right in float32."""
     if total is None:
         return torch.mm(left, right, out_dtype=torch.float32)
-    return total.add_(torch.mm(left, right, out_dtype=torch.float32))
+    return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
 
 
 def _parts(hidden: Tensor, weight: Tensor) -> list[slice]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +13,14 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from gspo.training import flash
+from gspo.training.flash import Spans
 from gspo.training.packing import Block, Layout
 
 # transformers' attention → what replaces it.
 PADDED = {"sdpa": "gspo_packed", "eager": "gspo_packed_eager"}
 FLEX = {"sdpa": "gspo_packed_flex"}
+FLASH = {"sdpa": "gspo_packed_flash"}
 
 
 def configs_of(model: nn.Module) -> list[Any]:
@@ -55,8 +57,6 @@ def attend_padded(
     """SDPA block by block, leaving out a softcap as transformers' sdpa does. Query, key and value are [1, heads, N, size]; the result is [1, N, heads, size]."""
     _refuse(module, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, size]
-    if _flash_takes(q):
-        return _flash(layout, q, k, v, scaling, sliding_window)[None], None
     outs = []
     for block in layout.blocks:
         out = _sdpa(block, *_cut_out(block, q, k, v), scaling, sliding_window)
@@ -94,73 +94,6 @@ def attend_eager(
     return (outs[0] if len(outs) == 1 else torch.cat(outs))[None], None
 
 
-def _flash_takes(query: Tensor) -> bool:
-    """Whether the flash kernel for sequences of unequal length runs on these."""
-    size = query.shape[-1]
-    return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
-
-
-def _flash(
-    layout: Layout, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None
-) -> Tensor:
-    """All sequences in one call without padding; a prefix's keys stand before those of every sequence that has it.
-
-    Causality is counted from the end of the keys, so a response sees its whole prompt.
-    """
-    spans = _spans(layout, q.device)
-    if spans.keys is not None:
-        k, v = (_Gather.apply(x, spans.keys) for x in (k, v))
-    left, right = (None, None) if window is None else (window - 1, 0)
-    return torch.ops.aten._flash_attention_forward(
-        q, k, v, spans.query_starts, spans.key_starts, spans.longest_query, spans.longest_key, 0.0, True, False,
-        scale=scale, window_size_left=left, window_size_right=right,
-    )[0]  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Spans:
-    """The sequences of a layout as the flash kernel takes them. `keys` is None when every token is a key once."""
-
-    query_starts: Tensor
-    key_starts: Tensor
-    longest_query: int
-    longest_key: int
-    keys: Tensor | None
-
-
-def _spans(layout: Layout, device: torch.device) -> _Spans:
-    if "spans" not in layout.cache:
-        lengths = torch.tensor([s[1] for s in layout.sequences])
-        totals = torch.tensor([s[1] + s[3] for s in layout.sequences])
-        keys = None
-        if any(s[3] for s in layout.sequences):
-            parts = [
-                torch.arange(at, at + num)
-                for start, length, before, size in layout.sequences
-                for at, num in ((before, size), (start, length))
-            ]
-            keys = torch.cat(parts).to(device)
-        starts = [
-            torch.nn.functional.pad(x.cumsum(0), (1, 0)).to(device, torch.int32) for x in (lengths, totals)
-        ]
-        layout.cache["spans"] = _Spans(*starts, int(lengths.max()), int(totals.max()), keys)
-    return layout.cache["spans"]  # pyright: ignore[reportReturnType]
-
-
-class _Gather(torch.autograd.Function):
-    """Rows `index` of x, some of them several times; their gradients are summed in float32."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, index: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.num_rows, ctx.index, ctx.dtype = x.shape[0], index, x.dtype
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        total = torch.zeros(ctx.num_rows, *grad.shape[1:], dtype=torch.float32, device=grad.device)
-        return total.index_add_(0, ctx.index, grad.float()).to(ctx.dtype), None
-
-
 def _cut_out(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The block's queries, keys and values, [rows, heads, tokens, size]; a prefix stands before its sequence's keys."""
     queries = block.queries
@@ -194,6 +127,25 @@ def _mask(block: Block, window: int | None, query: Tensor, key: Tensor) -> Any:
     if query.is_cuda and window is None and same_prefix:
         return causal_lower_right(query.shape[2], key.shape[2])
     return block.mask(window, query.dtype)
+
+
+def attend_flash(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    spans: Spans,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """All sequences in one call of the flash kernel, without padding."""
+    _refuse(module, kwargs)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    return flash.attend(q, k, v, spans, scale, sliding_window)[None], None
 
 
 def attend_flex(
@@ -252,3 +204,4 @@ def _refuse(module: nn.Module, given: dict[str, Any]) -> None:
 AttentionInterface.register(PADDED["sdpa"], attend_padded)
 AttentionInterface.register(PADDED["eager"], attend_eager)
 AttentionInterface.register(FLEX["sdpa"], attend_flex)
+AttentionInterface.register(FLASH["sdpa"], attend_flash)

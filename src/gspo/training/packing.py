@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from gspo.training.flash import Spans
 from gspo.types import TrainBatch
 
 # Attention scores of a block below this are too cheap to be worth another call.
@@ -143,10 +144,13 @@ class Layout:
     own: Tensor
     shared: Tensor
     shared_by: Tensor
-    sequences: tuple[
-        tuple[int, int, int, int], ...
-    ]  # in packed order: start, length, and those of its prefix
+    spans: Spans | None = None  # for the flash kernel
     cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # kernels' own masks
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """What attention must be told."""
+        return {"layout": self} if self.spans is None else {"spans": self.spans}
 
     def predicting(self, hidden: Tensor) -> Tensor:
         """Of hidden states [N, H] those that predict a response token."""
@@ -169,7 +173,7 @@ class _Sequence:
 
 
 def pack(
-    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool
+    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool, flash: bool = False
 ) -> tuple[Tensor, Layout, Tensor, Tensor]:
     """Token ids [1,N] of these rows, their layout, and for each hidden state it gives the head the token it predicts and
     where that stands in a flat [rows, T].
@@ -182,7 +186,8 @@ def pack(
         sequence.start, end = end, end + len(sequence.tokens)
     ids = torch.tensor([t for s in ordered for t in s.tokens], dtype=torch.long, device=device)
     positions = torch.cat([torch.arange(s.first_position, s.first_position + len(s.tokens)) for s in ordered])
-    blocks = [_block(b, None, device) for b in whole] + [_block(b, prompts, device) for b in spread]
+    blocks = [] if flash else [_block(b, None, device) for b in whole]
+    blocks += [] if flash else [_block(b, prompts, device) for b in spread]
     sizes = torch.tensor([len(s.tokens) for s in ordered])
     owners = torch.tensor([s.group for s in ordered]).repeat_interleave(sizes)
     readers = torch.tensor([s.row for s in ordered]).repeat_interleave(sizes)
@@ -196,7 +201,7 @@ def pack(
         own=own.to(device),
         shared=torch.tensor(shared, dtype=torch.long, device=device),
         shared_by=torch.tensor(shared_by, dtype=torch.long, device=device),
-        sequences=tuple(_extent(s, prompts) for s in ordered),
+        spans=Spans.of([_extent(s, prompts) for s in ordered], device) if flash else None,
     )
     return ids[None], layout, targets, slots
 

@@ -45,7 +45,8 @@ class PolicySettings:
     entropy_in_loss: bool = False
     entropy_checkpointing: bool = False  # recompute log-probs and entropies in the backward
     layout: Kind = "shared"
-    flex_attention: bool = False  # for packed layouts; SDPA otherwise
+    flex_attention: bool = False  # for packed layouts; flash or SDPA otherwise
+    compiled: bool = False  # and captured as CUDA graphs, where the flash kernel is used
 
 
 class TokenScorer:
@@ -55,7 +56,9 @@ class TokenScorer:
         self.model = model.eval()
         self.ranks = ranks
         self.head = Head.of(model)
-        self.layout = Forward.of(model.base_model, settings.layout, flex=settings.flex_attention)
+        self.layout = Forward.of(
+            model.base_model, settings.layout, flex=settings.flex_attention, compiled=settings.compiled
+        )
         self.settings = settings
         parameter = next(model.parameters())
         self.device = parameter.device
@@ -82,7 +85,7 @@ class TokenScorer:
         return self.ranks.run(self._forward, micro, entropy)
 
     def _forward(self, micro: MicroBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        hidden = micro.hidden(self.layout.decoder)
+        hidden = self.layout.hidden(micro)
         log_probs, entropies = chosen_log_probs(
             self.head,
             hidden,
@@ -94,17 +97,22 @@ class TokenScorer:
         )
         return micro.scatter(log_probs), None if entropies is None else micro.scatter(entropies)
 
-    @torch.no_grad()
     def log_probs(
         self, batch: TrainBatch, plan: Sequence[Sequence[Sequence[int]]] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies [B,T] of a whole batch under the current weights; zero in other ranks' rows."""
+        """Log-probs and entropies [B,T] of a whole batch under the current weights; zero in other ranks' rows.
+
+        Code compiled for a forward alone may round otherwise than that for a forward and its backward: compiled
+        layers run as in an update, so that a ratio of equal weights is 1.
+        """
         log_probs, entropies = (torch.zeros_like(batch.mask, dtype=self.dtype) for _ in range(2))
         found = []
-        with self.layout.running():
+        compiled = self.layout.layers is not None and any(p.requires_grad for p in self.model.parameters())
+        with torch.set_grad_enabled(compiled), self.layout.running():
             for micros in self.plan(batch) if plan is None else plan:
                 for rows in micros:
-                    found.append((rows, *self.forward(self.micro(batch, rows), entropy=True)))
+                    got, entropy = self.forward(self.micro(batch, rows), entropy=True)
+                    found.append((rows, got.detach(), None if entropy is None else entropy.detach()))
         for rows, got, entropy in found:  # only now, so that a GPU is never waited for in between
             if rows and entropy is not None:
                 log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
