@@ -4,8 +4,10 @@
 
 Runs the embedded recipe's steps in turn as one process (sync) and as a trainer with one rollout process (async, η = 2),
 so that both meet the same machine. A run's rate counts the steps after the first third, when every process has started.
-Prints one JSON line: steps a minute and trained tokens a second of each, their ratio, and the seconds a step that the
-trainer waited for rollouts.
+Prints one JSON line: steps a minute and trained tokens a second of each, their ratio, the seconds a step that the trainer
+waited for rollouts, and the processor seconds a step of each process. A machine that does other work gives more of itself
+to two processes than to one; what it would give on cores of their own is `cpu_ratio`, one process's seconds over those of
+the busier of the two.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 from gspo.config import load
 from gspo.loop import closing
 from gspo.loop.trainer import Trainer
+from gspo.rollout.roster import Roster
 from gspo.tracking.console import Console
 
 ROLLOUT = "actor_rollout_ref.rollout."
@@ -48,11 +51,13 @@ def run(arm: str, steps: int, folder: Path, extra: list[str]) -> dict[str, Any]:
     ]
     trainer = Trainer(load(None, settings), console=Console(enabled=False))
     ends: list[float] = []
+    spent: list[tuple[float, float]] = []
     train_step = trainer.train_step
 
     def timed() -> None:
         train_step()
         ends.append(time.perf_counter())
+        spent.append((time.process_time(), _worker_seconds(trainer.parts.engine)))
 
     trainer.train_step = timed
     trainer.fit()
@@ -65,8 +70,20 @@ def run(arm: str, steps: int, folder: Path, extra: list[str]) -> dict[str, Any]:
         "seconds": ends[-1] - ends[first - 1],
         "steps": len(counted),
         "tokens": tokens * responses,
+        "trainer_cpu": (spent[-1][0] - spent[first - 1][0]) / len(counted),
+        "worker_cpu": (spent[-1][1] - spent[first - 1][1]) / len(counted),
         "waited": statistics.mean(row["timing_s/gen"] for row in counted),
     }
+
+
+def _worker_seconds(engine: Any) -> float:
+    """Processor seconds of an engine's worker processes so far."""
+    total = 0.0
+    members: Any = engine._members if isinstance(engine, Roster) else []
+    for member in members:
+        fields = Path(f"/proc/{member.connection.pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
 
 
 def main() -> None:
@@ -89,9 +106,13 @@ def main() -> None:
         out[arm] = {
             "steps_per_min": round(60 * sum(r["steps"] for r in runs) / seconds, 2),
             "trained_tok_per_s": round(sum(r["tokens"] for r in runs) / seconds),
+            "trainer_cpu_s": round(statistics.mean(r["trainer_cpu"] for r in runs), 2),
+            "worker_cpu_s": round(statistics.mean(r["worker_cpu"] for r in runs), 2),
             "waited_s": round(statistics.mean(r["waited"] for r in runs), 2),
         }
     out["ratio"] = round(out["async"]["trained_tok_per_s"] / out["sync"]["trained_tok_per_s"], 2)
+    busier = max(out["async"]["trainer_cpu_s"], out["async"]["worker_cpu_s"])
+    out["cpu_ratio"] = round(out["sync"]["trainer_cpu_s"] / busier, 2)
     print(json.dumps(out))
 
 
