@@ -83,6 +83,8 @@ def two(work, model, here) -> Launched:
     launch.add(folder / "ppo", model, *STEPS, *PPO, stop_after=1)
     launch.add(folder / "low", model, *STEPS, *LOW, stop_after=1)
     launch.add(folder / "from one", model, *STEPS)
+    launch.add(folder / "again", model, *STEPS, stop_after=2)
+    launch.add(folder / "again", model, *STEPS)
 
     def make(folder: Path) -> list[int]:
         shutil.copytree(here / "begun", folder / "from one")

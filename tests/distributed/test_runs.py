@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.loop import checkpoint, closing
+from gspo.scorecard.small_run import final_state
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import LOW, PPO, train
 from tests.loop.runs import rows
@@ -56,6 +57,10 @@ def test_a_run_on_two_ranks_is_the_run_of_one_process(two, here):
     assert (two.folder / "whole" / "run" / "result.json").exists(), two.problem()
     same_rows(two.folder / "whole", here / "whole")
     same_weights(two.folder / "whole", here / "whole")
+
+
+def test_as_many_ranks_go_on_to_the_bit(two):
+    assert final_state(two.folder / "again" / "run") == final_state(two.folder / "whole" / "run")
 
 
 def test_three_ranks_go_on_from_two(three, here):
