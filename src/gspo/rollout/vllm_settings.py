@@ -135,7 +135,9 @@ def cache_bytes(settings: VllmSettings) -> int | None:
     config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
     text = config.get_text_config()
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
-    if not layers or not heads or getattr(text, "kv_lora_rank", None):  # latent attention keeps something else
+    if (
+        not layers or not heads or getattr(text, "kv_lora_rank", None)
+    ):  # latent attention keeps something else
         return None
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
