@@ -40,15 +40,18 @@ def fragile_rank(folder: Path) -> type[RankWorker]:
 
 
 def fragile_rollout(folder: Path) -> type[RolloutWorker]:
-    """A rollout class that dies at `step-<n>`, the n-th step a worker makes, with groups in flight."""
+    """A rollout class that dies at `version-<n>`, with groups in flight under those weights."""
 
     class FragileRollout(RolloutWorker):
-        num_steps = 0
+        version = 0
+
+        def load_weights(self, ref, version):
+            super().load_weights(ref, version)
+            self.version = version
 
         def step(self):
-            self.num_steps += 1
             if self.engine.num_in_flight:
-                die_if_marked(folder, f"step-{self.num_steps}")
+                die_if_marked(folder, f"version-{self.version}")
             return super().step()
 
     return FragileRollout

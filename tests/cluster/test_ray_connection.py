@@ -11,10 +11,11 @@ import torch
 from gspo.cluster.object_weights import ObjectStore, ObjectWeights
 from gspo.cluster.ray_connection import RayConnection
 from gspo.cluster.tensors import send_as_arrays
-from gspo.rollout.connection import WorkerDied
+from gspo.rollout.connection import WorkerDied, WorkerError
 from gspo.rollout.engine import EngineError
 from gspo.rollout.worker import EngineSpec, RolloutWorker
 from tests.cluster.waiting import wait_until
+from tests.cluster.workers import Odd
 
 SPEC = EngineSpec("none", "none", "none", 1, 8, (0,), 0)
 
@@ -33,6 +34,9 @@ class Echo(RolloutWorker):
 
     def fail(self):
         raise ValueError("prompt 'p': no tokens")
+
+    def puzzle(self):
+        raise Odd("one", "two")
 
     def hang(self):
         import time
@@ -60,6 +64,8 @@ def test_calls_are_answered_in_order_and_errors_are_themselves_and_weights_come_
     assert [t.result(60) for t in tickets] == [[0], [0, 1], [0, 1, 2]]
     with pytest.raises(ValueError, match=r"^prompt 'p': no tokens"):
         connection.send("fail").result(30)
+    with pytest.raises(WorkerError, match=r"^Odd: onetwo(.|\n)*in puzzle"):
+        connection.send("puzzle").result(30)
     assert connection.alive and connection.send("note", 3).result(30) == [0, 1, 2, 3]
     tensors = {
         "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),

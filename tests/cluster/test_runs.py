@@ -96,7 +96,7 @@ def test_one_rank_on_ray_computes_what_one_process_does(cluster, in_process, tmp
 
 
 def test_async_without_staleness_does_too_though_its_rollout_actor_is_killed(cluster, in_process, tmp_path):
-    marks = mark(tmp_path / "marks", "step-3")
+    marks = mark(tmp_path / "marks", "version-1")
     trainer = RayPPOTrainerWithSampling(
         small(tmp_path, *ASYNC_0), None, {Role.Rollout: fragile_rollout(marks)}, None
     )
@@ -131,7 +131,7 @@ def test_ten_deaths_of_rollout_actors_lose_nothing(cluster, tmp_path):
     )
     plain, killed = tmp_path / "plain", tmp_path / "killed"
     assert Trainer(small(plain, *long[:2])).fit()["steps"] == 12
-    marks = mark(tmp_path / "marks", *(f"step-{n}" for n in range(3, 43, 4)))
+    marks = mark(tmp_path / "marks", *(f"version-{n}" for n in range(1, 11)))
     classes = {Role.Rollout: fragile_rollout(marks)}
     assert RayPPOTrainerWithSampling(small(killed, *long), None, classes, None).fit()["steps"] == 12
     assert not list(marks.iterdir())

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.actor import ActorClass
 
+from gspo.cluster.errors import portable
 from gspo.cluster.tensors import send_as_arrays
 
 THREADS = "OMP_NUM_THREADS"
@@ -25,6 +26,14 @@ def plain_class(worker_class: Any) -> type:
     if isinstance(worker_class, ActorClass):
         return worker_class.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
     return worker_class
+
+
+def run(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
+    """Run in an actor: a call of its worker, whose error can travel."""
+    try:
+        return worker.run(method, args)
+    except Exception as error:
+        raise portable(error) from None
 
 
 def free_port(worker: Any) -> tuple[str, int]:

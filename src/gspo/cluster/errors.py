@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
+import traceback
+
 import ray.exceptions
 
 from gspo.loop.backend import ClusterError
-from gspo.rollout.connection import WorkerDied
+from gspo.rollout.connection import WorkerDied, WorkerError
 
-__all__ = ["ClusterError", "WorkerDied", "root_cause"]
+__all__ = ["ClusterError", "WorkerDied", "portable", "root_cause"]
+
+
+def portable(error: Exception) -> Exception:
+    """Called where an error was raised: the error itself when it can travel, else its words and traceback."""
+    with contextlib.suppress(Exception):  # whatever its pickling or its constructor raises
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    told = "".join(traceback.format_exception(error))
+    return WorkerError(f"{type(error).__name__}: {error}\n{told}")
 
 
 def root_cause(error: BaseException, worker: str) -> BaseException:
@@ -17,12 +30,10 @@ def root_cause(error: BaseException, worker: str) -> BaseException:
     """
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = getattr(error, "cause", None)
-        if isinstance(cause, ray.exceptions.RayError) and type(cause) is not ray.exceptions.RayError:
+        if isinstance(cause, ray.exceptions.RayError):
             return root_cause(cause, worker)
-        if not isinstance(cause, Exception) or isinstance(
-            cause, ray.exceptions.RayError
-        ):  # it does not pickle
-            return RuntimeError(f"{worker}: {error}")
+        if not isinstance(cause, Exception):
+            return WorkerError(f"{worker}: {error}")
         if not getattr(cause, "__notes__", None):
             cause.add_note(f"raised in {worker}:\n{error}")
         return cause

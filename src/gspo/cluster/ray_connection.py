@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import RayError
 
 from gspo.cluster.actors import go_to, plain_class
-from gspo.cluster.errors import root_cause
+from gspo.cluster.errors import portable, root_cause
 from gspo.rollout.connection import Ticket, WorkerDied
 from gspo.rollout.worker import EngineSpec, RolloutWorker
 
@@ -35,9 +35,12 @@ class RolloutHost:
             self._error = error
 
     def call(self, method: str, *args: Any) -> Any:
-        if self._error is not None:
-            raise self._error
-        return getattr(self._worker, method)(*args)
+        try:
+            if self._error is not None:
+                raise self._error
+            return getattr(self._worker, method)(*args)
+        except Exception as error:
+            raise portable(error) from None
 
     @ray.method(concurrency_group="watch")
     def live(self) -> None:

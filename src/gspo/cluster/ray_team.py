@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.cluster.actors import THREADS, as_actor_class, free_port, local_numbers, settle
+from gspo.cluster.actors import THREADS, as_actor_class, free_port, local_numbers, run, settle
 from gspo.cluster.errors import WorkerDied, root_cause
 from gspo.cluster.resource_pool import ResourcePool
 from gspo.loop.rank_worker import RankWorker
@@ -48,7 +48,7 @@ class RayTeam:
         if not self._actors:
             raise RankFailed(f"{method}: the trainer's ranks have ended")
         shared = ray.put(args) if self.world_size > 1 else args  # once, however many ranks read it
-        return self._gather([actor.run.remote(method, shared) for actor in self._actors])
+        return self._gather([actor.__ray_call__.remote(run, method, shared) for actor in self._actors])
 
     def _gather(self, refs: Sequence[Any]) -> list[Any]:
         """All results, or the error behind the first failure: ranks that wait for a dead one are not waited for."""
