@@ -52,7 +52,9 @@ def test_vllm_runs_in_workers_and_its_keys_reach_it():
     assert settings.max_length == config.data.max_prompt_length + config.data.max_response_length
 
 
-@pytest.mark.parametrize("key", ["gpu_memory_utilization=0.9", "enforce_eager=true", "dtype=bfloat16"])
+@pytest.mark.parametrize(
+    "key", ["enable_prefix_caching=false", "engine_kwargs={block_size: 32}", "dtype=bfloat16"]
+)
 def test_keys_that_the_native_engine_has_no_use_for_are_named(key):
     warnings = load(overrides=[f"{ROLLOUT}.{key}"]).warnings
     assert [w.key for w in warnings if "no effect" in w.message] == [f"{ROLLOUT}.{key.partition('=')[0]}"]

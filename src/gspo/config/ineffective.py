@@ -51,10 +51,6 @@ _VLLM_KEYS = (
     "enable_chunked_prefill",
     "enable_prefix_caching",
     "engine_kwargs",
-    "enforce_eager",
-    "free_cache_engine",
-    "gpu_memory_utilization",
-    "max_num_batched_tokens",
 )
 _DEAD = (
     Dead(
