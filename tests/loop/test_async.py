@@ -33,6 +33,13 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
 
 
+@pytest.fixture(scope="module")
+def one_process(model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    train(folder, model, ON_POLICY)
+    return folder
+
+
 @pytest.fixture
 def in_threads(monkeypatch):
     use_threads(monkeypatch)
@@ -64,10 +71,9 @@ def texts(folder: Path, step: int) -> list[Any]:
 @pytest.mark.parametrize(
     "settings", [(f"{ROLLOUT}num_workers=2", ON_POLICY), IN_STEP, (*IN_STEP, f"{ROLLOUT}num_workers=2")]
 )
-def test_workers_in_step_train_what_one_process_trains(settings, model, tmp_path, in_threads):
-    train(tmp_path / "one", model, ON_POLICY)
-    train(tmp_path / "workers", model, *settings)
-    assert_same_run(tmp_path / "one", tmp_path / "workers")
+def test_workers_in_step_train_what_one_process_trains(settings, model, one_process, tmp_path, in_threads):
+    train(tmp_path, model, *settings)
+    assert_same_run(one_process, tmp_path)
 
 
 def test_adapters_reach_the_workers_merged(model, tmp_path, in_threads):
@@ -109,6 +115,7 @@ def test_staleness_stays_within_the_bound_and_responses_cross_versions(model, tm
     assert max(row["train/staleness/max"] for row in rows(tmp_path)) == max(ages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bound", [1, 3])
 def test_other_bounds_hold_too(bound, model, tmp_path, in_threads):
     settings = (f"{ROLLOUT}mode=async", f"{ROLLOUT}max_head_offpolicyness={bound}", f"{ROLLOUT}num_workers=2")
