@@ -121,6 +121,7 @@ def test_kill_gives_the_reason(connection):
     connection.close()
 
 
+@pytest.mark.slow
 def test_an_engine_that_cannot_be_built_says_so_itself(cluster):
     spec = EngineSpec("none", "missing", "none", 1, 8, (0,), 0)
     connection = RayConnection(spec, {"num_cpus": 1}, Echo)

@@ -37,6 +37,7 @@ def test_a_call_runs_on_every_rank_and_an_error_of_all_is_raised_as_itself(team)
     assert "refuse" in caught.value.__notes__[0]  # where it was raised, with the remote traceback
 
 
+@pytest.mark.slow
 def test_one_rank_s_error_names_the_rank_first(pool, monkeypatch):
     monkeypatch.setattr("gspo.cluster.ray_team.CAUSE_SECONDS", 0.5)
     team = RayTeam(pool, SumRank)
