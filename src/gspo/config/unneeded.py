@@ -11,7 +11,7 @@ UNNEEDED: dict[str, str] = {
     "data.dataloader_num_workers": "prompts are tokenised once, at start",
     "data.filter_overlong_prompts_workers": "prompts are tokenised once, at start",
     "data.tokenizer": "the tokenizer is actor_rollout_ref.model.tokenizer_path",
-    "actor_rollout_ref.hybrid_engine": "policy and engine always share a process unless trainer.backend is ray",
+    "actor_rollout_ref.hybrid_engine": "rollout.name, rollout.mode and rollout.num_workers say whether policy and engine share a process",
     "actor_rollout_ref.actor.use_fused_kernels": "the head is always chunked",
     "actor_rollout_ref.model.use_fused_kernels": "the head is always chunked",
     "actor_rollout_ref.model.use_shm": "models are read from where they are",
