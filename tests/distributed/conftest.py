@@ -17,8 +17,10 @@ from gspo.loop import closing
 from gspo.scorecard.small_run import make_model
 from tests.distributed.cases import CASES
 from tests.distributed.runs import LOW, PPO, Launch, train
+from tests.loop.test_moe import make_moe
 
 ON_THREE = ["shared_prompts", "fewer_rows_than_ranks", "critic", "bad_gradients"]
+COPIES = "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"
 STEPS = ("trainer.total_training_steps=3",)
 
 
@@ -68,6 +70,7 @@ def here(work, model) -> Path:
             train(folder / "whole", model, *STEPS)
             train(folder / "ppo", model, *STEPS, *PPO)
             train(folder / "begun", model, *STEPS, stop_after=1)
+            train(folder / "moe", make_moe(folder / "moe model", "mixtral"), *STEPS, stop_after=1)
 
     once(work / "here", make)
     return work / "here"
@@ -79,7 +82,8 @@ def two(work, model, here) -> Launched:
     folder = work / "two"
     launch = Launch(2, folder, cases=list(CASES), fault="killed")
     launch.add(folder / "whole", model, *STEPS)
-    launch.add(folder / "begun", model, *STEPS, stop_after=1)
+    launch.add(folder / "begun", model, *STEPS, COPIES, stop_after=1)
+    launch.add(folder / "moe", here / "moe model", *STEPS, stop_after=1)
     launch.add(folder / "ppo", model, *STEPS, *PPO, stop_after=1)
     launch.add(folder / "low", model, *STEPS, *LOW, stop_after=1)
     launch.add(folder / "from one", model, *STEPS)

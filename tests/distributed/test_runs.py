@@ -81,6 +81,12 @@ def test_one_process_goes_on_from_two_ranks(two, here, model, tmp_path):
     same_weights(tmp_path / "one", here / "whole")
 
 
+def test_a_mixture_of_experts_is_exported_as_one_process_exports_it(two, here):
+    same_rows(two.folder / "moe", here / "moe")
+    same_weights(two.folder / "moe", here / "moe")
+    assert "actor/router_change" in rows(two.folder / "moe")[0]
+
+
 def test_critic_and_reference_go_on_elsewhere_too(two, three, here, model, tmp_path):
     shutil.copytree(two.folder / "ppo", tmp_path / "one")
     train(tmp_path / "one", model, *STEPS, *PPO)

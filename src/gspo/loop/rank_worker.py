@@ -214,6 +214,8 @@ class RankWorker:
             plain.load_state_dict(weights, assign=True)
             plain.tie_weights()
             plain.generation_config = model.generation_config
+            # How names and shapes of the files became those of the modules, to be undone in the export.
+            plain._weight_conversions = getattr(model, "_weight_conversions", None)
             with no_progress_bars():
                 plain.save_pretrained(folder)
 
