@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from gspo.scorecard import audit
 
@@ -27,3 +29,26 @@ def test_async_reaches_the_accuracy_of_sync_on_the_embedded_task(tmp_path):
     assert max(audit.token_lags(tmp_path / "run")) <= 2
     assert audit.problems(tmp_path / "run") == []
     assert all(row["rollout/worker_restarts"] == 0 for row in rows if "rollout/worker_restarts" in row)
+
+
+@pytest.mark.slow
+def test_workers_in_step_train_the_embedded_model_as_one_process_does(tmp_path):
+    short = (
+        "trainer.total_training_steps=3",
+        "trainer.val_before_train=false",
+        "trainer.val_after_train=false",
+    )
+    arms = {
+        "one": ("algorithm.filter_groups.max_staleness=0",),
+        "two": ("algorithm.filter_groups.max_staleness=0", f"{ROLLOUT}num_workers=2"),
+        "async": (f"{ROLLOUT}mode=async", f"{ROLLOUT}max_head_offpolicyness=0"),
+    }
+    losses, weights = {}, {}
+    for name, settings in arms.items():
+        _, rows = train(tmp_path, *short, *settings, f"trainer.experiment_name={name}")
+        losses[name] = [row["actor/pg_loss"] for row in rows]
+        weights[name] = load_file(tmp_path / name / "checkpoints" / "step-000003" / "model.safetensors")
+    for name in ("two", "async"):
+        assert losses[name] == pytest.approx(losses["one"], abs=1e-6)
+        for key, tensor in weights["one"].items():
+            torch.testing.assert_close(weights[name][key], tensor, rtol=1e-5, atol=1e-6)
