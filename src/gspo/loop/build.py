@@ -120,8 +120,16 @@ class Parts:
             f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
             f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
             f"{total_steps} steps of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
-            f"{updates} optimiser steps each; files in {path}{self._fallback()}"
+            f"{updates} optimiser steps each; files in {path}{self._rollouts()}{self._fallback()}"
         )
+
+    def _rollouts(self) -> str:
+        """A line about the processes that generate, where there are any."""
+        if not isinstance(self.engine, Roster):
+            return ""
+        count, bound = self.engine.num_workers, self.config.actor_rollout_ref.rollout.max_head_offpolicyness
+        how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in step"
+        return f"\nrollouts in {count} process{'es' * (count > 1)} of their own, {how}"
 
     def _fallback(self) -> str:
         """A line that says why training does not share prompts or pack, when it was to."""
