@@ -135,7 +135,7 @@ def test_ten_deaths_of_rollout_actors_lose_nothing(cluster, tmp_path):
     classes = {Role.Rollout: fragile_rollout(marks)}
     assert RayPPOTrainerWithSampling(small(killed, *long), None, classes, None).fit()["steps"] == 12
     assert not list(marks.iterdir())
-    assert rows(killed)[-1]["rollout/worker_restarts"] == 10
+    assert rows(killed)[-1]["rollout/worker_restarts"] >= 10
     assert_same(killed, plain, 12)
 
 
