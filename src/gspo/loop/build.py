@@ -129,7 +129,8 @@ class Parts:
             return ""
         count, bound = self.engine.num_workers, self.config.actor_rollout_ref.rollout.max_head_offpolicyness
         how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in step"
-        return f"\nrollouts in {count} process{'es' * (count > 1)} of their own, {how}"
+        own = "its own" if count == 1 else "their own"
+        return f"\nrollouts in {count} process{'es' * (count > 1)} of {own}, {how}"
 
     def _fallback(self) -> str:
         """A line that says why training does not share prompts or pack, when it was to."""
