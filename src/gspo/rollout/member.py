@@ -177,4 +177,6 @@ class Member:
         """End the worker for good."""
         self.closed = True
         self.assigned = {}
+        if not self.is_up:  # it would listen only when its engine is built
+            self.connection.kill("the run ended")
         self.connection.close()
