@@ -68,7 +68,10 @@ def _kill_worker(trainer: Trainer, step: int) -> None:
     engine.step = killing
 
 
-def test_gspo_train_with_vllm_agrees_with_the_trainer_after_every_update(model_folder, tmp_path):
+@pytest.mark.parametrize("backend", ["local", "ray"])
+def test_gspo_train_with_vllm_agrees_with_the_trainer_after_every_update(backend, model_folder, tmp_path):
+    if backend == "ray":
+        pytest.importorskip("ray")
     reward = tmp_path / "reward.py"
     reward.write_text(REWARD)
     resolved = config(tmp_path, model_folder, VLLM, ROUNDS, "trainer.total_training_steps=5")
@@ -76,6 +79,7 @@ def test_gspo_train_with_vllm_agrees_with_the_trainer_after_every_update(model_f
     command = [
         *(str(Path(sys.executable).with_name("gspo")), "train", str(tmp_path / "config.yaml")),
         *(f"custom_reward_function.path={reward}", "custom_reward_function.name=even_first"),
+        f"trainer.backend={backend}",
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
