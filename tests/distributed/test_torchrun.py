@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from gspo.loop import checkpoint
 from gspo.scorecard.small_run import config
@@ -126,3 +128,31 @@ def test_a_config_for_one_process_is_refused(tmp_path, model):
     rest = end(process, limit=120)
     assert "torchrun started 2 processes, but only fsdp2 trains in several" in rest
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_embedded_task_is_the_same_on_two_ranks_by_two_keys(tmp_path):
+    common = [
+        f"trainer.default_local_dir={tmp_path}",
+        "trainer.total_training_steps=3",
+        "trainer.save_freq=3",
+        "data.num_val_samples=16",
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for name, keys in (("one", []), ("two", [FSDP, "trainer.n_gpus_per_node=2"])):
+        program = [sys.executable, "-m", "gspo", "train", *common, f"trainer.experiment_name={name}", *keys]
+        subprocess.run(program, check=True, env=environment, capture_output=True, timeout=500)
+    one, two = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("one", "two")
+    )
+    assert len(one) == len(two) == 4
+    for want, got in zip(one, two):
+        kept = {k for k in want if not k.startswith(("timing_s/", "perf/"))}
+        for key in kept:
+            assert got[key] == pytest.approx(want[key], rel=1e-4, abs=1e-5), (want["step"], key)
+    first, second = (
+        load_file(tmp_path / name / "checkpoints" / "step-000003" / "model.safetensors")
+        for name in ("one", "two")
+    )
+    assert max(float((first[k] - second[k]).abs().max()) for k in first) < 1e-4
