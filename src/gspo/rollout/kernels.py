@@ -4,6 +4,9 @@ Both read everything that changes from one step to the next (lengths, page table
 memory, so that a step can be captured once as a CUDA graph and replayed.
 """
 
+# A kernel is launched by its grid, kernel[grid](…), which type checkers take for indexing a function.
+# pyright: reportIndexIssue=false
+
 from __future__ import annotations
 
 from typing import Any

@@ -180,6 +180,16 @@ class _Context:
     length: int
 
 
+@dataclass(slots=True)
+class _Row:
+    """A running row as the host sees it."""
+
+    pages: list[int]
+    length: int  # tokens in its pages
+    last: int  # position whose output is the last token allowed
+    params: SamplingParams
+
+
 class PagedRows:
     """A Runner over a PagedModel. Decode steps are captured once for each batch bucket and kind of sampling."""
 
@@ -194,14 +204,11 @@ class PagedRows:
         width = max_length // PAGE + 2
         self._table = torch.zeros(size, width, dtype=torch.int32, device=paged.device)
         self._host_table = np.zeros((size, width), dtype=np.int32)
-        self._pages: list[list[int]] = []  # of every row
-        self._lengths: list[int] = []
-        self._last: list[int] = []
-        self._params: list[SamplingParams] = []
+        self._rows: list[_Row] = []
         self._graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph] = {}
         self._graph_memory: Any = None
         self._stops_at = self.slots.stops.data_ptr()
-        self._ahead = 0  # tokens drawn since `_lengths` was brought up to date
+        self._ahead = 0  # tokens drawn since the rows' lengths were brought up to date
         self._alike = True  # all rows are drawn in one way
         self._changed = True  # rows or pages since the device last saw them
 
@@ -227,7 +234,7 @@ class PagedRows:
 
     def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
         # Every row takes a page for its tail and should find one more when it grows.
-        left = self._book.num_free - len(self._pages)
+        left = self._book.num_free - len(self._rows)
         known: set[int] = set()
         for num, source in enumerate(sources):
             if source < len(contexts) and source not in known:
@@ -246,19 +253,16 @@ class PagedRows:
         params: Sequence[SamplingParams],
     ) -> None:
         self._catch_up()
-        first = len(self._pages)
+        first = len(self._rows)
         copies: list[tuple[int, int]] = []  # half-filled pages: original, copy
-        for source, start in zip(sources, starts):
+        for source, start, drawn in zip(sources, starts, params):
             context = prefix[source]
             whole, rest = divmod(context.length, PAGE)
             shared = context.pages[:whole]
             self._book.hold(shared)
             tail = self._book.take(1) if rest else []
             copies += [(context.pages[whole], page) for page in tail]
-            self._pages.append([*shared, *tail])
-            self._lengths.append(start.length)
-            self._last.append(start.last)
-        self._params += params
+            self._rows.append(_Row([*shared, *tail], start.length, start.last, drawn))
         self._copy(copies)
         self.slots.place(first, starts)
         self._changed = True
@@ -281,41 +285,36 @@ class PagedRows:
     def reserve(self, num_steps: int) -> bool:
         """Pages for the next `num_steps` tokens of every row; False when there are too few, which changes nothing."""
         self._catch_up()
-        needs = [
-            -(-min(length + num_steps, last + 1) // PAGE) - len(pages)
-            for length, last, pages in zip(self._lengths, self._last, self._pages)
-        ]
+        needs = [-(-min(r.length + num_steps, r.last + 1) // PAGE) - len(r.pages) for r in self._rows]
         if sum(n for n in needs if n > 0) > self._book.num_free:
             return False
-        for pages, need in zip(self._pages, needs):
+        for row, need in zip(self._rows, needs):
             if need > 0:
-                pages += self._book.take(need)
+                row.pages += self._book.take(need)
                 self._changed = True
         return True
 
     def remove(self, gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         self._catch_up()
         for row in gone:
-            self._book.drop(self._pages[row])
+            self._book.drop(self._rows[row].pages)
         for gap, mover in moves:
-            for rows in (self._pages, self._lengths, self._last, self._params):
-                rows[gap] = rows[mover]
-        num_left = len(self._pages) - len(gone)
-        for rows in (self._pages, self._lengths, self._last, self._params):
-            del rows[num_left:]
+            self._rows[gap] = self._rows[mover]
+        del self._rows[len(self._rows) - len(gone) :]
         if moves:
             gaps, movers = (torch.tensor(rows, device=self._paged.device) for rows in zip(*moves))
             self.slots.move(gaps, movers)
         self._changed = True
 
     def clear(self) -> None:
-        for pages in self._pages:
-            self._book.drop(pages)
-        self._pages, self._lengths, self._last, self._params = [], [], [], []
+        for row in self._rows:
+            self._book.drop(row.pages)
+        self._rows = []
         self._ahead, self._changed = 0, True
 
     def _catch_up(self) -> None:
-        self._lengths = [length + self._ahead for length in self._lengths]
+        for row in self._rows:
+            row.length += self._ahead
         self._ahead = 0
 
     def forget_captures(self) -> None:
@@ -323,30 +322,31 @@ class PagedRows:
         self._graphs, self._graph_memory = {}, None
 
     def decode(self) -> None:
-        num_rows = len(self._pages)
+        num_rows = len(self._rows)
         bucket = next(size for size in self._buckets if size >= num_rows)
         if self._changed:
             self._settle(num_rows, bucket)
         if not self._alike:
             self._step_each(num_rows)
         elif self._paged.graphs:
-            self._graph(bucket, self._params[0]).replay()
+            self._graph(bucket, self._rows[0].params).replay()
         else:
-            self._step(bucket, self._params[0])
+            self._step(bucket, self._rows[0].params)
         self._ahead += 1
 
     def _settle(self, num_rows: int, bucket: int) -> None:
         """Show the device the rows' pages, and park the rows of the bucket that are not in use."""
         table = self._host_table
         table[:bucket] = 0
-        for row, pages in enumerate(self._pages):
-            table[row, : len(pages)] = pages
+        for number, row in enumerate(self._rows):
+            table[number, : len(row.pages)] = row.pages
         self._table[:bucket].copy_(torch.from_numpy(table[:bucket]), non_blocking=False)
         self.slots.park(num_rows, bucket)
         if self.slots.stops.data_ptr() != self._stops_at:  # they were made wider, so moved
             self._stops_at = self.slots.stops.data_ptr()
             self._graphs = {}
-        self._alike = len({id(p) for p in self._params}) == 1 or len(set(self._params)) == 1
+        params = [row.params for row in self._rows]
+        self._alike = len({id(p) for p in params}) == 1 or len(set(params)) == 1
         self._changed = False
 
     def _step(self, num_rows: int, params: SamplingParams) -> None:
@@ -370,7 +370,7 @@ class PagedRows:
     def _step_each(self, num_rows: int) -> None:
         """One token of every row, each drawn in its own way."""
         slots = self.slots
-        sampling = RowSampling.of(self._params, slots.device)
+        sampling = RowSampling.of([row.params for row in self._rows], slots.device)
         length = slots.length[:num_rows]
         draws = uniform(slots.key[:num_rows], length - slots.first[:num_rows])
         slots.record(*choose(self._logits(num_rows), sampling, None if sampling.all_greedy else draws))

@@ -5,6 +5,9 @@ gradients of logits are rounded to the weights' precision, as they would be by a
 logits once for its log-probs and entropies, another turns a chunk into its gradient.
 """
 
+# A kernel is launched by its grid, kernel[grid](…), which type checkers take for indexing a function.
+# pyright: reportIndexIssue=false
+
 from __future__ import annotations
 
 import torch

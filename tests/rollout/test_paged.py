@@ -1,0 +1,145 @@
+"""The engine on KV pages: the same tokens as on padded rows, shared prompts, few pages, and no page lost.
+
+The kernels need a GPU (tests/rollout/test_native_gpu.py); here plain torch stands in for them, and everything around
+them is the real thing.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from itertools import pairwise
+
+import pytest
+
+from gspo.rollout.engine import EngineError
+from gspo.rollout.paged import buckets
+from gspo.rollout.pages import PAGE, OutOfPages, PageBook
+
+from . import plain_kernels
+from .models import CONFIGS, drain, make_engine, make_model, make_request
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+    monkeypatch.setitem(sys.modules, "gspo.rollout.kernels", plain_kernels)
+
+
+def paged_engine(model, *, num_pages: int | None = None, **options):
+    """A paged engine; with `num_pages` usable pages beside the one that belongs to nobody."""
+    engine = make_engine(model, paged=True, **options)
+    assert engine._paged is not None, engine.description
+    if num_pages is not None:
+        engine._paged._memory = (num_pages + 1) * engine._paged.page_bytes
+    return engine
+
+
+def tokens_of(groups):
+    return [rollout.token_ids for group in groups for rollout in group.rollouts]
+
+
+def all_pages_are_free(engine) -> bool:
+    book = engine._paged.book
+    return book.num_free == len(book._holders) - 1 and not any(book._holders)
+
+
+@pytest.mark.parametrize("kind", sorted(set(CONFIGS) - {"gpt2"}))
+def test_greedy_tokens_are_those_of_padded_rows(kind):
+    model = make_model(kind)
+    requests = [make_request(i, n=2, temperature=0.0, max_tokens=24, length=2 + 9 * i % 37) for i in range(5)]
+    engine = paged_engine(model, num_slots=6)
+    assert engine.description == "paged cache"
+    expected, got = make_engine(model, num_slots=6).generate(requests), engine.generate(requests)
+    assert tokens_of(got) == tokens_of(expected)
+    for mine, other in zip(got, expected):
+        for a, b in zip(mine.rollouts, other.rollouts):
+            assert a.log_probs == pytest.approx(b.log_probs, abs=1e-4)
+    assert all_pages_are_free(engine)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.7, "top_k": 5}, {"top_p": 0.6}])
+def test_draws_are_those_of_padded_rows(params):
+    model = make_model()
+    requests = [make_request(i, n=3, max_tokens=20, length=15 + i, **params) for i in range(4)]
+    expected = make_engine(model, num_slots=5).generate(requests)
+    assert tokens_of(paged_engine(model, num_slots=5).generate(requests)) == tokens_of(expected)
+
+
+def test_rows_drawn_in_different_ways_run_together():
+    model = make_model()
+    ways = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_k": 3}]
+    requests = [make_request(i, n=2, max_tokens=12, **ways[i % 3]) for i in range(6)]
+    expected = make_engine(model, num_slots=8).generate(requests)
+    assert tokens_of(paged_engine(model, num_slots=8).generate(requests)) == tokens_of(expected)
+
+
+def test_with_few_pages_responses_take_turns_and_come_out_the_same():
+    model = make_model()
+    requests = [make_request(i, n=2, max_tokens=30, length=20 + i, ignore_eos=True) for i in range(4)]
+    expected = make_engine(model, num_slots=8).generate(requests)
+    engine = paged_engine(model, num_slots=8, num_pages=9)
+    for request in requests:
+        engine.submit(request)
+    most = 0
+    groups = []
+    while engine.num_in_flight:
+        groups += engine.step()
+        most = max(most, len(engine._pool._rows))
+    assert most < 8, "nine pages cannot hold eight responses of up to 53 tokens"
+    assert tokens_of(sorted(groups, key=lambda g: g.submission)) == tokens_of(expected)
+    assert all_pages_are_free(engine)
+
+
+def test_a_prompt_is_stored_once_for_its_group():
+    engine = paged_engine(make_model(), num_slots=4)
+    engine.submit(make_request(0, n=4, length=2 * PAGE + 3, max_tokens=8, ignore_eos=True))
+    engine.step()
+    rows = engine._pool._runner._rows
+    assert len({tuple(row.pages[:2]) for row in rows}) == 1, "whole pages are shared"
+    assert len({row.pages[2] for row in rows}) == 4, "the half-filled one is every response's own"
+    drain(engine)
+    assert all_pages_are_free(engine)
+
+
+def test_a_response_that_never_fits_is_refused_by_name():
+    engine = paged_engine(make_model(), num_slots=2, num_pages=3)
+    engine.submit(make_request(7, n=1, length=50, max_tokens=14))
+    with pytest.raises(EngineError, match=r"'p7'.*gpu_memory_utilization"):
+        engine.step()
+
+
+def test_new_weights_keep_no_page_and_a_fresh_engine_continues_to_the_same_tokens():
+    model = make_model()
+    engine = paged_engine(model, num_slots=6)
+    for i in range(5):
+        engine.submit(make_request(i, n=2, max_tokens=20, ignore_eos=True))
+    for _ in range(2):
+        engine.step()
+    engine.load_weights(None, 1)
+    assert all_pages_are_free(engine)
+    fresh = paged_engine(model, num_slots=6, version=1)
+    for request in engine.unfinished():
+        fresh.submit(request)
+    assert drain(engine) == drain(fresh)
+
+
+def test_the_book_counts_holders():
+    book = PageBook(5)
+    a, b = book.take(2), book.take(1)
+    book.hold(a)
+    book.drop(a)
+    assert book.num_free == 1
+    book.drop(a)
+    book.drop(b)
+    assert book.num_free == 4 and 0 not in book.take(4)
+    with pytest.raises(OutOfPages):
+        book.take(1)
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 8, 9, 24, 100, 256, 1000, 1024])
+def test_buckets_cover_the_slots_without_much_waste(num_slots):
+    sizes = buckets(num_slots)
+    assert sizes == sorted(set(sizes)) and sizes[-1] >= num_slots and sizes[0] >= 2
+    assert all(b <= 2 * a for a, b in pairwise(sizes))
+    assert all(2 * b <= 3 * a for a, b in pairwise(sizes) if a >= 16)
