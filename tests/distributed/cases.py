@@ -38,10 +38,10 @@ def uneven(num: int = 5, seed: int = 0) -> list[Group]:
     return [g.with_rollouts(g.rollouts[: sizes[i % 5]]) for i, g in enumerate(groups(num=num, seed=seed))]
 
 
-def place(model: nn.Module, sharded: bool, **settings: Any) -> Ranks:
+def place(model: nn.Module, sharded: bool, device: str = "cpu", **settings: Any) -> Ranks:
     if not sharded:
         return ALONE
-    return Shards(model, torch.device("cpu"), ShardSettings(**settings))
+    return Shards(model, torch.device(device), ShardSettings(**settings))
 
 
 def gathered(ranks: Ranks, parts: Tensor) -> Tensor:
