@@ -48,5 +48,5 @@ def run(config: ResolvedConfig) -> int:
     from gspo.loop.run import train as run_training
     from gspo.loop.team_torchrun import launch
 
-    launch(config.config, sys.argv[1:])  # several ranks on this machine: torchrun takes this process's place
-    return run_training(config)
+    code = launch(config.config, sys.argv[1:])  # several ranks on this machine
+    return run_training(config) if code is None else code

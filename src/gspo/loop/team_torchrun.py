@@ -63,21 +63,29 @@ def _refusal(key: str, value: Any, message: str, remedy: str) -> ConfigErrors:
     return ConfigErrors([Problem("error", key, value, "config", message, remedy)])
 
 
-def launch(config: TrainerConfig, arguments: list[str]) -> None:
-    """Start `gspo` again under torchrun when the config asks for several ranks here and nothing has started them.
+def launch(config: TrainerConfig, arguments: list[str]) -> int | None:
+    """Start `gspo` with `arguments` on as many ranks as the config asks for on this machine; rank 0's exit code.
 
-    This process becomes the launcher. Returns when there is nothing to start.
+    None when there is nothing to start: one rank is asked for, or this process is one of those that were started.
     """
     asked = config.trainer.n_gpus_per_node
     if asked is None:  # all devices found, unless one is named
         asked = torch.cuda.device_count() if config.trainer.device in ("auto", "cuda") else 1
     wanted = config.trainer.backend == "local" and config.actor_rollout_ref.actor.strategy == "fsdp2"
     if not wanted or asked <= 1 or "TORCHELASTIC_RUN_ID" in os.environ:
-        return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(asked)]
-    os.execv(sys.executable, [sys.executable, *torchrun, "-m", "gspo", *arguments])
+        return None
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    try:
+        torchrun(["--standalone", "--nproc-per-node", str(asked), "-m", "gspo", *arguments])
+    except ChildFailedError as error:
+        code = error.failures[0].exitcode if 0 in error.failures else error.get_first_failure()[1].exitcode
+        return code if code > 0 else EXIT_RANK_FAILED  # a negative one is the signal that killed it
+    except SignalException as stop:  # rank 0 had it too, and has saved
+        return 128 + stop.sigval
+    return 0
 
 
 def launched_place(device: str) -> Place:
