@@ -10,10 +10,11 @@ import torch
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.plan import roles
 from gspo.models import resolve
+from gspo.rollout.pages import PAGE
 from gspo.training.head import CHUNK_ELEMENTS
 from gspo.validate.activations import measure_activations
 
-PREFILL_TOKENS = 8192  # padded tokens of one prefill forward of the native engine
+FUSED_CHUNK_ELEMENTS = 1 << 27  # of training/head_kernels.py, which only a machine with Triton can import
 LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once
 FLOAT = 4
 GIB = 1 << 30
@@ -107,12 +108,15 @@ def plan_memory(
     kept = measure_activations(model, dtype)
     held = _held(config, shape, size)
     tokens, targets = _micro_batch(config)
-    cache = _cache(config, shape, size, device)
+    cache = _cache(config, shape, size, device, available)
     activations = _activations(config, shape, kept, size, tokens)
-    logits = _logits(targets, shape, size)
+    logits = _fused_logits(targets, shape, size) if _is_fused(size, device) else _logits(targets, shape, size)
     static = sum(held.values())
     transient = _transient(shape, size)
-    prefill = min(PREFILL_TOKENS, _in_flight(config) * config.data.max_prompt_length)
+    prefill = min(
+        config.actor_rollout_ref.rollout.max_num_batched_tokens,
+        _in_flight(config) * config.data.max_prompt_length,
+    )
     answering = int(prefill * transient + prefill * _cache_bytes(shape, size))
     val_rows = min(
         config.actor_rollout_ref.rollout.max_num_seqs, num_val * config.actor_rollout_ref.rollout.val_kwargs.n
@@ -165,12 +169,14 @@ def _cache_bytes(shape: Shape, size: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * size
 
 
-def _cache(config: TrainerConfig, shape: Shape, size: int, device: torch.device) -> int:
-    """The slots' cache: all of it on a GPU; on a CPU pages of slots that never run are never touched."""
+def _cache(config: TrainerConfig, shape: Shape, size: int, device: torch.device, available: int) -> int:
+    """The slots' cache: on a GPU pages for all of them within its share; on a CPU slots that never run cost nothing."""
     rollout, data = config.actor_rollout_ref.rollout, config.data
-    rows = rollout.max_num_seqs if device.type == "cuda" else _in_flight(config)
     length = rollout.max_model_len or data.max_prompt_length + data.max_response_length
-    return rows * length * _cache_bytes(shape, size)
+    if device.type != "cuda":
+        return _in_flight(config) * length * _cache_bytes(shape, size)
+    pages = rollout.max_num_seqs * (length + 2 * PAGE) * _cache_bytes(shape, size)
+    return min(pages, int(rollout.gpu_memory_utilization * available))
 
 
 def _micro_batch(config: TrainerConfig) -> tuple[int, int]:
@@ -195,6 +201,17 @@ def _activations(config: TrainerConfig, shape: Shape, kept: Any, size: int, toke
 def _transient(shape: Shape, size: int) -> float:
     """Bytes a token that a layer's forward or backward uses and frees: the MLP's widest tensors and their products."""
     return size * (3 * shape.intermediate + 4 * shape.hidden)
+
+
+def _is_fused(size: int, device: torch.device) -> bool:
+    """Whether the GPU's own head kernels run (training/head_kernels.py)."""
+    return device.type == "cuda" and size < FLOAT
+
+
+def _fused_logits(targets: int, shape: Shape, size: int) -> int:
+    """One chunk of float32 logits with its gradient in the model's precision, and the gradient of the head's weights."""
+    chunk = min(targets, max(1, FUSED_CHUNK_ELEMENTS // shape.vocab))
+    return chunk * shape.vocab * (FLOAT + size) + shape.vocab * shape.hidden * (FLOAT + size)
 
 
 def _logits(targets: int, shape: Shape, size: int) -> int:
