@@ -59,7 +59,7 @@ def connection(cluster):
     connection.close()
 
 
-def test_calls_are_answered_in_order_and_errors_are_themselves_and_weights_come_by_reference(connection):
+def test_calls_are_answered_in_order_until_the_worker_is_killed(connection):
     tickets = [connection.send("note", x) for x in range(3)]
     assert [t.result(60) for t in tickets] == [[0], [0, 1], [0, 1, 2]]
     with pytest.raises(ValueError, match=r"^prompt 'p': no tokens"):
@@ -84,16 +84,11 @@ def test_calls_are_answered_in_order_and_errors_are_themselves_and_weights_come_
     }
     store.discard(ref)
     store.close()
+    check_death(connection)
 
 
-def test_object_weights_are_a_mapping_to_the_bit():
-    tensors = {"w": torch.randn(3, 5), "h": torch.randn(2, 2).to(torch.bfloat16)}
-    packed = ObjectWeights(tensors)
-    assert list(packed) == ["w", "h"] and len(packed) == 2
-    assert all(torch.equal(packed[name], tensors[name]) for name in tensors)
-
-
-def test_a_killed_worker_fails_all_its_tickets_and_is_known_to_be_dead(connection):
+def check_death(connection):
+    """A killed worker fails all its tickets and is known to be dead."""
     pid = connection.send("ping").result(30)
     hanging, waiting = connection.send("hang"), connection.send("note", 1)
     assert "sleep(1000)" in connection.stacks()
@@ -104,6 +99,13 @@ def test_a_killed_worker_fails_all_its_tickets_and_is_known_to_be_dead(connectio
     assert not connection.alive
     with pytest.raises(WorkerDied, match=r"^rollout worker 3 died"):
         connection.send("note", 2).result(1)
+
+
+def test_object_weights_are_a_mapping_to_the_bit():
+    tensors = {"w": torch.randn(3, 5), "h": torch.randn(2, 2).to(torch.bfloat16)}
+    packed = ObjectWeights(tensors)
+    assert list(packed) == ["w", "h"] and len(packed) == 2
+    assert all(torch.equal(packed[name], tensors[name]) for name in tensors)
 
 
 @pytest.mark.slow

@@ -106,11 +106,12 @@ def test_async_without_staleness_does_too_though_its_rollout_actor_is_killed(clu
     assert rows(tmp_path)[-1]["rollout/worker_restarts"] == 1
 
 
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
-    cluster, in_process, tmp_path, capsys
+    cluster, in_process, tmp_path, capsys, num_ranks
 ):
     marks = mark(tmp_path / "marks", "update-1")
-    pools = ResourcePoolManager({"two": [2]}, {Role.ActorRollout: "two", Role.Critic: "two"})
+    pools = ResourcePoolManager({"mine": [num_ranks]}, {Role.ActorRollout: "mine", Role.Critic: "mine"})
     trainer = RayPPOTrainerWithSampling(
         small(tmp_path), None, {Role.ActorRollout: fragile_rank(marks)}, pools
     )
@@ -118,7 +119,7 @@ def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
     assert_same(tmp_path, in_process)
     assert not list(marks.iterdir())
     out = capsys.readouterr()
-    assert "trainer rank 1 of 2 died" in out.out + out.err
+    assert f"trainer rank {num_ranks - 1} of {num_ranks} died" in out.out + out.err
 
 
 @pytest.mark.slow
