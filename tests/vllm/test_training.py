@@ -108,7 +108,6 @@ def test_a_killed_engine_is_replaced_and_its_groups_are_generated_again_to_the_s
     rows = _train(tmp_path / "killed", model_folder, VLLM, steps, kill_in_step=2)
     assert [row["rollout/worker_restarts"] for row in rows] == [0, 1, 1]
     quiet, killed = (final_state(tmp_path / name / "run") for name in ("quiet", "killed"))
-    assert quiet.pop("rows") != killed.pop("rows")  # they count the restart
     assert killed == quiet
 
 
