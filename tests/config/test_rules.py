@@ -65,9 +65,9 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
             "fewer prompts",
         ),
         (
-            [f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=3"],
+            [f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=3", f"{A}.ppo_mini_batch_size=1", f"{R}.n=2"],
             f"{A}.ppo_mini_batch_size",
-            "error",
+            "warning",
             "3 devices",
         ),
         ([f"{R}.response_length=7"], f"{R}.response_length", "error", "differs"),

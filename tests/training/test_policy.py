@@ -82,6 +82,18 @@ def test_the_ratio_of_the_first_mini_batch_is_one_to_the_last_bit(family):
     assert first.update(ready(first), token_loss, step=0).metrics["off"].result() == 0
 
 
+@pytest.mark.parametrize("cut", [{"score_rows": 1}, {"score_tokens": 24}])
+def test_the_old_log_probs_may_be_computed_in_other_micro_batches(cut):
+    usual = policy(llama(), old_log_prob_source="recompute").score(collate(groups()))
+    p = policy(llama(), old_log_prob_source="recompute", **cut)
+    sizes = []
+    forward = p.forward
+    p.forward = lambda micro, **kw: (sizes.append(len(micro.rows)), forward(micro, **kw))[1]
+    other = p.score(collate(groups()))
+    assert torch.allclose(other.old_log_probs, usual.old_log_probs, atol=1e-5)
+    assert max(sizes) == 1 if "score_rows" in cut else len(sizes) > 3
+
+
 def test_first_pass_is_the_same_update_as_recompute():
     a, b = (policy(llama(), old_log_prob_source=source) for source in ("recompute", "first_pass"))
     for p in (a, b):

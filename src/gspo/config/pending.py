@@ -15,11 +15,6 @@ from gspo.config.settings import Settings
 WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {
     "scale-out: sequences over several devices": ("actor_rollout_ref.actor.ulysses_sequence_parallel_size",),
-    "speed: training": (
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
-        "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz",
-        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu",
-    ),
 }
 PENDING: dict[str, str] = {key: capability for capability, keys in _WAITING.items() for key in keys}
 

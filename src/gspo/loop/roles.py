@@ -255,6 +255,7 @@ def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: Ranks
 def _policy_settings(config: TrainerConfig) -> PolicySettings:
     actor = config.actor_rollout_ref.actor
     by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
+    score_tokens, score_rows = _score_cut(config)
     return PolicySettings(
         temperature=config.actor_rollout_ref.rollout.temperature,
         mini_batch_groups=actor.ppo_mini_batch_size,
@@ -266,7 +267,19 @@ def _policy_settings(config: TrainerConfig) -> PolicySettings:
         entropy_checkpointing=actor.entropy_checkpointing,
         layout=_layout(config),
         flex_attention=config.actor_rollout_ref.model.attn_implementation == FLEX_ATTENTION,
+        score_tokens=score_tokens,
+        score_rows=score_rows,
     )
+
+
+def _score_cut(config: TrainerConfig) -> tuple[int | None, int | None]:
+    """Tokens or rows of a micro-batch when π_old is computed, where the config says so."""
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    rows, tokens = rollout.log_prob_micro_batch_size_per_gpu, rollout.log_prob_max_token_len_per_gpu
+    by_tokens = rollout.log_prob_use_dynamic_bsz
+    if by_tokens or (by_tokens is None and tokens is not None):
+        return tokens or actor.ppo_max_token_len_per_gpu, None
+    return None, rows
 
 
 def _critic(

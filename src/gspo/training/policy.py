@@ -46,6 +46,8 @@ class PolicySettings:
     entropy_checkpointing: bool = False  # recompute log-probs and entropies in the backward
     layout: Kind = "shared"
     flex_attention: bool = False  # for packed layouts; flash or SDPA otherwise
+    score_tokens: int | None = None  # of a micro-batch when π_old is computed
+    score_rows: int | None = None  # with neither it is cut as in training, which makes ratios exact
     compiled: bool = False  # and captured as CUDA graphs, where the flash kernel is used
 
 
@@ -66,12 +68,14 @@ class TokenScorer:
 
     def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
         """Rows of each micro-batch of each mini-batch: a function of the batch alone, so both passes agree."""
-        s = self.settings
+        return self._cut(batch, self.settings.micro_batch_tokens, self.settings.micro_batch_rows)
+
+    def _cut(self, batch: TrainBatch, max_tokens: int | None, max_rows: int) -> list[list[list[int]]]:
         return plan_micro_batches(
             batch,
-            s.mini_batch_groups,
-            max_tokens=s.micro_batch_tokens,
-            max_rows=s.micro_batch_rows,
+            self.settings.mini_batch_groups,
+            max_tokens=max_tokens,
+            max_rows=max_rows,
             kind=self.layout.kind,
             ranks=self.ranks,
         )
@@ -145,6 +149,8 @@ class Policy(TokenScorer):
         if source == "rollout":
             return dataclasses.replace(batch, old_log_probs=batch.rollout_log_probs)
         plan = self.plan(batch)
+        if self.settings.score_tokens or self.settings.score_rows:
+            plan = self._cut(batch, self.settings.score_tokens, self.settings.score_rows or 1)
         old, entropy = self.log_probs(batch, plan[1:] if source == "first_pass" else plan)
         return dataclasses.replace(batch, old_log_probs=old, entropy=entropy)
 
