@@ -58,6 +58,20 @@ def test_beats_and_stages_are_progress_and_a_second_stall_is_told_again(tmp_path
     assert "'testing'" in said[0] and "'save_checkpoint'" in said[1]
 
 
+def test_stacks_that_cannot_be_had_do_not_end_the_watch(tmp_path):
+    clock, said = Clock(), []
+
+    def gone() -> str:
+        raise ValueError("I/O operation on closed file")
+
+    with watch(clock, tmp_path, said, stacks=gone):
+        with clock("gen"):
+            wait_for(said, 1)
+        with clock("testing"):
+            wait_for(said, 2)
+    assert "closed file" in said[0] and "'testing'" in said[1]
+
+
 def test_zero_switches_it_off(tmp_path):
     with watch(Clock(), tmp_path, [], seconds=0.0) as dog:
         assert dog._thread is None
@@ -71,17 +85,23 @@ from gspo.tracking.clock import Clock
 
 clock = Clock()
 dog = Watchdog(clock, Path({folder!r}), seconds=0.1, stop_seconds=0.5, warn=lambda text: print(text, flush=True),
-               stacks=lambda: "", kill=lambda: print("workers ended", flush=True))
+               stacks=lambda: "", kill={kill})
 with dog, clock("ref"):
     time.sleep(1000)
 """
 
 
 def test_a_run_that_hangs_past_the_second_limit_ends_with_its_own_code(tmp_path):
-    code = HANGS.format(folder=str(tmp_path))
+    code = HANGS.format(folder=str(tmp_path), kill='lambda: print("workers ended", flush=True)')
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == EXIT_STALLED == 9, done.stderr
     first, second, last = done.stdout.splitlines()
     assert first.startswith("no progress for 0 s in stage 'ref'")
     assert second.startswith("error: no progress") and "watchdog_stop_seconds=0.5" in second
     assert last == "workers ended" and (tmp_path / FILE).exists()
+
+
+def test_a_run_whose_workers_cannot_be_ended_ends_all_the_same(tmp_path):
+    code = HANGS.format(folder=str(tmp_path), kill="lambda: 1 / 0")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == EXIT_STALLED, done.stderr

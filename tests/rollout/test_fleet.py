@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gspo.rollout import member
-from gspo.rollout.connection import WorkersLost
+from gspo.rollout.connection import FleetClosed, WorkersLost
 from gspo.rollout.engine import EngineError, RolloutEngine
 from gspo.rollout.fleet import Fleet
 from gspo.rollout.free_fleet import FreeFleet
@@ -279,6 +279,69 @@ def test_workers_join_and_leave_during_a_run_and_no_group_is_lost(kind):
             break
         time.sleep(0.01)
     assert [c.alive for c in world.connections] == [False, True, False]
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_groups_of_the_last_worker_wait_for_one_that_joins(kind):
+    world: World
+
+    def fault(life: int, number: int) -> None:
+        if life == 3:  # the last that its seat gets: another joins while it dies
+            world.fleet.add_worker()
+        if world.connections[life].name == "rollout worker 0":
+            raise SystemExit("bad memory")
+
+    world = World(kind, scripted, fault, num_workers=1)
+    for i in range(3):
+        world.fleet.submit(make_request(i))
+    finish(world, 3)
+    assert world.fleet.num_workers == 1 and "submit" in world.connections[4].log
+
+
+def test_who_was_to_leave_stays_when_the_others_are_lost():
+    def fault(life: int, number: int) -> None:
+        if world.connections[life].name == "rollout worker 0":
+            raise SystemExit("bad memory")
+
+    world = World(Fleet, scripted, fault)
+    for i in range(4):
+        world.fleet.submit(make_request(i))
+    world.fleet._leaving.add(1)  # asked for while the call in which the other was lost went on
+    with world.fleet._lock:
+        world.fleet._give_up(world.fleet._members[0], member.SeatLost("rollout worker 0: bad memory"))
+    finish(world, 4)
+    assert world.fleet.num_workers == 1
+
+
+def test_a_worker_lost_over_clear_takes_nothing_with_it():
+    world = World(Fleet, scripted, fine)
+    for i in range(4):
+        world.fleet.submit(make_request(i))
+    world.fleet.step()
+    world.fleet._members[0].bury = lambda error: (_ for _ in ()).throw(member.SeatLost(str(error)))
+    world.connections[0].kill("bad memory")
+    world.fleet.clear()
+    assert world.fleet.num_in_flight == 0 and world.fleet.num_workers == 1
+    world.fleet.submit(make_request(0))
+    finish(world, 1)
+
+
+@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+def test_no_worker_is_started_in_a_fleet_that_is_closed(kind):
+    world = World(kind, scripted, fine)
+    world.fleet.submit(make_request(0))
+    connect, seat = world.fleet._members[0]._connect, world.fleet._members[0]
+
+    def late(index: int) -> ThreadConnection:
+        world.fleet.close()  # by another thread, while this one starts a worker
+        return connect(index)
+
+    seat._connect, seat.restart_at = late, 0.0
+    with pytest.raises(FleetClosed):
+        seat.restart()
+    with pytest.raises(FleetClosed):
+        world.fleet.add_worker()
+    assert [c.alive for c in world.connections] == [False, False, False]
 
 
 @pytest.mark.parametrize("kind", [Fleet, FreeFleet])

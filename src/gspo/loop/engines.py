@@ -82,13 +82,14 @@ def build_rollout(
 
 
 def _local(spec: EngineSpec, folder: Path | None) -> tuple[Callable[[int], Connection], WeightStore]:
-    """Workers that are processes of this machine. The trainer keeps the first GPU when there are others."""
+    """Workers that are processes of this machine."""
 
     def connect(index: int) -> Connection:
         own = spec
-        if spec.device.startswith("cuda") and (others := torch.cuda.device_count() - 1) > 0:
+        if spec.device.startswith("cuda"):
             width = spec.options.get("tensor_parallel_size", 1)
-            own = dataclasses.replace(spec, device=f"cuda:{1 + index * width % others}")
+            first = first_gpu(index, torch.cuda.device_count(), width)
+            own = spec if first is None else dataclasses.replace(spec, device=f"cuda:{first}")
         log = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,6 +97,15 @@ def _local(spec: EngineSpec, folder: Path | None) -> tuple[Callable[[int], Conne
         return ProcessConnection(own, index, log)
 
     return connect, CudaWeights() if spec.device.startswith("cuda") else SharedWeights()
+
+
+def first_gpu(index: int, num_gpus: int, width: int) -> int | None:
+    """The first of the `width` GPUs of a worker on this machine, beside the trainer's, which is number 0.
+
+    None when the others are too few: then it shares the trainer's.
+    """
+    places = (num_gpus - 1) // width
+    return 1 + index % places * width if places else None
 
 
 def _remote(spec: EngineSpec, backend: Backend) -> tuple[Callable[[int], Connection], WeightStore]:

@@ -40,11 +40,6 @@ def launched_ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
-def launched_rank() -> int:
-    """The number that torchrun gave this process; 0 without torchrun."""
-    return int(os.environ.get("RANK", "0")) if launched_ranks() > 1 else 0
-
-
 def check_launch(config: TrainerConfig) -> None:
     """Refuse processes that the config does not ask for, and a config that asks for processes that are not there."""
     strategy, asked = config.actor_rollout_ref.actor.strategy, config.trainer.n_gpus_per_node
@@ -140,9 +135,9 @@ class TorchrunTeam:
     def call(self, method: str, *args: Any) -> list[Any]:
         if self.failed:
             raise RankFailed(f"{method}: the trainer's ranks have ended")
+        if self.world_size == 1:  # nobody to be out of step with: an error leaves the team as it was
+            return [self._worker.run(method, args)]
         try:
-            if self.world_size == 1:
-                return [self._worker.run(method, args)]
             self._check()
             dist.broadcast_object_list([(method, args)], src=0, group=self._control)
             own = self._worker.run(method, args)

@@ -32,6 +32,8 @@ class RankWatch:
 
     def __init__(self, place: Place) -> None:
         self._place = place
+        # torchrun's store outlives the ranks: when it starts them again, what the last ones said is not meant.
+        self._prefix = f"gspo/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._store = TCPStore(
             place.address, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
@@ -70,7 +72,7 @@ class RankWatch:
                     return
 
     def _key(self, what: str, rank: int | None = None) -> str:
-        return f"gspo/{what}/{self._place.rank if rank is None else rank}"
+        return f"{self._prefix}/{what}/{self._place.rank if rank is None else rank}"
 
     def _watch(self) -> None:
         number = 0

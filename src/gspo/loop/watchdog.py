@@ -67,28 +67,39 @@ class Watchdog:
                 self._report(idle)
 
     def _report(self, idle: float) -> None:
-        self._dump(idle)
+        where = self._dump(idle)
         self._warn(
-            f"{self._what(idle)}; what every thread is doing is in {self.file}. The run goes on waiting"
+            f"{self._what(idle)}; what every thread is doing is {where}. The run goes on waiting"
             + (f", and stops after {self._stop_seconds:g} s" if self._stop_seconds else "")
         )
 
     def _stop(self, idle: float) -> None:
-        self._dump(idle)
-        self._warn(
-            f"error: {self._what(idle)}, the limit of trainer.watchdog_stop_seconds={self._stop_seconds:g}; what every "
-            f"thread was doing is in {self.file}. The run is ended; the same command goes on from its last checkpoint"
-        )
-        self._kill()
-        os._exit(EXIT_STALLED)
+        try:
+            where = self._dump(idle)
+            self._warn(
+                f"error: {self._what(idle)}, the limit of trainer.watchdog_stop_seconds={self._stop_seconds:g}; what "
+                f"every thread was doing is {where}. The run is ended; the same command goes on from its last checkpoint"
+            )
+            self._kill()
+        finally:  # whatever went wrong before
+            os._exit(EXIT_STALLED)
 
     def _what(self, idle: float) -> str:
         return f"no progress for {idle:.0f} s in stage {self.clock.stage or 'between steps'!r}"
 
-    def _dump(self, idle: float) -> None:
-        """Write the stacks of all threads here, then of the other processes."""
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(f"\n{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {self._what(idle)}\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.write(f"{self._stacks()}\n")
+    def _dump(self, idle: float) -> str:
+        """Write the stacks of all threads here, then of the other processes; where they are, or why they are not.
+
+        A full disk, or a worker that ends while it is asked, must not end the watch.
+        """
+        try:
+            with open(self.file, "a", encoding="utf-8") as file:
+                file.write(
+                    f"\n{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {self._what(idle)}\n"
+                )
+                file.flush()
+                faulthandler.dump_traceback(file, all_threads=True)
+                file.write(f"{self._stacks()}\n")
+        except Exception as error:
+            return f"not known in full, {self.file} could not be written ({type(error).__name__}: {error})"
+        return f"in {self.file}"

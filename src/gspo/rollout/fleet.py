@@ -25,7 +25,7 @@ class Fleet(Roster):
 
     @property
     def num_in_flight(self) -> int:
-        return sum(len(member.assigned) for member in self._members)
+        return len(self._orphans) + sum(len(member.assigned) for member in self._members)
 
     def submit(self, request: GroupRequest) -> None:
         self._prepare()
@@ -43,10 +43,10 @@ class Fleet(Roster):
         return sorted(groups, key=lambda group: group.submission)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
-        self._prepare()
         waiting = list(enumerate(requests))
         done: dict[int, Group] = {}
         while waiting:
+            self._prepare()
             members, left = list(self._members), []
             shares = [(m, waiting[i :: len(members)]) for i, m in enumerate(members)]
             tickets = [(m, s, m.connection.send("generate", [r for _, r in s])) for m, s in shares if s]
@@ -79,14 +79,14 @@ class Fleet(Roster):
         for member in everybody:
             begun |= self._unless_lost(member, member.answer) or {}
         requests = [request for member in everybody for request in member.take()] + self._orphans
-        self._orphans = []
+        self._orphans = [dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests]
         for member in self._members:
             member.begin_anew([("load_weights", (self._ref, version))])
         for member in left:
             self._dismiss(member)
         if before is not None:
             self._store.discard(before)
-        self._deal([dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests])
+        self._deal_orphans()
 
     def rest(self) -> None:
         """Training is about to use the device: have the workers give back what memory they can, until they are needed."""
@@ -111,6 +111,7 @@ class Fleet(Roster):
             member.call("take_back")
         for member in list(self._members):
             self._unless_lost(member, member.answer)
+        for member in self._members:
             member.take()
             member.begin_anew([] if self._ref is None else [("load_weights", (self._ref, self._version))])
         self._orphans = []
@@ -125,9 +126,10 @@ class Fleet(Roster):
             member.call("load_weights", self._ref, self._version)
         for member in left:
             begun = self._unless_lost(member, lambda m=member: m.ask("take_back")) or {}
-            requests = member.take()
+            self._orphans += [
+                dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in member.take()
+            ]
             self._dismiss(member)
-            self._deal([dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests])
         self._deal_orphans()
 
     def _deal(self, requests: Sequence[GroupRequest]) -> None:
@@ -139,7 +141,3 @@ class Fleet(Roster):
             shares.setdefault(member, []).append(request)
         for member, share in shares.items():
             member.call("submit", share)
-
-    def _deal_orphans(self) -> None:
-        orphans, self._orphans = self._orphans, []
-        self._deal(orphans)

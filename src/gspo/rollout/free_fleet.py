@@ -63,7 +63,8 @@ class FreeFleet(Roster):
     @property
     def num_in_flight(self) -> int:
         with self._lock:
-            return len(self._finished) + sum(len(member.assigned) for member in self._members)
+            held = sum(len(member.assigned) for member in self._members)
+            return len(self._finished) + len(self._orphans) + held
 
     def submit(self, request: GroupRequest) -> None:
         with self._lock:
@@ -143,11 +144,12 @@ class FreeFleet(Roster):
                     dataclasses.replace(r, partial=begun.get(s, r.partial))
                     for s, r in member.assigned.items()
                 ]
+            found += self._orphans
         return sorted(found, key=lambda request: request.submission)
 
     def clear(self) -> None:
         with self._lock:
-            self._finished = []
+            self._finished, self._orphans = [], []
             taken = []
             for member in self._members:
                 member.assigned = {}
@@ -169,10 +171,6 @@ class FreeFleet(Roster):
             self._pulses.pop(member.index, None)
             self._dismiss(member)
         self._deal_orphans()
-
-    def _deal_orphans(self) -> None:
-        orphans, self._orphans = self._orphans, []
-        self._deal(orphans)
 
     def _deal(self, requests: Sequence[GroupRequest]) -> None:
         """Give groups to members, each to the least loaded. One that is in a back-off gets them when it is back."""

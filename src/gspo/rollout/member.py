@@ -58,6 +58,10 @@ class Member:
 
     def _sit(self) -> None:
         self.connection = self._connect(self.index)
+        if self.closed:  # by another thread meanwhile, which may have ended only the worker before this one
+            self.connection.kill("the run ended")
+            self.connection.close()
+            raise FleetClosed
         self.restart_at = None
         self._unread: list[Ticket[Any]] = []
         self._up_since: float | None = None
@@ -140,6 +144,8 @@ class Member:
 
     def _obituary(self, error: BaseException) -> str:
         """What became of the current worker, in words."""
+        if isinstance(error, TimeoutError) and not self.is_up:
+            return f"{self.name}: its engine was not built within {START_SECONDS:g} s and it was ended"
         if isinstance(error, TimeoutError):
             return f"{self.name}: gave no answer within {self._timeout:g} s (rollout.worker_timeout) and was ended"
         return (

@@ -80,6 +80,8 @@ class ProcessConnection:
         return os.pread(self._log.fileno(), size, start).decode(errors="replace")
 
     def kill(self, reason: str = "it was killed") -> None:
+        if self._death is not None:  # collected: its number may be another process's by now
+            return
         self._reason = self._reason or reason
         for kill in (os.killpg, os.kill):  # it leads a group: what it started goes with it
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -108,7 +110,12 @@ class ProcessConnection:
         while True:
             try:
                 good, answer = pickle.loads(self._pipe.recv_bytes())
-            except (EOFError, OSError, pickle.UnpicklingError, AttributeError, ImportError):
+            except (EOFError, OSError):
+                break
+            except Exception as error:  # whatever an answer's own pickling raises
+                self.kill(
+                    f"gave an answer that cannot be read ({type(error).__name__}: {error}) and was ended"
+                )
                 break
             with self._lock:
                 ticket = self._waiting.popleft()

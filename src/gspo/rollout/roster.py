@@ -68,6 +68,8 @@ class Roster:
     def add_worker(self) -> int:
         """Start one more worker, from any thread; returns its number. It takes part from the next call on."""
         with self._lock:
+            if self._closed:
+                raise FleetClosed
             member = self._new_member()
             self._joining.append(member)
         self._notify(f"{member.name} is added")
@@ -93,8 +95,11 @@ class Roster:
             if not self._members and not self._joining:
                 raise WorkersLost(self._last_loss)
             joined, self._joining = self._joining, []
-            left = [m for m in [*self._members, *joined] if m.index in self._leaving]
-            self._members = [m for m in [*self._members, *joined] if m.index not in self._leaving]
+            everybody = [*self._members, *joined]
+            left = [m for m in everybody if m.index in self._leaving]
+            if len(left) == len(everybody):  # those who were to stay have been lost since
+                left = []
+            self._members = [m for m in everybody if m not in left]
             self._leaving.clear()
         for member in left:
             self._num_restarts_of_gone += member.num_restarts
@@ -127,6 +132,16 @@ class Roster:
             self._last_loss = f"{cause}\nno rollout worker is left"
             raise WorkersLost(self._last_loss) from cause
         self._notify(f"{cause}\nit is given up; {len(self._members)} rollout workers go on")
+
+    def _deal_orphans(self) -> None:
+        """Give the groups of members that were given up to the others; while there are none, they wait for who joins."""
+        if self._members:
+            orphans, self._orphans = self._orphans, []
+            self._deal(orphans)
+
+    def _deal(self, requests: Sequence[GroupRequest]) -> None:
+        """Give groups to members."""
+        raise NotImplementedError
 
     def _lightest(self, members: Sequence[Member]) -> Member:
         """Who gets the next group: the least loaded, the first of equals."""
