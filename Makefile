@@ -61,6 +61,7 @@ bench-trl: $(VENV)/.core .venv-trl/.made
 
 docs: $(VENV)/.core
 	@$(BIN)/python scripts/make_config_docs.py
+	@$(BIN)/python scripts/make_scaling_docs.py --no-simulation
 
 $(VENV)/bin/python:
 	@echo "making $(VENV)"

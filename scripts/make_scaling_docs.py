@@ -17,13 +17,11 @@ from typing import Any
 
 from gspo.config import load
 from gspo.plan import DEVICES, SHAPES, Plan, Workload, search, workload_of
-from gspo.plan.constants import BENCHMARKS, GB
-from gspo.plan.decode import Engine, generate
-from gspo.plan.lengths import Lengths
+from gspo.plan.constants import GB
+from gspo.plan.measured import BENCHMARKS
 from gspo.plan.scenario import scenario_of
 from gspo.plan.show import seconds
 from gspo.plan.simulate import simulate
-from gspo.plan.training import Trainer
 
 PAGE = Path("docs/scaling.md")
 PICTURE = Path("docs/pictures/scaling-plan.png")
@@ -116,31 +114,16 @@ def eta_table() -> str:
 def measured_table() -> str:
     rows = []
     for b in BENCHMARKS:
-        lengths = Lengths(float(b.response), b.response, 0.0)
-        work = Workload(
-            b.prompts,
-            b.group,
-            b.prompt,
-            b.prompt,
-            lengths,
-            mini_batches=4,
-            layout=b.layout,
-            fused_head=b.fused_head,
-        )
-        shape = SHAPES[b.model]
-        engine = Engine(shape, DEVICE, eager=b.eager, fused_head=b.fused_head)
-        gen = generate(engine, work.rows, 1, work.rows, lengths, b.prompt, b.group).total
-        trainer = Trainer(shape, DEVICE)
-        train = trainer.score(work).total + trainer.update(work).total
-        name = f"`{b.model}` {b.prompts} × {b.group}, {b.prompt}+{b.response}"
-        rows.append(
-            [name, "rollout", f"{gen:.3g}", f"{b.rollout_s:.3g}", f"{gen / b.rollout_s:.2f}", b.source]
-        )
-        if b.train_s:
-            rows.append(
-                [name, "training", f"{train:.3g}", f"{b.train_s:.3g}", f"{train / b.train_s:.2f}", b.source]
-            )
-    return table(["work", "part", "predicted s", "measured s", "ratio", "measured how"], rows)
+        name = f"`{b.model}` {b.prompts} × {b.group}, {b.prompt:,}+{b.response:,}"
+        for part, measured, predict in (
+            ("rollout, s", b.rollout_s, b.predicted_rollout_s),
+            ("training, s", b.train_s, b.predicted_train_s),
+            ("peak, GiB", b.peak_gib, b.predicted_peak_gib),
+        ):
+            if measured is not None:
+                p = predict()
+                rows.append([name, part, f"{p:.3g}", f"{measured:.3g}", f"{p / measured:.2f}", b.source])
+    return table(["work", "part", "predicted", "measured", "ratio", "measured how"], rows)
 
 
 def simulated_table(found: dict[str, dict[int, Plan]]) -> str:

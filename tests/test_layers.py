@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"types", "seeding", "hub"},
     "config": {"algo"},  # gspo.algo.settings only: plain data without torch
     "report": {"tracking"},
+    "plan": {"types", "config", "models", "sampling", "report"},
 }
 ALGO_LIBRARIES = {"torch"}
 

@@ -106,16 +106,16 @@ OVERLAP = Figure(0.70, "assumed", "share of computing behind which FSDP's exchan
 
 # Decoding
 DECODE_LAYER_S = Figure(
-    39e-6,
+    54e-6,
     "fitted",
-    "time a layer and decode step that does not grow with the batch, from the bare loop of the 135M shape on an H200: "
-    "138,000 tok/s at batch 256 and 276,000 at 1,024",
+    "time a layer and decode step that does not grow with the batch: docs/performance.md, On a GPU, rollout of smol, "
+    "119,400 tok/s at batch 256 and 290,200 at 1,024",
 )
 SAMPLING_PASSES = Figure(
-    20,
+    13.5,
     "fitted",
     "passes over a row's float32 logits: with ROW_PASSES what is left of the cost a row in those two points, divided "
-    "between the two by choice",
+    "between the two by choice; rollout of qwen1.5b (0.449 s) is then 5 % over",
 )
 EAGER_LAYER_S = Figure(
     0.9e-3,
@@ -123,19 +123,26 @@ EAGER_LAYER_S = Figure(
     "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28",
 )
 DECODE_LAYER_CPU_S = Figure(1.8e-3, "fitted", "generation of `make train` on 2 idle cores, 1.2 s a step")
-ROW_PASSES = Figure(5, "fitted", "passes over a row's intermediate results in decoding; see SAMPLING_PASSES")
+ROW_PASSES = Figure(3, "fitted", "passes over a row's intermediate results in decoding; see SAMPLING_PASSES")
 
 # Training
 TRAIN_SHARE = Figure(
-    0.60,
+    0.65,
     "fitted",
-    "docs/performance.md, On a GPU: training part of smol (0.84 s) and qwen1.5b (4.09 s), padded rows",
+    "docs/performance.md, On a GPU: training of qwen1.5b captured (1.325 s), of 8 × 8,192 and 2 × 32,768 tokens (4.3 and "
+    "4.7 s with their warm-up), of smol before it was captured (0.59 s), and of both eager and padded (4.09 and 0.84 s)",
 )
 TRAIN_SHARE_CPU = Figure(0.37, "fitted", "update of `make train` on 2 idle cores, 0.72 s a step")
 TRAFFIC_PASSES = Figure(2.5, "assumed", "passes over what a layer keeps for its backward, a forward")
 LOGIT_PASSES = Figure(4, "assumed", "passes over float32 logits, a forward of the head")
 KERNELS_LAYER = Figure(35, "assumed", "kernels a layer's forward launches in transformers")
 KERNEL_S = Figure(8e-6, "assumed", "seconds a launched kernel from Python")
+CAPTURED_SHARE = Figure(
+    0.11,
+    "fitted",
+    "what is left of starting kernels when forward and backward are captured: docs/performance.md, On a GPU, scoring of "
+    "64 short sequences of smol, 14 ms against 131",
+)
 OPTIMIZER_BYTES = Figure(
     30, "assumed", "bytes read and written a parameter: gradient, master, two moments, bf16 copy"
 )
@@ -143,7 +150,6 @@ CHUNK_ELEMENTS = 1 << 24  # as gspo.training.head, which needs torch; a test kee
 KEEP_ELEMENTS = 1 << 26
 FUSED_CHUNK_ELEMENTS = 1 << 27  # as gspo.training.head_kernels
 LOGIT_COPIES = 4  # as gspo.validate.memory
-PREFILL_TOKENS = 8192
 
 # Publication and checkpoints
 HOST_COPY = Figure(20 * GB, "assumed", "bytes a second between a device and its machine's memory")
@@ -175,31 +181,4 @@ KEEP_RATE = Figure(
 )
 LENGTH_SPREAD = Figure(
     0.8, "assumed", "standard deviation of the length over its mean, before the cut at the longest"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Benchmark:
-    """A measured figure that a prediction can be held against: all answers at full length, 4 mini-batches."""
-
-    model: str
-    prompts: int
-    group: int
-    prompt: int
-    response: int
-    eager: bool
-    layout: str
-    fused_head: bool
-    rollout_s: float
-    train_s: float | None
-    source: str
-
-
-_BEFORE = "docs/performance.md, On a GPU: one H200, eager decoding, padded rows"
-_BARE = "bare compiled decode loop on one H200, without an engine around it"
-BENCHMARKS = (
-    Benchmark("smol", 32, 8, 32, 128, False, "plain", True, 256 * 128 / 138_000, None, _BARE),
-    Benchmark("smol", 128, 8, 32, 128, False, "plain", True, 1024 * 128 / 276_000, None, _BARE),
-    Benchmark("smol", 32, 8, 32, 128, True, "plain", False, 4.11, 0.84, _BEFORE),
-    Benchmark("qwen1.5b", 32, 8, 32, 128, True, "plain", False, 2.58, 4.09, _BEFORE),
 )

@@ -9,7 +9,6 @@ from gspo.plan.constants import (
     FRAGMENTATION,
     FUSED_CHUNK_ELEMENTS,
     LOGIT_COPIES,
-    PREFILL_TOKENS,
     RESERVED,
     Device,
 )
@@ -83,7 +82,7 @@ def engine_memory(shape: ModelShape, device: Device, work: Workload, *, tp: int,
     held = {
         "parameters": size * shape.parameters / tp,
         "KV cache": slots * length * shape.kv_bytes(size) / tp,
-        "prefill": min(PREFILL_TOKENS, slots * work.longest_prompt)
+        "prefill": min(work.prefill_tokens, slots * work.longest_prompt)
         * (size * (3 * widest(shape) + 4 * shape.hidden) + shape.kv_bytes(size))
         / tp,
         "logits of a step": LOGIT_COPIES * slots * shape.vocab * FLOAT / tp,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gspo.plan.constants import HOST_COPY, Device
@@ -114,7 +114,8 @@ def training_part(shape: ModelShape, device: Device, work: Workload, split: Spli
     if work.reference:
         found["ref"] = trainer.reference(work)
     if work.critic:
-        found["values"], found["update_critic"] = trainer.reference(work), trainer.update(work)
+        eager = replace(work, compiled=False)  # only the policy is compiled
+        found["values"], found["update_critic"] = trainer.reference(work), trainer.update(eager)
     parts = Parts()
     for stage in found.values():
         parts.add(stage)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from gspo.plan.constants import (
+    CAPTURED_SHARE,
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
     KERNEL_S,
@@ -39,11 +40,11 @@ class Trainer:
 
     def score(self, work: Workload) -> Parts:
         """Seconds of π_old: a forward over the share of the batch that needs one."""
-        return self._passes(work, work.score_share, body=1, head=1, gathers=1, updates=False)
+        return self._passes(work, work.score_share, body=1, head=1, gathers=1, captured=self.captures(work))
 
     def reference(self, work: Workload) -> Parts:
         """Seconds of the reference's forward over the whole batch."""
-        return self._passes(work, 1.0, body=1, head=1, gathers=1, updates=False)
+        return self._passes(work, 1.0, body=1, head=1, gathers=1, captured=False)
 
     def update(self, work: Workload) -> Parts:
         """Seconds of all optimiser steps: forward, backward (twice a forward), what is computed again, exchange."""
@@ -53,10 +54,18 @@ class Trainer:
         head = 4 if fused or logits > KEEP_ELEMENTS else 3
         scatter = 4 / self.device.number_bytes  # gradients are reduced in float32
         gathers = (2 if self.reshard else 1) + scatter
-        return self._passes(work, float(work.epochs), body, head, gathers, updates=True)
+        parts = self._passes(work, float(work.epochs), body, head, gathers, self.captures(work))
+        steps = work.epochs * work.mini_batches
+        parts.add({OPTIMIZER: self._optimizer(), EXCHANGE: self._reduce()}, steps)
+        return parts
+
+    def captures(self, work: Workload) -> bool:
+        """Whether forward and backward are captured: dense, packed, in half precision, whole weights, nothing recomputed."""
+        whole = self.ranks == 1 and not self.checkpointing and not self.shape.experts
+        return whole and work.compiled and work.layout != "plain" and self.device.number_bytes < 4
 
     def _passes(
-        self, work: Workload, share: float, body: float, head: float, gathers: float, updates: bool
+        self, work: Workload, share: float, body: float, head: float, gathers: float, captured: bool
     ) -> Parts:
         if share <= 0:
             return Parts()
@@ -68,6 +77,8 @@ class Trainer:
         scale = own / tokens
         micros = math.ceil(own / max(work.token_budget, longest))
         launches = self.shape.layers * KERNELS_LAYER * KERNEL_S * micros * body / self.device.train_share
+        if captured:
+            launches *= CAPTURED_SHARE
         if self.device.name == "cpu":
             launches = 0.0  # inside the products: nothing runs beside the host
         exchange = self._exchange(micros, gathers)
@@ -76,9 +87,6 @@ class Trainer:
         parts[UNEVEN] = compute.total * (scale - 1)
         parts[LAUNCH] = launches
         parts[EXCHANGE] = exchange - hidden
-        if updates:
-            parts[OPTIMIZER] = self._optimizer()
-            parts[EXCHANGE] += self._reduce()
         return parts.times(share * work.mini_batches)
 
     def _compute(self, work: Workload, part: float, tokens: float, body: float, head: float) -> Parts:

@@ -34,12 +34,14 @@ class Workload:
     reference: bool = False
     critic: bool = False
     token_budget: int = 16384
+    prefill_tokens: int = 8192
     slots: int = 1024  # answers an engine runs at once, at most
     checkpointing: bool | None = None  # None: where memory asks for it
     eager: bool = False
     paged: bool = True  # on a GPU: the cache follows use and sleeps in training; else each slot has room for the longest
     fused_head: bool = True  # on a GPU in half precision
     reshard: bool = True
+    compiled: bool = True  # training's forward and backward, where they can be
 
     @property
     def rows(self) -> int:
@@ -158,10 +160,12 @@ def workload_of(
         reference=wanted["reference"],
         critic=wanted["critic"],
         token_budget=_budget(config, plan),
+        prefill_tokens=rollout.max_num_batched_tokens,
         slots=rollout.max_num_seqs,
         checkpointing=ar.model.enable_gradient_checkpointing or None,
         eager=rollout.enforce_eager,
         reshard=actor.fsdp_config.reshard_after_forward,
+        compiled=actor.use_torch_compile,
     )
 
 
