@@ -143,3 +143,17 @@ def test_buckets_cover_the_slots_without_much_waste(num_slots):
     assert sizes == sorted(set(sizes)) and sizes[-1] >= num_slots and sizes[0] >= 2
     assert all(b <= 2 * a for a, b in pairwise(sizes))
     assert all(2 * b <= 3 * a for a, b in pairwise(sizes) if a >= 16)
+
+
+def test_an_evaluation_takes_the_pages_of_groups_in_flight_when_it_must():
+    model = make_model()
+    requests = [make_request(i, n=1, temperature=0.0, max_tokens=40, length=20) for i in range(4)]
+    asked = [make_request(9, n=2, temperature=0.0, max_tokens=8, length=50)]
+    engine = paged_engine(model, num_slots=4, num_pages=7)
+    for request in requests:
+        engine.submit(request)
+    engine.step()
+    assert tokens_of(engine.generate(asked)) == tokens_of(make_engine(model, num_slots=4).generate(asked))
+    expected = make_engine(model, num_slots=4).generate(requests)
+    got = sorted(drain(engine), key=lambda group: group.submission)
+    assert tokens_of(got) == tokens_of(expected) and all_pages_are_free(engine)

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -156,12 +157,14 @@ class Parts:
             self.engine.kill()
 
     def close(self) -> None:
-        self.engine.close()
-        if isinstance(self.sampler, Producer):
-            self.sampler.close()
-        for scorer in self.scorers:
-            scorer.close()
-        self.roles.close()
+        """End everything, whatever one of them raises. The engine goes first: the sampler's thread may wait for it."""
+        with ExitStack() as stack:
+            stack.callback(self.roles.close)
+            for scorer in self.scorers:
+                stack.callback(scorer.close)
+            if isinstance(self.sampler, Producer):
+                stack.callback(self.sampler.close)
+            stack.callback(self.engine.close)
 
 
 def _where(facts: Facts) -> str:
@@ -219,7 +222,7 @@ def build(
         shuffle=config.data.shuffle,
         total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
     )
-    sampling = sampling_settings(config, tokenizer)
+    sampling = sampling_settings(config, tokenizer, num_workers(config, backend))
 
     def make_sampler(record: Record | None) -> DynamicSampler:
         return DynamicSampler(
@@ -326,8 +329,8 @@ def _params(config: TrainerConfig, tokenizer: Any) -> SamplingParams:
     )
 
 
-def sampling_settings(config: TrainerConfig, tokenizer: Any) -> SamplingSettings:
-    """How training groups are drawn and filtered."""
+def sampling_settings(config: TrainerConfig, tokenizer: Any, workers: int | None = None) -> SamplingSettings:
+    """How training groups are drawn and filtered. `workers` generate, where that is not as many as the config says."""
     f, data = config.algorithm.filter_groups, config.data
     return SamplingSettings(
         train_batch_size=data.train_batch_size,
@@ -340,7 +343,7 @@ def sampling_settings(config: TrainerConfig, tokenizer: Any) -> SamplingSettings
         max_num_gen_batches=f.max_num_gen_batches,
         on_limit=f.on_limit,  # pyright: ignore[reportArgumentType]
         max_staleness=_max_staleness(config),
-        max_in_flight=_max_in_flight(config),
+        max_in_flight=_max_in_flight(config, workers or config.actor_rollout_ref.rollout.num_workers),
         predict=f.predict,  # pyright: ignore[reportArgumentType]
         predict_weight=f.predict_weight,
         predict_min_prob=f.predict_min_prob,
@@ -357,11 +360,11 @@ def _max_staleness(config: TrainerConfig) -> int:
     return filters.max_staleness if filters.enable else 0  # without filtering there is nothing to save
 
 
-def _max_in_flight(config: TrainerConfig) -> int | None:
+def _max_in_flight(config: TrainerConfig, workers: int) -> int | None:
     rollout = config.actor_rollout_ref.rollout
     if not runs_ahead(config):
         return config.algorithm.filter_groups.max_in_flight
-    held = max(1, rollout.num_workers * rollout.max_num_seqs // rollout.n)
+    held = max(1, workers * rollout.max_num_seqs // rollout.n)
     return rollout.max_concurrent_rollouts or held
 
 

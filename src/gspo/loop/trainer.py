@@ -257,15 +257,15 @@ class Trainer:
         self._last_save = (end, end - start)
 
     def close(self) -> None:
-        self.console.stop()
-        for sink in self.sinks:
-            sink.close()
-        try:
-            self.parts.close()
-        finally:
+        """End everything, whatever one of them raises; the lock on the run folder goes last."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.run.close)
             if self._backend is not None:
-                self._backend.close()
-            self.run.close()
+                stack.callback(self._backend.close)
+            stack.callback(self.parts.close)
+            for sink in reversed(self.sinks):
+                stack.callback(sink.close)
+            self.console.stop()
 
     def _restore(self, loaded: checkpoint.Loaded) -> None:
         parts = self.parts

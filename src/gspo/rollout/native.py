@@ -14,7 +14,7 @@ from gspo.rollout.engine import GroupRequest
 from gspo.rollout.padded import PaddedRows
 from gspo.rollout.paged import PagedModel, PagedRows, open_pages
 from gspo.rollout.pages import PAGE
-from gspo.rollout.pool import PREFILL_TOKENS, SlotPool
+from gspo.rollout.pool import PREFILL_TOKENS, CacheFull, SlotPool
 from gspo.types import Group
 
 DECODE_CHUNK = 8  # tokens a row between looks for finished rows
@@ -99,7 +99,12 @@ class NativeEngine:
         pool = self._pool_apart(num_responses)
         progress = [pool.submit(request) for request in requests]
         while pool.num_groups:
-            pool.advance(self._decode_chunk, self._version)
+            try:
+                pool.advance(self._decode_chunk, self._version)
+            except CacheFull:
+                if not self._pool.holds_cache:
+                    raise
+                self._pool.rewind(self._version)  # groups in flight go on from their tokens afterwards
         return [p.group() for p in progress]
 
     def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:

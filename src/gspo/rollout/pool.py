@@ -20,6 +20,10 @@ from gspo.types import Group, Rollout
 PREFILL_TOKENS = 8192  # tokens of one prefill forward: bounds its activations
 
 
+class CacheFull(EngineError):
+    """Not even one sequence of a pool fits into the KV cache, beside what other pools hold there."""
+
+
 class Runner(Protocol):
     """Runs the rows of a pool on a device: rows 0..B-1, in the order they were placed. A prefix is what it prefilled."""
 
@@ -137,6 +141,11 @@ class SlotPool:
     def num_groups(self) -> int:
         return len(self._groups)
 
+    @property
+    def holds_cache(self) -> bool:
+        """Whether there is something in the cache that `rewind` would free."""
+        return bool(self._rows) or self._prefix is not None
+
     def submit(self, request: GroupRequest) -> GroupProgress:
         """Queue the responses of a group behind those already waiting."""
         stops = request.params.stop_token_ids
@@ -221,7 +230,7 @@ class SlotPool:
         while self._rows and not self._runner.reserve(num_steps):
             last = len(self._rows) - 1
             if not last:
-                raise EngineError(
+                raise CacheFull(
                     "the KV cache cannot hold one response; raise rollout.gpu_memory_utilization or lower "
                     "data.max_response_length"
                 )
@@ -281,7 +290,7 @@ class SlotPool:
     def _make_room_for_one(self, sequence: SequenceProgress) -> None:
         """Nothing runs and yet the next sequence does not fit: a kept prompt may be in its way, or nothing helps."""
         if self._prefix is None:
-            raise EngineError(
+            raise CacheFull(
                 f"prompt {sequence.group.request.prompt.uid!r} and its response do not fit into the KV cache; raise "
                 "rollout.gpu_memory_utilization"
             )
