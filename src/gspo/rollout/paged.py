@@ -44,6 +44,7 @@ class PagedModel:
         self.graphs = graphs
         self.compiled = compiled
         self._num_tokens, self._memory = num_tokens, memory
+        self._num_pages = 0
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
         self._configs = [c for c in configs.values() if getattr(c, "_attn_implementation", None) in PAGED]
         self._shapes = _kv_shapes(model, device)
@@ -61,18 +62,24 @@ class PagedModel:
     def allocate(self) -> PagedKV:
         """The pages, made now if there are none."""
         if self.kv is None:
-            memory = self._memory
-            if self.device.type == "cuda":
-                memory = min(memory, int(torch.cuda.mem_get_info(self.device)[0] * (1 - MIN_FREE_SHARE)))
-            wanted = self._num_tokens // PAGE + 2
-            num_pages = min(wanted, memory // self.page_bytes)
-            if num_pages < 3:
-                raise EngineError(
-                    f"the KV cache got {memory / 2**20:.0f} MiB, not enough for three pages of {PAGE} tokens "
-                    f"({self.page_bytes / 2**20:.2f} MiB each); raise rollout.gpu_memory_utilization"
-                )
-            self.kv, self.book = self._pages(num_pages), PageBook(num_pages)
+            self._num_pages = self._num_pages or self._count_pages()
+            self.kv, self.book = self._pages(self._num_pages), PageBook(self._num_pages)
         return self.kv
+
+    def _count_pages(self) -> int:
+        """How many pages there are from now on: decided once, since what runs together depends on it."""
+        memory = self._memory
+        if self.device.type == "cuda":
+            cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            free = torch.cuda.mem_get_info(self.device)[0] + cached
+            memory = min(memory, int(free * (1 - MIN_FREE_SHARE)))
+        num_pages = min(self._num_tokens // PAGE + 2, memory // self.page_bytes)
+        if num_pages < 3:
+            raise EngineError(
+                f"the KV cache got {memory / 2**20:.0f} MiB, not enough for three pages of {PAGE} tokens "
+                f"({self.page_bytes / 2**20:.2f} MiB each); raise rollout.gpu_memory_utilization"
+            )
+        return num_pages
 
     def free(self) -> None:
         """Give the pages' memory back; nothing may be in them."""
