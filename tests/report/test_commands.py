@@ -100,7 +100,9 @@ def test_one_run_cannot_be_compared(three: list[Path]) -> None:
 
 def test_dashboard_command_serves_and_stops(three: list[Path]) -> None:
     command = [sys.executable, "-u", "-m", "gspo", "dashboard", str(three[0].parent), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A background shell leaves SIGINT ignored, and children inherit that.
+    options = {"text": True, "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         assert process.stdout and process.stderr
         line = process.stdout.readline()
         url = re.search(r"http://127\.0\.0\.1:\d+/", line)
