@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -87,11 +88,19 @@ def test_calls_are_answered_in_order_until_the_worker_is_killed(connection):
     check_death(connection)
 
 
+def wait_for(condition, seconds: float = 60.0) -> None:
+    """Until it holds; a call takes a moment to reach its actor."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
 def check_death(connection):
     """A killed worker fails all its tickets and is known to be dead."""
     pid = connection.send("ping").result(30)
     hanging, waiting = connection.send("hang"), connection.send("note", 1)
-    assert "sleep(1000)" in connection.stacks()
+    wait_for(lambda: "sleep(1000)" in connection.stacks())
     os.kill(pid, signal.SIGKILL)
     for ticket in (hanging, waiting):
         with pytest.raises(WorkerDied, match=r"^rollout worker 3 died"):
