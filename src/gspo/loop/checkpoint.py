@@ -90,11 +90,14 @@ def save(
         hook("save:state")
         _write_manifest(temporary)
         hook("save:manifest")
+        aside = folder / f".tmp-old-{final.name}"
         if final.exists():  # a run that went on from an older checkpoint writes this step again
-            shutil.rmtree(final)
+            shutil.rmtree(aside, ignore_errors=True)
+            os.rename(final, aside)
         os.rename(temporary, final)
         hook("save:renamed")
         sync_folder(folder)
+        shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:  # safetensors wraps a full disk in its own error
         shutil.rmtree(temporary, ignore_errors=True)
         raise CheckpointError(
