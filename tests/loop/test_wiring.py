@@ -114,3 +114,16 @@ def test_code_tests_that_cannot_grade_and_text_that_is_none_are_named_at_the_sta
         data.write_text("".join(json.dumps(r) + "\n" for r in (good, row)))
         with pytest.raises(DataError, match=problem):
             open_trainer(tmp_path, model, f"data.train_files={data}", "data.train_batch_size=2")
+
+
+def test_what_was_started_ends_when_a_later_part_cannot_be_built(tmp_path, model, monkeypatch):
+    ended = []
+    monkeypatch.setattr("gspo.rollout.native.NativeEngine.close", lambda self: ended.append("engine"))
+
+    def broken(*args):
+        raise DataError("data", "no fingerprint")
+
+    monkeypatch.setattr("gspo.loop.build._fingerprint", broken)
+    with pytest.raises(DataError, match="no fingerprint"):
+        open_trainer(tmp_path, model, reward=even_first_byte)
+    assert ended == ["engine"]

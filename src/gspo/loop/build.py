@@ -208,56 +208,63 @@ def build(
     held_out = load_prompts(config, tokenizer, "val", val_dataset)
     if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
         check_code_tests([*train, *held_out])
-    scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, val_reward_fn or reward_fn))
-    if train:
-        try_reward(config, scorer, train[0])
-    total_steps = _total_steps(config, len(train))
-    roles = _build_roles(config, tokenizer, device, total_steps, weights_from, backend)
-    logs = None if folder is None else folder / "workers"
-    engine = build_rollout(config, roles, tokenizer, device, backend=backend, folder=logs, notify=notify)
-    kl_reward = _kl_reward(config, scorer, roles)
-    source = PromptCursor(
-        train,
-        seed=config.trainer.seed if config.data.seed is None else config.data.seed,
-        shuffle=config.data.shuffle,
-        total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
-    )
-    sampling = sampling_settings(config, tokenizer, num_workers(config, backend))
-
-    def make_sampler(record: Record | None) -> DynamicSampler:
-        return DynamicSampler(
-            source,
-            engine,
-            kl_reward or scorer,
-            sampling,
-            seed=config.trainer.seed,
-            record=record,
-            watch=watch,
+    with ExitStack() as started:  # ends what runs already when a later part cannot be built
+        scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, val_reward_fn or reward_fn))
+        for each in (scorer, val_scorer):
+            started.callback(each.close)
+        if train:
+            try_reward(config, scorer, train[0])
+        total_steps = _total_steps(config, len(train))
+        roles = _build_roles(config, tokenizer, device, total_steps, weights_from, backend)
+        started.callback(roles.close)
+        logs = None if folder is None else folder / "workers"
+        engine = build_rollout(config, roles, tokenizer, device, backend=backend, folder=logs, notify=notify)
+        started.callback(engine.close)
+        kl_reward = _kl_reward(config, scorer, roles)
+        source = PromptCursor(
+            train,
+            seed=config.trainer.seed if config.data.seed is None else config.data.seed,
+            shuffle=config.data.shuffle,
+            total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
         )
+        sampling = sampling_settings(config, tokenizer, num_workers(config, backend))
 
-    in_background = config.actor_rollout_ref.rollout.mode == "async"
-    sampler = Producer(make_sampler, record) if in_background else make_sampler(record)
-    evaluator = _evaluator(config, engine, val_scorer, held_out, tokenizer) if held_out else None
-    scorers, baseline = [scorer, val_scorer], None
-    if (
-        config.algorithm.adv_estimator == "remax"
-    ):  # by the training reward, apart from groups still being scored
-        scorers.append(build_scorer(config, reward_fn))
-        baseline = GreedyBaseline(engine, scorers[-1], sampling.params)
-    return Parts(
-        config=config,
-        tokenizer=tokenizer,
-        roles=roles,
-        engine=engine,
-        sampler=sampler,
-        evaluator=evaluator,
-        objective=build_objective(config),
-        total_steps=total_steps,
-        fingerprint=_fingerprint(config, roles, train, total_steps),
-        scorers=scorers,
-        kl_reward=kl_reward,
-        baseline=baseline,
-    )
+        def make_sampler(record: Record | None) -> DynamicSampler:
+            return DynamicSampler(
+                source,
+                engine,
+                kl_reward or scorer,
+                sampling,
+                seed=config.trainer.seed,
+                record=record,
+                watch=watch,
+            )
+
+        in_background = config.actor_rollout_ref.rollout.mode == "async"
+        sampler = Producer(make_sampler, record) if in_background else make_sampler(record)
+        evaluator = _evaluator(config, engine, val_scorer, held_out, tokenizer) if held_out else None
+        scorers, baseline = [scorer, val_scorer], None
+        if (
+            config.algorithm.adv_estimator == "remax"
+        ):  # by the training reward, apart from groups still being scored
+            scorers.append(build_scorer(config, reward_fn))
+            baseline = GreedyBaseline(engine, scorers[-1], sampling.params)
+        parts = Parts(
+            config=config,
+            tokenizer=tokenizer,
+            roles=roles,
+            engine=engine,
+            sampler=sampler,
+            evaluator=evaluator,
+            objective=build_objective(config),
+            total_steps=total_steps,
+            fingerprint=_fingerprint(config, roles, train, total_steps),
+            scorers=scorers,
+            kl_reward=kl_reward,
+            baseline=baseline,
+        )
+        started.pop_all()
+        return parts
 
 
 def _build_roles(

@@ -94,12 +94,13 @@ class Trainer:
                 config=self.resolved.to_dict(),
             )
         except BaseException:
-            if self._backend is not None:
-                self._backend.close()
-            if hasattr(self, "parts"):
-                self.parts.close()
-            self.run.close()
-            self.run.remove_if_empty()
+            with contextlib.ExitStack() as stack:  # whatever one of them raises
+                stack.callback(self.run.remove_if_empty)
+                stack.callback(self.run.close)
+                if self._backend is not None:
+                    stack.callback(self._backend.close)
+                if hasattr(self, "parts"):
+                    stack.callback(self.parts.close)
             raise
 
     def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
