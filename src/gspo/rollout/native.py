@@ -12,7 +12,8 @@ from gspo.models.compiled import worth_compiling
 from gspo.rollout.decoder import Decoder
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.padded import PaddedRows
-from gspo.rollout.paged import PagedModel, PagedRows, open_pages
+from gspo.rollout.paged import PagedRows
+from gspo.rollout.paged_model import PagedModel, open_pages
 from gspo.rollout.pages import PAGE
 from gspo.rollout.pool import PREFILL_TOKENS, CacheFull, SlotPool
 from gspo.types import Group
