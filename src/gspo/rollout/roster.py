@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,7 +21,7 @@ WeightSource = Callable[[], AbstractContextManager[Mapping[str, Tensor]]]
 """Gives the trainer's current weights, under the names of the plain model, for as long as its context lasts."""
 
 
-class Roster:
+class Roster(ABC):
     """The members of a fleet. `connect(index)` starts a worker; `weights` is read when new ones are published.
 
     A member that keeps dying is given up and its groups become `_orphans`, for the others; without others WorkersLost is
@@ -139,9 +140,9 @@ class Roster:
             orphans, self._orphans = self._orphans, []
             self._deal(orphans)
 
+    @abstractmethod
     def _deal(self, requests: Sequence[GroupRequest]) -> None:
         """Give groups to members."""
-        raise NotImplementedError
 
     def _lightest(self, members: Sequence[Member]) -> Member:
         """Who gets the next group: the least loaded, the first of equals."""
