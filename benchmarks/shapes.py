@@ -42,3 +42,11 @@ def add_work(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default=None, help="bfloat16 on a GPU, float32 on a CPU unless given")
+    parser.add_argument("--given", action="store_true", help="random answers, none generated: training alone")
+    parser.add_argument("--checkpointing", action="store_true", help="gradient checkpointing")
+
+
+def given_answer(number: int, length: int, vocab: int) -> list[int]:
+    """The tokens of an answer that nobody generated."""
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(1, vocab - 1, (length,), generator=generator).tolist()

@@ -3,20 +3,22 @@
     python benchmarks/step.py tiny --prompts 16 --group 8 --plen 32 --new 64 --steps 5 --minibatches 4
 
 Prints one JSON line: {"model","seqs","new","s_per_step","rollout_s","trained_tok_per_s","peak_gib"}; times are medians
-over the steps after one that warms up.
+over the steps after one that warms up. `--given --checkpointing` shows what training long answers takes.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import resource
 import statistics
 import time
 from typing import Any
 
 import torch
-from shapes import SHAPES, add_work, make_model
+from shapes import SHAPES, add_work, given_answer, make_model
 
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
@@ -29,7 +31,7 @@ from gspo.training.clip_control import ClipController
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
-from gspo.types import Group, Prompt, Reward
+from gspo.types import Group, Prompt, Reward, Rollout
 
 
 class Work:
@@ -37,16 +39,9 @@ class Work:
 
     def __init__(self, model: Any, args: argparse.Namespace, device: str) -> None:
         self.args = args
-        self.engine = NativeEngine(
-            model,
-            lambda ids: "",
-            eos_token_ids=[],
-            pad_token_id=0,
-            num_slots=args.prompts * args.group,
-            max_length=args.plen + args.new,
-            device=device,
-            eager=args.eager,
-        )
+        self.engine = None if args.given else make_engine(model, args, device)
+        if args.checkpointing:
+            model.gradient_checkpointing_enable()
         self.policy = Policy(
             model,
             MasterOptimizer(model.named_parameters(), lr=1e-6),
@@ -62,30 +57,62 @@ class Work:
         settings = get_policy_loss("gspo").resolve(LossSettings())
         self.objective = Objective("gspo", settings, AdvantageSettings(), ClipController(None))
         generator = torch.Generator().manual_seed(1)
-        vocab = model.config.vocab_size
+        self.vocab = vocab = model.config.vocab_size
         self.prompts = [
             Prompt(f"p{i}", (), tuple(torch.randint(1, vocab, (args.plen,), generator=generator).tolist()))
             for i in range(args.prompts)
         ]
 
     def rollout(self, step: int) -> list[Group]:
-        params = SamplingParams(max_tokens=self.args.new, ignore_eos=True)
-        for i, prompt in enumerate(self.prompts):
-            number = step * len(self.prompts) + i
-            self.engine.submit(GroupRequest(prompt, number, self.args.group, step, params, seed=0))
-        groups: list[Group] = []
-        while len(groups) < len(self.prompts):
-            groups += self.engine.step()
+        groups = self.given(step) if self.engine is None else self.generated(self.engine, step)
         return [
             g.with_rollouts(tuple(r.with_reward(Reward(float(i % 2))) for i, r in enumerate(g.rollouts)))
             for g in groups
         ]
 
+    def generated(self, engine: NativeEngine, step: int) -> list[Group]:
+        params = SamplingParams(max_tokens=self.args.new, ignore_eos=True)
+        for i, prompt in enumerate(self.prompts):
+            number = step * len(self.prompts) + i
+            engine.submit(GroupRequest(prompt, number, self.args.group, step, params, seed=0))
+        groups: list[Group] = []
+        while len(groups) < len(self.prompts):
+            groups += engine.step()
+        return groups
+
+    def given(self, step: int) -> list[Group]:
+        n, new = self.args.group, self.args.new
+        numbers = itertools.count(step * len(self.prompts) * n)
+        return [
+            Group(prompt, tuple(self.answer(next(numbers), new, step) for _ in range(n)), i, step)
+            for i, prompt in enumerate(self.prompts)
+        ]
+
+    def answer(self, number: int, length: int, version: int) -> Rollout:
+        tokens = tuple(given_answer(number, length, self.vocab))
+        return Rollout(
+            tokens, (-math.log(self.vocab),) * length, (1,) * length, (version,) * length, "length"
+        )
+
     def train(self, groups: list[Group], step: int) -> None:
         batch = self.policy.score(collate(groups))
         batch = self.objective.with_advantages(batch)
         self.policy.update(batch, self.objective.loss(), step=step)
-        self.engine.load_weights(None, version=step + 1)
+        if self.engine is not None:
+            self.engine.load_weights(None, version=step + 1)
+
+
+def make_engine(model: Any, args: argparse.Namespace, device: str) -> NativeEngine:
+    return NativeEngine(
+        model,
+        lambda ids: "",
+        eos_token_ids=[],
+        pad_token_id=0,
+        num_slots=args.prompts * args.group,
+        max_length=args.plen + args.new,
+        device=device,
+        eager=args.eager,
+    )
 
 
 def main() -> None:

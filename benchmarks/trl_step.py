@@ -8,7 +8,9 @@ One step is one generation and `--minibatches` optimiser steps on it. Prints the
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 import os
 import resource
 import statistics
@@ -18,7 +20,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset  # pyright: ignore[reportMissingImports]
-from shapes import SHAPES, add_work, make_model
+from shapes import SHAPES, add_work, given_answer, make_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
@@ -71,6 +73,23 @@ class Watch(TrainerCallback):
         self.marks.append((time.perf_counter(), self.trainer.generating))
 
 
+class Given:
+    """Answers that nobody generated, in the form that TRL's rollout functions return."""
+
+    def __init__(self, rows: list[list[int]], length: int, vocab: int) -> None:
+        self.rows = {" ".join(f"t{t}" for t in row): row for row in rows}
+        self.length, self.vocab = length, vocab
+        self.numbers = itertools.count()
+
+    def __call__(self, prompts: list[str], trainer: Any) -> dict[str, Any]:
+        answers = [given_answer(next(self.numbers), self.length, self.vocab) for _ in prompts]
+        return {
+            "prompt_ids": [self.rows[p] for p in prompts],
+            "completion_ids": answers,
+            "logprobs": [[-math.log(self.vocab)] * self.length for _ in prompts],
+        }
+
+
 def make_trainer(args: argparse.Namespace, folder: str) -> tuple[TimedTrainer, Watch]:
     cuda = args.device.startswith("cuda")
     dtype = getattr(torch, args.dtype or ("bfloat16" if cuda else "float32"))
@@ -80,6 +99,8 @@ def make_trainer(args: argparse.Namespace, folder: str) -> tuple[TimedTrainer, W
     generator = torch.Generator().manual_seed(1)
     rows = torch.randint(1, vocab - 1, (args.prompts, args.plen), generator=generator).tolist()
     watch = Watch(args.minibatches)
+    mini_batch = args.prompts * args.group // args.minibatches
+    accumulated = mini_batch // (args.pass_size or mini_batch)
     trainer = TimedTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
@@ -87,9 +108,9 @@ def make_trainer(args: argparse.Namespace, folder: str) -> tuple[TimedTrainer, W
             output_dir=folder,
             num_generations=args.group,
             max_completion_length=args.new,
-            per_device_train_batch_size=args.prompts * args.group // args.minibatches,
-            steps_per_generation=args.minibatches,
-            gradient_accumulation_steps=1,
+            per_device_train_batch_size=mini_batch // accumulated,
+            steps_per_generation=args.minibatches * accumulated,
+            gradient_accumulation_steps=accumulated,
             max_steps=(args.steps + 1) * args.minibatches,
             importance_sampling_level="sequence",
             loss_type="grpo",
@@ -101,7 +122,7 @@ def make_trainer(args: argparse.Namespace, folder: str) -> tuple[TimedTrainer, W
             optim="adamw_torch_fused",
             temperature=1.0,
             generation_kwargs={"min_new_tokens": args.new},
-            gradient_checkpointing=False,
+            gradient_checkpointing=args.checkpointing,
             bf16=cuda,
             use_cpu=not cuda,
             shuffle_dataset=False,
@@ -113,6 +134,7 @@ def make_trainer(args: argparse.Namespace, folder: str) -> tuple[TimedTrainer, W
         train_dataset=Dataset.from_dict({"prompt": [" ".join(f"t{t}" for t in row) for row in rows]}),
         processing_class=make_tokenizer(vocab),
         callbacks=[watch],
+        rollout_func=Given(rows, args.new, vocab) if args.given else None,
     )
     watch.trainer = trainer
     return trainer, watch
@@ -124,6 +146,9 @@ def main() -> None:
     )
     parser.add_argument("model", choices=sorted(SHAPES))
     add_work(parser)
+    parser.add_argument(
+        "--pass-size", type=int, help="sequences in a forward pass; the whole mini-batch unless given"
+    )
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory() as folder:

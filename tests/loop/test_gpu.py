@@ -1,0 +1,25 @@
+"""A run on a GPU with deterministic algorithms: stopped and resumed it is the run that was never stopped, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gspo.scorecard.small_run import final_state, make_model
+
+from .test_resume import train
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_deterministic_run_goes_on_to_the_same_bits(tmp_path, dtype):
+    model = make_model(tmp_path / "model", hidden_size=128, num_attention_heads=4)
+    words = ("trainer.deterministic=true", "trainer.device=cuda", f"actor_rollout_ref.model.dtype={dtype}")
+    train(tmp_path / "whole", model, *words)
+    assert train(tmp_path / "parts", model, *words, stop_after=2)["steps"] == 2
+    assert train(tmp_path / "parts", model, *words)["steps"] == 4
+    assert final_state(tmp_path / "parts" / "run") == final_state(tmp_path / "whole" / "run")
