@@ -123,7 +123,7 @@ def test_what_was_started_ends_when_a_later_part_cannot_be_built(tmp_path, model
     def broken(*args):
         raise DataError("data", "no fingerprint")
 
-    monkeypatch.setattr("gspo.loop.build._fingerprint", broken)
+    monkeypatch.setattr("gspo.loop.build.fingerprint", broken)
     with pytest.raises(DataError, match="no fingerprint"):
         open_trainer(tmp_path, model, reward=even_first_byte)
     assert ended == ["engine"]

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from gspo.config import TrainerConfig
-from gspo.loop.build import build_engine, choose_device, default_threads
+from gspo.loop.device import choose_device, default_threads
+from gspo.loop.engines import build_engine
 from gspo.loop.evaluation import Evaluation, Evaluator
 from gspo.loop.inputs import build_scorer, load_prompts
 from gspo.loop.roles import load_weights

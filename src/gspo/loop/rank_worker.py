@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gspo.config import TrainerConfig
-from gspo.loop.build import default_threads
 from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
+from gspo.loop.device import default_threads
 from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins
 from gspo.loop.roles import Facts, Roles, build_roles, compute_dtype, load_weights

@@ -25,7 +25,7 @@ from gspo.algo.settings import LossSettings
 from gspo.config import TrainerConfig, load
 from gspo.data.rows import Row
 from gspo.data.template import encode_prompt
-from gspo.loop.build import build_objective
+from gspo.loop.settings import build_objective
 from gspo.models.load import load_model, load_tokenizer
 from gspo.tracking.group_log import read_groups
 from gspo.tracking.run_folder import RunFolder, step_of

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.config import BatchPlan, Objective, TrainerConfig, objective_of
-from gspo.loop.build import Parts, build, sampling_settings
+from gspo.loop.build import build
 from gspo.loop.inputs import load_prompts
+from gspo.loop.parts import Parts
+from gspo.loop.settings import sampling_settings
 from gspo.rollout.engine import GroupRequest
 from gspo.sampling.filters import judge
 from gspo.seeding import derive_seed
@@ -88,7 +90,7 @@ def _look(config: TrainerConfig, parts: Parts, prompts: list[Prompt]) -> Probe:
 
 def _generate(config: TrainerConfig, parts: Parts, prompts: list[Prompt]) -> tuple[list[Group], float]:
     """Scored groups of these prompts, and the seconds their generation took."""
-    settings = sampling_settings(config, parts.tokenizer)
+    settings = sampling_settings(config)
     seed = derive_seed(config.trainer.seed, "doctor")
     requests = [GroupRequest(p, i, settings.n, 0, settings.params, seed) for i, p in enumerate(prompts)]
     start = time.perf_counter()

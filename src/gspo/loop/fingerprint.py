@@ -1,0 +1,54 @@
+"""The fingerprint of a run: what must be the same for a resumed run to compute the same bits, beside the config."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gspo.config import TrainerConfig
+from gspo.loop.resume import ResumeRefused
+from gspo.loop.roles import Facts
+from gspo.types import Prompt
+
+RANKS = "trainer ranks"
+ARITHMETIC = (RANKS, "threads", "device")
+
+
+def fingerprint(
+    config: TrainerConfig, facts: Facts, prompts: Sequence[Prompt], total_steps: int
+) -> dict[str, Any]:
+    """The model, the data and the machine's arithmetic, in words or digests that can be compared."""
+    rows = [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
+    optim = config.actor_rollout_ref.actor.optim
+    return {
+        "model shape": _digest(facts.shapes),
+        "weights that stay as they are (LoRA's base, the reference)": facts.frozen_digest,
+        RANKS: facts.num_ranks,
+        "training data": _digest(rows),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "steps of the learning-rate schedule": None if optim.lr_scheduler_type == "constant" else total_steps,
+    }
+
+
+def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Refuse to go on when the model, the data or the machine's arithmetic is another one.
+
+    Another number of ranks adds up in another order: what only decides the last bits is then not compared.
+    """
+    other_ranks = saved.get(RANKS) != current[RANKS]
+    lines = [
+        f"  {key}: {saved.get(key)!r} in the checkpoint, {now!r} now"
+        for key, now in current.items()
+        if saved.get(key) != now and not (other_ranks and key in ARITHMETIC)
+    ]
+    if lines:
+        raise ResumeRefused("the checkpoint cannot be resumed to the bit here:\n" + "\n".join(lines))
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

@@ -1,0 +1,140 @@
+"""The objects of one run, and what the loop asks of all of them at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo.config import TrainerConfig
+from gspo.loop.engines import runs_ahead
+from gspo.loop.evaluation import Evaluator
+from gspo.loop.fingerprint import check_fingerprint
+from gspo.loop.greedy_baseline import GreedyBaseline
+from gspo.loop.kl_reward import KlScorer
+from gspo.loop.objective import Objective
+from gspo.loop.producer import Producer
+from gspo.loop.roles import Facts, Roles
+from gspo.loop.roles_team import TeamRoles
+from gspo.rewards import Scorer
+from gspo.rollout.engine import RolloutEngine
+from gspo.rollout.fleet import Fleet
+from gspo.rollout.roster import Roster
+from gspo.sampling.dynamic import DynamicSampler
+from gspo.training.policy import Policy
+from gspo.types import Metrics
+
+
+@dataclass
+class Parts:
+    """The objects of one run, and what identifies its computation."""
+
+    config: TrainerConfig
+    tokenizer: Any
+    roles: Roles | TeamRoles
+    engine: RolloutEngine
+    sampler: DynamicSampler | Producer
+    evaluator: Evaluator | None
+    objective: Objective
+    total_steps: int
+    fingerprint: dict[str, Any]
+    scorers: list[Scorer] = field(default_factory=list)
+    kl_reward: KlScorer | None = None
+    baseline: GreedyBaseline | None = None
+
+    def __post_init__(self) -> None:
+        self.token_text = functools.cache(
+            lambda token: self.tokenizer.decode([token], skip_special_tokens=False)
+        )
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in this process; a team's is reached through `roles`."""
+        assert isinstance(self.roles, Roles)
+        return self.roles.policy
+
+    def save_model(self, folder: Path) -> None:
+        """The weights and tokenizer as an ordinary Hugging Face folder."""
+        self.roles.save_model(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a step boundary needs beside tensors. The sampler comes first: it collects, and so charges KL."""
+        state = {"sampler": self.sampler.state_dict(), "objective": self.objective.state_dict()}
+        return state if self.kl_reward is None else {**state, "kl_reward": self.kl_reward.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.objective.load_state_dict(state["objective"])
+        if self.kl_reward is not None:
+            self.kl_reward.load_state_dict(state["kl_reward"])
+        self.sampler.load_state_dict(state["sampler"])
+
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
+        """Refuse to go on when the model, the data or the machine's arithmetic is another one."""
+        check_fingerprint(saved, self.fingerprint)
+
+    def summary(self, path: Path, total_steps: int) -> str:
+        """A few lines that say what is about to happen."""
+        c = self.config
+        actor = c.actor_rollout_ref.actor
+        facts = self.roles.facts()
+        trained, num = facts.num_trained, facts.num_parameters
+        size = f"{num:,} parameters" if trained == num else f"{trained:,} of {num:,} parameters trained"
+        updates = -(-c.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
+        return (
+            f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
+            f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
+            f"{total_steps} steps of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
+            f"{updates} optimiser steps each; files in {path}{self._rollouts()}{self._fallback()}"
+        )
+
+    def _rollouts(self) -> str:
+        """A line about the processes that generate, where there are any."""
+        if not isinstance(self.engine, Roster):
+            return ""
+        count, bound = self.engine.num_workers, self.config.actor_rollout_ref.rollout.max_head_offpolicyness
+        how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in step"
+        own = "its own" if count == 1 else "their own"
+        return f"\nrollouts in {count} process{'es' * (count > 1)} of {own}, {how}"
+
+    def _fallback(self) -> str:
+        """A line that says why training does not share prompts or pack, when it was to."""
+        reason = self.roles.facts().layout_problem
+        return f"\ntraining in padded rows: {reason}" if reason else ""
+
+    def rest_engine(self) -> None:
+        """Say that the trainer is about to use the device."""
+        if isinstance(self.engine, Fleet):
+            self.engine.rest()
+
+    def engine_metrics(self) -> Metrics:
+        """What befell the rollout workers, where there are any."""
+        return self.engine.metrics() if isinstance(self.engine, Roster) else {}
+
+    def stacks(self) -> str:
+        """What the run's other processes are doing now."""
+        return self.engine.stacks() if isinstance(self.engine, Roster) else ""
+
+    def kill(self) -> None:
+        """End the run's other processes at once."""
+        if isinstance(self.engine, Roster):
+            self.engine.kill()
+
+    def close(self) -> None:
+        """End everything, whatever one of them raises. The engine goes first: the sampler's thread may wait for it."""
+        with ExitStack() as stack:
+            stack.callback(self.roles.close)
+            for scorer in self.scorers:
+                stack.callback(scorer.close)
+            if isinstance(self.sampler, Producer):
+                stack.callback(self.sampler.close)
+            stack.callback(self.engine.close)
+
+
+def _where(facts: Facts) -> str:
+    if facts.num_ranks is None:
+        return facts.device
+    return f"{facts.num_ranks} rank{'s' * (facts.num_ranks > 1)} on {facts.device}"

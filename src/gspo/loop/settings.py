@@ -1,0 +1,125 @@
+"""What a config means to the sampler, the evaluator and the objective: their settings, every default filled in."""
+
+from __future__ import annotations
+
+from gspo.algo.losses import get_policy_loss
+from gspo.algo.settings import Behaviour, LossSettings
+from gspo.config import TrainerConfig
+from gspo.data.rows import DataError
+from gspo.loop.engines import runs_ahead
+from gspo.loop.objective import AdvantageSettings, Objective
+from gspo.rollout.engine import SamplingParams
+from gspo.sampling.settings import SamplingSettings
+from gspo.training.clip_control import ClipController
+
+
+def total_steps(config: TrainerConfig, num_prompts: int) -> int:
+    """Training steps of a run over that many prompts."""
+    if config.trainer.total_training_steps:
+        return config.trainer.total_training_steps
+    per_epoch = num_prompts // config.data.train_batch_size
+    if per_epoch == 0:
+        raise DataError(
+            "data.train_batch_size",
+            f"is {config.data.train_batch_size}, more than the {num_prompts} training prompts; lower it",
+        )
+    return per_epoch * config.trainer.total_epochs
+
+
+def training_params(config: TrainerConfig) -> SamplingParams:
+    """How tokens of training groups are drawn."""
+    rollout = config.actor_rollout_ref.rollout
+    return SamplingParams(
+        max_tokens=_max_tokens(config),
+        temperature=rollout.temperature,
+        top_k=rollout.top_k,
+        top_p=rollout.top_p,
+        ignore_eos=rollout.ignore_eos,
+    )
+
+
+def validation_params(config: TrainerConfig) -> SamplingParams:
+    """How tokens of held-out answers are drawn."""
+    val = config.actor_rollout_ref.rollout.val_kwargs
+    return SamplingParams(
+        max_tokens=_max_tokens(config),
+        temperature=val.temperature if val.do_sample else 0.0,
+        top_k=val.top_k,
+        top_p=val.top_p,
+    )
+
+
+def _max_tokens(config: TrainerConfig) -> int:
+    return config.actor_rollout_ref.rollout.response_length or config.data.max_response_length
+
+
+def sampling_settings(config: TrainerConfig, workers: int | None = None) -> SamplingSettings:
+    """How training groups are drawn and filtered. `workers` generate, where that is not as many as the config says."""
+    f, data = config.algorithm.filter_groups, config.data
+    return SamplingSettings(
+        train_batch_size=data.train_batch_size,
+        n=config.actor_rollout_ref.rollout.n,
+        params=training_params(config),
+        gen_batch_size=data.gen_batch_size,
+        enable=f.enable,
+        metric=f.metric,
+        strategy=f.strategy,  # pyright: ignore[reportArgumentType]
+        max_num_gen_batches=f.max_num_gen_batches,
+        on_limit=f.on_limit,  # pyright: ignore[reportArgumentType]
+        max_staleness=_max_staleness(config),
+        max_in_flight=max_in_flight(config, workers or config.actor_rollout_ref.rollout.num_workers),
+        predict=f.predict,  # pyright: ignore[reportArgumentType]
+        predict_weight=f.predict_weight,
+        predict_min_prob=f.predict_min_prob,
+        predict_discount=f.predict_discount,
+        max_failure_rate=config.reward.max_failure_rate,
+    )
+
+
+def _max_staleness(config: TrainerConfig) -> int:
+    """Versions that a group may lag behind: the budget of asynchrony, else what dynamic sampling may carry over."""
+    rollout, filters = config.actor_rollout_ref.rollout, config.algorithm.filter_groups
+    if rollout.mode == "async":
+        return rollout.max_head_offpolicyness
+    return filters.max_staleness if filters.enable else 0  # without filtering there is nothing to save
+
+
+def max_in_flight(config: TrainerConfig, workers: int) -> int | None:
+    """Groups that may be in flight: as many as `workers` hold when they run ahead; None: a generation batch."""
+    rollout = config.actor_rollout_ref.rollout
+    if not runs_ahead(config):
+        return config.algorithm.filter_groups.max_in_flight
+    held = max(1, workers * rollout.max_num_seqs // rollout.n)
+    return rollout.max_concurrent_rollouts or held
+
+
+def build_objective(config: TrainerConfig) -> Objective:
+    """The loss, its settings with every default filled in, and the terms beside it."""
+    actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
+    loss = actor.policy_loss
+    settings = LossSettings(
+        clip_low=actor.clip_ratio if actor.clip_ratio_low is None else actor.clip_ratio_low,
+        clip_high=actor.clip_ratio if actor.clip_ratio_high is None else actor.clip_ratio_high,
+        clip_c=actor.clip_ratio_c,
+        aggregation=actor.loss_agg_mode,
+        norm_length=actor.loss_scale_factor or config.data.max_response_length,
+        level=actor.importance_sampling_level,
+        tau_pos=loss.tau_pos,
+        tau_neg=loss.tau_neg,
+        behaviour=Behaviour(actor.behav_imp_weight_mode, actor.behav_imp_weight_cap)
+        if actor.use_decoupled_loss
+        else None,
+    )
+    return Objective(
+        loss_mode=loss.loss_mode,
+        settings=get_policy_loss(loss.loss_mode).resolve(settings),
+        advantage=AdvantageSettings(
+            algorithm.adv_estimator, algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo
+        ),
+        clip_control=ClipController(
+            actor.clip_target, (actor.clip_target_bounds[0], actor.clip_target_bounds[1])
+        ),
+        entropy_coeff=actor.entropy_coeff,
+        kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+        kl_kind=actor.kl_loss_type,
+    )
