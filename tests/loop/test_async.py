@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from gspo.config import ConfigErrors, load
 from gspo.loop.producer import Producer
+from gspo.rollout.free_fleet import FreeFleet
 from gspo.sampling.errors import RewardFailures
 from gspo.scorecard import audit
 from gspo.scorecard.small_run import make_model
@@ -216,3 +217,18 @@ def test_the_fleet_of_a_run_can_grow_and_shrink_while_it_trains(model, tmp_path,
     t.fit()
     assert [int(row["rollout/num_workers"]) for row in rows(tmp_path)][-1] == 2
     assert audit.problems(tmp_path / "run") == []
+
+
+def test_groups_in_flight_follow_the_workers_there_are(model, tmp_path, in_threads):
+    settings = (*ASYNC, f"{ROLLOUT}num_workers=2", f"{ROLLOUT}max_num_seqs=8", f"{ROLLOUT}n=4")
+    t = trainer(tmp_path, model, *settings)
+    fleet, sampler = t.parts.engine, t.parts.sampler
+    assert isinstance(fleet, FreeFleet) and isinstance(sampler, Producer)
+    seen = [sampler._sampler._concurrency()]
+    fleet.add_worker()
+    seen.append(sampler._sampler._concurrency())
+    fleet.remove_worker()
+    fleet.remove_worker()
+    seen.append(sampler._sampler._concurrency())
+    t.close()
+    assert seen == [4, 6, 2]

@@ -119,3 +119,15 @@ def test_work_ahead_is_counted_in_the_next_report_and_survives_a_resume():
         k: m.result() for k, m in theirs[1].metrics().items()
     }
     assert first.num_submitted + ours[1].num_submitted == world.sampler._next_submission
+
+
+def test_groups_in_flight_follow_what_the_engine_holds_now():
+    held = [3]
+    world = World(always_mixed, max_staleness=2, lengths=lambda request, i: 50, num_held=lambda: held[0])
+    assert world.sampler.work_ahead() and world.engine.num_in_flight == 3
+    held[0] = 7
+    assert world.sampler.work_ahead() and world.engine.num_in_flight == 7
+    held[0] = 2  # what is under way goes on; nothing is added
+    assert world.sampler.work_ahead() and world.engine.num_in_flight == 7
+    held[0] = 1000
+    assert world.sampler.work_ahead() and world.engine.num_in_flight == 12, "the staleness budget holds"

@@ -163,6 +163,7 @@ class World:
         shuffle: bool = False,
         delay: Callable[[Group], float] | None = None,
         state: dict[str, Any] | None = None,
+        num_held: Callable[[], int] | None = None,
         **settings: Any,
     ) -> None:
         self.source = PromptCursor(make_prompts(prompts), seed=seed, shuffle=shuffle, total_epochs=epochs)
@@ -171,7 +172,13 @@ class World:
         self.records: list[tuple[int, str, str, int]] = []  # submission, uid, fate, version
         values = {"train_batch_size": 4, "n": 2, "params": PARAMS, **settings}
         self.sampler = DynamicSampler(
-            self.source, self.engine, self.scorer, SamplingSettings(**values), seed=seed, record=self._note
+            self.source,
+            self.engine,
+            self.scorer,
+            SamplingSettings(**values),
+            seed=seed,
+            record=self._note,
+            num_held=num_held,
         )
         if state is not None:
             self.engine.load_weights(None, state["version"])

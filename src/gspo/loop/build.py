@@ -15,7 +15,7 @@ from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.loop.backend import Backend, ClusterError
 from gspo.loop.device import choose_device, default_threads
-from gspo.loop.engines import build_rollout, check_engine, num_workers
+from gspo.loop.engines import build_rollout, check_engine, num_workers, runs_ahead
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import fingerprint
 from gspo.loop.greedy_baseline import GreedyBaseline
@@ -28,6 +28,7 @@ from gspo.loop.roles import Roles, build_roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.settings import (
     build_objective,
+    groups_held,
     sampling_settings,
     total_steps,
     training_params,
@@ -173,15 +174,28 @@ def _build_sampler(
         shuffle=config.data.shuffle,
         total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
     )
-    workers = engine.num_workers if isinstance(engine, Roster) else None
-    settings = sampling_settings(config, workers)
+    settings = sampling_settings(config)
 
     def make(record: Record | None) -> DynamicSampler:
         return DynamicSampler(
-            source, engine, scorer, settings, seed=config.trainer.seed, record=record, watch=watch
+            source,
+            engine,
+            scorer,
+            settings,
+            seed=config.trainer.seed,
+            record=record,
+            watch=watch,
+            num_held=_num_held(config, engine),
         )
 
     return Producer(make, record) if config.actor_rollout_ref.rollout.mode == "async" else make(record)
+
+
+def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int] | None:
+    """Groups that the engine holds at once, where workers that run ahead come and go; None: as the settings say."""
+    if not isinstance(engine, Roster) or not runs_ahead(config):
+        return None
+    return lambda: groups_held(config, engine.num_workers)
 
 
 def _evaluator(

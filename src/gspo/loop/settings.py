@@ -53,12 +53,12 @@ def _max_tokens(config: TrainerConfig) -> int:
     return config.actor_rollout_ref.rollout.response_length or config.data.max_response_length
 
 
-def sampling_settings(config: TrainerConfig, workers: int | None = None) -> SamplingSettings:
-    """How training groups are drawn and filtered. `workers` generate, where that is not as many as the config says."""
-    f, data = config.algorithm.filter_groups, config.data
+def sampling_settings(config: TrainerConfig) -> SamplingSettings:
+    """How training groups are drawn and filtered."""
+    f, data, rollout = config.algorithm.filter_groups, config.data, config.actor_rollout_ref.rollout
     return SamplingSettings(
         train_batch_size=data.train_batch_size,
-        n=config.actor_rollout_ref.rollout.n,
+        n=rollout.n,
         params=training_params(config),
         gen_batch_size=data.gen_batch_size,
         enable=f.enable,
@@ -67,7 +67,7 @@ def sampling_settings(config: TrainerConfig, workers: int | None = None) -> Samp
         max_num_gen_batches=f.max_num_gen_batches,
         on_limit=f.on_limit,  # pyright: ignore[reportArgumentType]
         max_staleness=_max_staleness(config),
-        max_in_flight=max_in_flight(config, workers or config.actor_rollout_ref.rollout.num_workers),
+        max_in_flight=groups_held(config, rollout.num_workers) if runs_ahead(config) else f.max_in_flight,
         predict=f.predict,  # pyright: ignore[reportArgumentType]
         predict_weight=f.predict_weight,
         predict_min_prob=f.predict_min_prob,
@@ -84,13 +84,10 @@ def _max_staleness(config: TrainerConfig) -> int:
     return filters.max_staleness if filters.enable else 0  # without filtering there is nothing to save
 
 
-def max_in_flight(config: TrainerConfig, workers: int) -> int | None:
-    """Groups that may be in flight: as many as `workers` hold when they run ahead; None: a generation batch."""
+def groups_held(config: TrainerConfig, workers: int) -> int:
+    """Groups in flight when rollouts run ahead: as many as that many workers generate at once, unless a key says."""
     rollout = config.actor_rollout_ref.rollout
-    if not runs_ahead(config):
-        return config.algorithm.filter_groups.max_in_flight
-    held = max(1, workers * rollout.max_num_seqs // rollout.n)
-    return rollout.max_concurrent_rollouts or held
+    return rollout.max_concurrent_rollouts or max(1, workers * rollout.max_num_seqs // rollout.n)
 
 
 def build_objective(config: TrainerConfig) -> Objective:

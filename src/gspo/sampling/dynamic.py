@@ -45,7 +45,8 @@ class DynamicSampler:
     """Gives batches of exactly `train_batch_size` groups, in order of submission.
 
     `record(group, fate, version)` is called once for every group when its fate is known; `watch(kept, needed)` after
-    every advance, for a progress line. Call `release` after the weights update that used a batch.
+    every advance, for a progress line. `num_held()` says how many groups the engine holds at once where that changes
+    during a run, in place of the settings' `max_in_flight`. Call `release` after the weights update that used a batch.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class DynamicSampler:
         seed: int,
         record: Record | None = None,
         watch: Callable[[int, int], None] | None = None,
+        num_held: Callable[[], int] | None = None,
     ) -> None:
         self.version = 0
         self._engine, self._scorer, self._settings = engine, scorer, settings
-        self._budget, self._concurrency = settings.budget, settings.concurrency
+        self._budget, self._num_held = settings.budget, num_held
         self._prompts = PromptDraw(source, settings, seed=seed)
         self._rollout_seed = derive_seed(seed, "rollout")
         self._record = record or (lambda group, fate, version: None)
@@ -216,9 +218,15 @@ class DynamicSampler:
         else:
             in_training = settings.train_batch_size if self._taken else 0
             outstanding = self._num_pending + len(self._queue) + in_training
-            room = min(self._concurrency - len(self._in_flight), self._budget.room(outstanding))
+            room = min(self._concurrency() - len(self._in_flight), self._budget.room(outstanding))
         limit = settings.submission_limit
         return room if limit is None else min(room, limit - self._report.num_submitted)
+
+    def _concurrency(self) -> int:
+        """Groups to keep in flight."""
+        if self._num_held is None:
+            return self._settings.concurrency
+        return min(self._num_held(), self._budget.capacity)
 
     def _admit(self) -> None:
         for _ in range(self._room()):
