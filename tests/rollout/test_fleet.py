@@ -423,3 +423,29 @@ def test_unfinished_groups_continue_in_another_fleet(kind):
     assert [
         (g.submission, [r.token_ids for r in g.rollouts]) for g in sorted(groups, key=lambda g: g.submission)
     ] == [(g.submission, [r.token_ids for r in g.rollouts]) for g in expected]
+
+
+def test_a_worker_that_does_not_give_its_groups_back_is_replaced():
+    hang = threading.Event()
+
+    class Stubborn(ScriptedEngine):
+        """Does not stop for `clear`, in the first two workers."""
+
+        def clear(self) -> None:
+            if len(world.connections) == 2:
+                hang.wait(60)
+            super().clear()
+
+    world = World(FreeFleet, lambda: Stubborn(_script, num_slots=4), fine, timeout=0.5)
+    for i in range(4):
+        world.fleet.submit(make_request(i))
+    clearing = threading.Thread(target=world.fleet.clear, daemon=True)
+    clearing.start()
+    clearing.join(30)
+    hang.set()
+    assert not clearing.is_alive(), "clear() waits for a worker that does not answer"
+    assert any("rollout worker 0: gave no answer within 0.5 s" in said for said in world.said)
+    assert world.fleet.num_in_flight == 0
+    world.fleet.submit(make_request(9))
+    assert [g.submission for g in drain(world.fleet, limit=5000)] == [9]
+    world.fleet.close()

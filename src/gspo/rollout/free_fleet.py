@@ -129,9 +129,7 @@ class FreeFleet(Roster):
             self._prepare()
             busy = [m for m in self._members if m.assigned and m.restart_at is None]
             asked = [self._send(member, "unfinished") for member in busy]
-        while wait(asked, LOOK_SECONDS).not_done:
-            with self._lock:
-                self._mend()
+        self._await(asked)
         begun: dict[int, tuple[Rollout, ...]] = {}
         for ticket in asked:
             begun |= {} if ticket.exception() else ticket.result()
@@ -155,7 +153,13 @@ class FreeFleet(Roster):
                 member.assigned = {}
                 if member.restart_at is None:
                     taken.append(self._send(member, "take_back"))
-        wait(taken)
+        self._await(taken)
+
+    def _await(self, tickets: Sequence[Ticket[Any]]) -> None:
+        """Wait for answers. A worker that owes one for too long is replaced, which answers its tickets with that."""
+        while wait(tickets, LOOK_SECONDS).not_done:
+            with self._lock:
+                self._mend()
 
     def _prepare(self) -> None:
         """Let members join and leave, and publish the first weights. Under the lock."""
