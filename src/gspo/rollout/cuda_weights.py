@@ -1,10 +1,13 @@
 """Weights by reference on GPUs: one version in the trainer's GPU memory, opened by workers of this machine (CUDA IPC).
 
 A worker on the same GPU copies within its memory, one on another GPU from device to device; the host has no part.
+CUDA's memory of an export stays taken until its reader lets go of it, and a reader that was killed never does: so a
+version that is discarded is let go of here in every reader's name.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,18 +17,19 @@ from torch import Tensor
 from gspo.rollout.weights import SharedWeights, WeightsRef
 
 _ALIGNMENT = 256
-
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...], int]]  # name → type, shape, first byte
+Counter = tuple[bytes, int]  # of an export's readers: a file in shared memory, and the place in it
 
 
 class CudaWeightsRef:
     """A version's tensors in one block of GPU memory.
 
-    Every time it is pickled it exports the block anew: CUDA's count of who uses an export allows for one reader.
+    Every time it is pickled it exports the block anew: torch's count of who uses an export allows for one reader.
     """
 
     def __init__(self, block: Tensor, layout: Layout) -> None:
         self.block, self.layout = block, layout
+        self._exports: list[Counter] = []
 
     def tensors(self) -> dict[str, Tensor]:
         """Views into the block; the reader must let go of them before the version is discarded."""
@@ -38,7 +42,16 @@ class CudaWeightsRef:
     def __reduce__(self) -> tuple[Any, ...]:
         from torch.multiprocessing.reductions import reduce_tensor
 
-        return _open, (*reduce_tensor(self.block), self.layout)
+        rebuild, arguments = reduce_tensor(self.block)
+        named = inspect.signature(rebuild).bind(*arguments).arguments
+        self._exports.append((named["ref_counter_handle"], named["ref_counter_offset"]))
+        return _open, (rebuild, arguments, self.layout)
+
+    def release(self) -> None:
+        """Count every reader as gone, those too that died with the block open. No live one may still read it."""
+        exports, self._exports = self._exports, []
+        for handle, offset in exports:
+            torch.UntypedStorage._release_ipc_counter(handle, offset, device=self.block.device)
 
 
 def _open(rebuild: Any, arguments: tuple[Any, ...], layout: Layout) -> CudaWeightsRef:
@@ -72,11 +85,14 @@ class CudaWeights:
         return ref
 
     def discard(self, ref: WeightsRef) -> None:
-        if self._held.pop(id(ref), None) is None:
+        held = self._held.pop(id(ref), None)
+        if held is None:
             self._host.discard(ref)
         else:
-            torch.cuda.ipc_collect()
+            held.release()
 
     def close(self) -> None:
+        for ref in self._held.values():
+            ref.release()
         self._held.clear()
         self._host.close()
