@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import pytest
 import ray
+import torch
 
 from gspo.cluster import ClusterError, RankWorker, ResourcePool, ResourcePoolManager, Role, RolloutWorker
+from gspo.cluster.backend import _at
 from gspo.cluster.placement import default_pools, make_pools, trainer_role, worker_classes
 from gspo.config import load
+from gspo.loop.engines import engine_spec
+from gspo.models.load import load_tokenizer
 
 
 def config(*overrides):
@@ -32,6 +36,19 @@ def test_a_mapping_to_a_pool_that_is_not_there_is_refused():
         ResourcePool([0])
     with pytest.raises(ClusterError, match=r"no pool for the trainer's ranks"):
         trainer_role(ResourcePoolManager({"a": [1]}, {Role.Rollout: "a"}))
+
+
+def test_a_worker_rests_only_where_it_shares_its_gpu_with_a_rank():
+    c = config("rollout.name=vllm")
+    spec = engine_spec(c, load_tokenizer("embedded"), torch.device("cpu"))
+    alone, beside = (ResourcePool([1], use_gpu=True, max_colocate_count=n) for n in (1, 2))
+    on_cpu = ResourcePool([1], use_gpu=False, max_colocate_count=2)
+    placed = [_at(spec, pool, c) for pool in (alone, beside, on_cpu)]
+    assert [(p.device, p.options["sleep"]) for p in placed] == [
+        ("cuda:0", False),
+        ("cuda:0", True),
+        ("cpu", False),
+    ]
 
 
 def test_pools_are_made_and_given_back(cluster):

@@ -10,7 +10,7 @@ import torch
 
 from gspo.config import load
 from gspo.loop.build import build
-from gspo.loop.engines import engine_spec, first_gpu, num_workers
+from gspo.loop.engines import engine_spec, num_workers
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import EngineError
 from gspo.rollout.vllm_core import VllmCore
@@ -99,11 +99,3 @@ def test_the_environment_keeps_vllm_in_one_process_and_uncompiled_on_a_cpu():
     on_gpu = environment(VllmSettings("m", 1, 8, device="cuda:1"))
     assert on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == on_gpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert on_cpu["TORCHDYNAMO_DISABLE"] == "1" and "TORCHDYNAMO_DISABLE" not in on_gpu
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "width", "firsts"),
-    [(1, 1, [None, None]), (3, 1, [1, 2, 1]), (4, 2, [1, 1]), (5, 2, [1, 3, 1]), (2, 2, [None])],
-)
-def test_workers_of_this_machine_get_gpus_that_are_there(num_gpus, width, firsts):
-    assert [first_gpu(i, num_gpus, width) for i in range(len(firsts))] == firsts

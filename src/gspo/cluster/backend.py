@@ -16,6 +16,7 @@ from gspo.cluster.resource_pool_manager import ResourcePoolManager
 from gspo.cluster.role import Role
 from gspo.cluster.session import RaySession
 from gspo.config import TrainerConfig
+from gspo.loop.engines import on_device
 from gspo.loop.roles import compute_dtype
 from gspo.rollout.worker import EngineSpec
 
@@ -95,7 +96,5 @@ def _at(spec: EngineSpec, pool: ResourcePool, config: TrainerConfig) -> EngineSp
     """The spec for a worker of the pool: the controller may have another kind of device."""
     device = torch.device("cuda:0" if pool.use_gpu else "cpu")
     dtype = compute_dtype(config, device) if config.actor_rollout_ref.rollout.dtype == "auto" else spec.dtype
-    options = dict(spec.options)
-    if "sleep" in options:  # only where it shares its device with a trainer rank
-        options["sleep"] = options["sleep"] and pool.max_colocate_count > 1
-    return dataclasses.replace(spec, device=str(device), dtype=dtype, options=options)
+    placed = dataclasses.replace(spec, dtype=dtype)
+    return on_device(placed, str(device), shared=pool.use_gpu and pool.max_colocate_count > 1)

@@ -45,8 +45,8 @@ def run(config: ResolvedConfig) -> int:
         )
     if refused:
         return EXIT_BAD_CONFIG
+    from gspo.loop.launch import launch
     from gspo.loop.run import train as run_training
-    from gspo.loop.team_torchrun import launch
 
     code = launch(config.config, sys.argv[1:])  # several ranks on this machine
     return run_training(config) if code is None else code

@@ -21,6 +21,7 @@ from gspo.loop.fingerprint import fingerprint
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
 from gspo.loop.kl_reward import KlScorer
+from gspo.loop.launch import check_launch
 from gspo.loop.parts import Parts
 from gspo.loop.plugins import import_plugins
 from gspo.loop.producer import Producer
@@ -140,7 +141,7 @@ def _build_roles(
         backend.start(config)
         team: Team = backend.team()
     else:
-        from gspo.loop.team_torchrun import TorchrunTeam, check_launch
+        from gspo.loop.team_torchrun import TorchrunTeam
 
         check_launch(config)
         team = TorchrunTeam.join(config.trainer.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from gspo.config import TrainerConfig
 from gspo.loop.backend import Backend
+from gspo.loop.gpu_place import gpu_place
+from gspo.loop.launch import trainer_gpus
 from gspo.loop.roles import FLEX_ATTENTION, Roles, compute_dtype
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.team_engine import TeamEngine
@@ -28,6 +30,8 @@ from gspo.rollout.process_connection import ProcessConnection
 from gspo.rollout.vllm_settings import require_vllm
 from gspo.rollout.weights import SharedWeights, WeightStore
 from gspo.rollout.worker import EngineSpec
+
+GIVES_BACK = ("sleep", "free_cache")  # options by which engines free their cache while the trainer works
 
 
 def num_workers(config: TrainerConfig, backend: Backend | None = None) -> int:
@@ -69,7 +73,10 @@ def build_rollout(
             return TeamEngine(roles.team)
         return build_engine(config, roles.policy.model, tokenizer, device)
     spec = engine_spec(config, tokenizer, device, count)
-    connect, store = _local(spec, folder) if backend is None else _remote(spec, backend)
+    if backend is None:
+        connect, store = _local(spec, trainer_gpus(device), folder)
+    else:
+        connect, store = functools.partial(backend.connect, spec), backend.weights()
     kind = FreeFleet if runs_ahead(config) else Fleet
     return kind(
         connect,
@@ -81,35 +88,35 @@ def build_rollout(
     )
 
 
-def _local(spec: EngineSpec, folder: Path | None) -> tuple[Callable[[int], Connection], WeightStore]:
-    """Workers that are processes of this machine."""
+def _local(
+    spec: EngineSpec, training: Collection[int], folder: Path | None
+) -> tuple[Callable[[int], Connection], WeightStore]:
+    """Workers that are processes of this machine, whose GPUs `training` train."""
 
     def connect(index: int) -> Connection:
-        own = spec
-        if spec.device.startswith("cuda"):
-            width = spec.options.get("tensor_parallel_size", 1)
-            first = first_gpu(index, torch.cuda.device_count(), width)
-            own = spec if first is None else dataclasses.replace(spec, device=f"cuda:{first}")
         log = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             log = folder / f"rollout-{index}.log"
-        return ProcessConnection(own, index, log)
+        return ProcessConnection(_placed(spec, index, training), index, log)
 
     return connect, CudaWeights() if spec.device.startswith("cuda") else SharedWeights()
 
 
-def first_gpu(index: int, num_gpus: int, width: int) -> int | None:
-    """The first of the `width` GPUs of a worker on this machine, beside the trainer's, which is number 0.
+def _placed(spec: EngineSpec, index: int, training: Collection[int]) -> EngineSpec:
+    """The spec of the `index`-th worker of this machine, on the device it gets."""
+    if not spec.device.startswith("cuda"):
+        return on_device(spec, spec.device, shared=False)
+    num_gpus = torch.cuda.device_count()
+    place = gpu_place(index, num_gpus, training, spec.options.get("tensor_parallel_size", 1))
+    device = spec.device if num_gpus == 1 else f"cuda:{place.first}"
+    return on_device(spec, device, shared=place.shared)
 
-    None when the others are too few: then it shares the trainer's.
-    """
-    places = (num_gpus - 1) // width
-    return 1 + index % places * width if places else None
 
-
-def _remote(spec: EngineSpec, backend: Backend) -> tuple[Callable[[int], Connection], WeightStore]:
-    return functools.partial(backend.connect, spec), backend.weights()
+def on_device(spec: EngineSpec, device: str, *, shared: bool) -> EngineSpec:
+    """The spec of a worker on `device`. Memory that no trainer rank shares need not be given back while it trains."""
+    keeps = {} if shared else {name: False for name in GIVES_BACK if name in spec.options}
+    return dataclasses.replace(spec, device=device, options={**spec.options, **keeps})
 
 
 def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, count: int = 1) -> EngineSpec:
@@ -141,8 +148,13 @@ def native_options(config: TrainerConfig) -> dict[str, Any]:
         "prefill_tokens": rollout.max_num_batched_tokens,
         "memory_utilization": rollout.gpu_memory_utilization,
         "eager": rollout.enforce_eager,
-        "free_cache": rollout.free_cache_engine,
+        "free_cache": _rests(config),
     }
+
+
+def _rests(config: TrainerConfig) -> bool:
+    """Whether an engine gives its cache back while the trainer works: only one that waits for it can."""
+    return config.actor_rollout_ref.rollout.free_cache_engine and not runs_ahead(config)
 
 
 def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
@@ -155,7 +167,8 @@ def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
         "enforce_eager": rollout.enforce_eager,
         "enable_chunked_prefill": rollout.enable_chunked_prefill,
         "enable_prefix_caching": rollout.enable_prefix_caching,
-        "sleep": rollout.free_cache_engine and torch.cuda.device_count() == 1,  # else it has a GPU of its own
+        "sleep": rollout.free_cache_engine
+        and not runs_ahead(config),  # only who waits for the trainer can rest
         "engine_kwargs": dict(rollout.engine_kwargs),
     }
 

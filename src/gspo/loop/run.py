@@ -16,9 +16,10 @@ from gspo.config import ConfigErrors, ResolvedConfig
 from gspo.data.rows import DataError
 from gspo.loop.backend import ClusterError
 from gspo.loop.checkpoint import CheckpointError
+from gspo.loop.launch import check_launch, launched_ranks
 from gspo.loop.resume import ResumeRefused
 from gspo.loop.team import RankFailed
-from gspo.loop.team_torchrun import TorchrunTeam, check_launch, launched_ranks, team_of_launch
+from gspo.loop.team_torchrun import TorchrunTeam, team_of_launch
 from gspo.loop.trainer import BadNumbers, Trainer
 from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError

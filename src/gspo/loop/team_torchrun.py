@@ -8,9 +8,7 @@ the team is this one process.
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Iterator
@@ -18,11 +16,9 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from gspo.config import ConfigErrors, TrainerConfig
-from gspo.config.problems import Problem
+from gspo.loop.launch import launched_place
 from gspo.loop.rank_worker import RankWorker
 from gspo.loop.team import Place, RankFailed
 from gspo.loop.team_watch import EXIT_RANK_FAILED, RankWatch, describe, is_network_error
@@ -33,77 +29,6 @@ FOREVER = timedelta(
 )  # followers wait for the next call however long it takes; the watch sees a dead rank
 REMEDY = "go on from the last checkpoint with the same command"
 END = "end"  # the call with which followers end
-
-
-def launched_ranks() -> int:
-    """Processes that torchrun started together with this one; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
-
-
-def check_launch(config: TrainerConfig) -> None:
-    """Refuse processes that the config does not ask for, and a config that asks for processes that are not there."""
-    strategy, asked = config.actor_rollout_ref.actor.strategy, config.trainer.n_gpus_per_node
-    if launched_ranks() > 1 and strategy != "fsdp2":
-        message = f"torchrun started {launched_ranks()} processes, but only fsdp2 trains in several"
-        remedy = "set actor_rollout_ref.actor.strategy=fsdp2, or start one process without torchrun"
-        raise _refusal("actor_rollout_ref.actor.strategy", strategy, message, remedy)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if launched_ranks() > 1 else 1
-    if strategy == "fsdp2" and asked is not None and max(asked, 1) != here:
-        message = f"{here} process{'es were' if here > 1 else ' was'} started on this machine"
-        remedy = f"torchrun --standalone --nproc-per-node {asked} -m gspo train …, or remove the key"
-        raise _refusal("trainer.n_gpus_per_node", asked, message, remedy)
-
-
-def _refusal(key: str, value: Any, message: str, remedy: str) -> ConfigErrors:
-    return ConfigErrors([Problem("error", key, value, "config", message, remedy)])
-
-
-def launch(config: TrainerConfig, arguments: list[str]) -> int | None:
-    """Start `gspo` with `arguments` on as many ranks as the config asks for on this machine; rank 0's exit code.
-
-    None when there is nothing to start: one rank is asked for, or this process is one of those that were started.
-    """
-    asked = config.trainer.n_gpus_per_node
-    if asked is None:  # all devices found, unless one is named
-        asked = torch.cuda.device_count() if config.trainer.device in ("auto", "cuda") else 1
-    wanted = config.trainer.backend == "local" and config.actor_rollout_ref.actor.strategy == "fsdp2"
-    if not wanted or asked <= 1 or "TORCHELASTIC_RUN_ID" in os.environ:
-        return None
-    from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import main as torchrun
-
-    try:
-        torchrun(["--standalone", "--nproc-per-node", str(asked), "-m", "gspo", *arguments])
-    except ChildFailedError as error:
-        code = error.failures[0].exitcode if 0 in error.failures else error.get_first_failure()[1].exitcode
-        return code if code > 0 else EXIT_RANK_FAILED  # a negative one is the signal that killed it
-    except SignalException as stop:  # rank 0 had it too, and has saved
-        return 128 + stop.sigval
-    return 0
-
-
-def launched_place(device: str) -> Place:
-    """Where torchrun put this process; `device` is the config's (auto, cpu, cuda)."""
-    local_rank = int(os.environ.get("LOCAL_RANK", "0")) if launched_ranks() > 1 else 0
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    if launched_ranks() == 1:
-        where = (device if ":" in device else "cuda:0") if on_gpu else "cpu"
-        return Place(0, 1, 0, "127.0.0.1", _free_port(), where)
-    return Place(
-        rank=int(os.environ["RANK"]),
-        world_size=launched_ranks(),
-        local_rank=local_rank,
-        address=os.environ["MASTER_ADDR"],
-        port=int(os.environ["MASTER_PORT"]),
-        device=f"cuda:{local_rank}" if on_gpu else "cpu",
-    )
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 class TorchrunTeam:
