@@ -2,8 +2,8 @@
 
 `checkpoints/step-NNNNNN/` holds the model and tokenizer as `transformers` saves them, `training/optimizer.safetensors`
 and other named sets of tensors beside it (`training/shards/` where ranks hold them in parts), `training/state.json`,
-and `MANIFEST.json` with the size and SHA-256 of every other file. It is written under a temporary name, synced, then renamed. Only safetensors and JSON are read back: no
-pickle on any path.
+and `MANIFEST.json` with the size and SHA-256 of every other file. It is written under a temporary name, synced, then
+renamed. Only safetensors and JSON are read back: no pickle on any path.
 """
 
 from __future__ import annotations
@@ -62,40 +62,46 @@ def save(
     *,
     write_model: Callable[[Path], None],
     tensors: Mapping[str, TensorSet],
-    state: dict[str, Any],
+    state: str,
     write_shards: Callable[[Path], None] | None = None,
+    beat: Callable[[], None] = lambda: None,
     hook: Callable[[str], None] = lambda point: None,
 ) -> Path:
     """Write `step-NNNNNN` atomically; a set of `tensors` goes to `training/<its name>.safetensors`.
 
-    `write_shards` writes the sets that ranks hold in parts below the folder it is given (checkpoint_shards.write_sets).
-    `hook` is called at named points, where tests place their faults.
+    `state` is what `state_text` gives. `write_shards` writes the sets that ranks hold in parts below the folder it is
+    given (checkpoint_shards.write_sets). `beat` is called whenever something has been written, and may end the attempt
+    by raising; `hook` at named points, where tests place their faults.
     """
     final = folder / f"step-{step:06d}"
     temporary = folder / f".tmp-{final.name}"
+
+    def reach(point: str) -> None:
+        beat()
+        hook(point)
+
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         (temporary / "training").mkdir(parents=True)
-        hook("save:begin")
+        reach("save:begin")
         write_model(temporary)
-        hook("save:model")
+        reach("save:model")
         for name, members in tensors.items():
             _save_tensors(members, temporary / "training" / f"{name}.safetensors")
+            beat()
         if write_shards is not None:
             write_shards(temporary / "training")
-        hook("save:optimizer")
-        (temporary / "training" / "state.json").write_text(
-            json.dumps({"format": FORMAT, "step": step, **state})
-        )
-        hook("save:state")
-        _write_manifest(temporary)
-        hook("save:manifest")
+        reach("save:optimizer")
+        (temporary / "training" / "state.json").write_text(state)
+        reach("save:state")
+        _write_manifest(temporary, beat)
+        reach("save:manifest")
         aside = folder / f".tmp-old-{final.name}"
         if final.exists():  # a run that went on from an older checkpoint writes this step again
             shutil.rmtree(aside, ignore_errors=True)
             os.rename(final, aside)
         os.rename(temporary, final)
-        hook("save:renamed")
+        reach("save:renamed")
         sync_folder(folder)
         shutil.rmtree(aside, ignore_errors=True)
     except (OSError, SafetensorError) as error:  # safetensors wraps a full disk in its own error
@@ -106,6 +112,11 @@ def save(
     return final
 
 
+def state_text(step: int, state: Mapping[str, Any]) -> str:
+    """What `state.json` of this step says: taken at its boundary, whenever it is written."""
+    return json.dumps({"format": FORMAT, "step": step, **state})
+
+
 def _save_tensors(tensors: TensorSet, file: Path) -> None:
     from safetensors.torch import save_file
 
@@ -113,11 +124,12 @@ def _save_tensors(tensors: TensorSet, file: Path) -> None:
     save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
 
 
-def _write_manifest(folder: Path) -> None:
+def _write_manifest(folder: Path, beat: Callable[[], None]) -> None:
     files = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         sync_file(path)
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
+        beat()
     (folder / MANIFEST).write_text(json.dumps({"format": FORMAT, "files": files}, indent=1))
     sync_file(folder / MANIFEST)
     for path in (*(p for p in folder.rglob("*") if p.is_dir()), folder):
@@ -193,10 +205,13 @@ def all_steps(folder: Path) -> list[Path]:
     )
 
 
-def prune(folder: Path, keep: int | None) -> None:
-    """Remove all but the newest `keep` checkpoints, and what an interrupted save left behind."""
+def prune(folder: Path, keep: int | None, newest: int) -> None:
+    """Remove all but the `keep` checkpoints up to step `newest`, and what an interrupted save left behind.
+
+    Later ones are damaged, or the run would not have gone on from an earlier one: they do not count.
+    """
     for path in folder.glob(".tmp-*"):
         shutil.rmtree(path, ignore_errors=True)
     if keep is not None and keep > 0:
-        for path in all_steps(folder)[:-keep]:
+        for path in [p for p in all_steps(folder) if step_of(p.name) <= newest][:-keep]:
             shutil.rmtree(path, ignore_errors=True)

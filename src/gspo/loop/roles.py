@@ -103,10 +103,18 @@ class Roles:
         assert self.reference is not None
         return self.reference.score(batch)
 
-    def save_model(self, folder: Path) -> None:
-        """The policy as an ordinary Hugging Face folder; adapters are merged into it and described beside."""
+    @property
+    def saves_aside(self) -> bool:
+        """Whether a checkpoint can be written while the models are read: adapters are merged into them for a while."""
+        return self.adapters is None
+
+    def save_model(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+        """The policy as an ordinary Hugging Face folder; adapters are merged into it and described beside.
+
+        `weights` are what `weights()` gave earlier, for a model without adapters.
+        """
         if self.adapters is None:
-            self.policy.model.save_pretrained(folder)
+            self.policy.model.save_pretrained(folder, state_dict=weights)
             return
         self.adapters.save_merged(folder)
         self.adapters.save_config((folder / "training" / ADAPTER_FILES).parent)

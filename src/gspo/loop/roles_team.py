@@ -95,6 +95,7 @@ class TeamRoles:
     """
 
     adapters = None  # sharded models are trained whole
+    saves_aside = False  # every rank takes part in a save, and may be needed for generation
 
     def __init__(
         self,

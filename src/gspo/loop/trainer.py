@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,11 +19,16 @@ from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_
 from gspo.loop.backend import Backend
 from gspo.loop.build import Parts, build, choose_backend
 from gspo.loop.evaluation import Evaluation
+from gspo.loop.numbers import BadNumbers as BadNumbers
+from gspo.loop.numbers import check_numbers
 from gspo.loop.resume import Resume, find_resume, resolve_config
+from gspo.loop.saving import Saving
 from gspo.loop.signals import StopRequest
 from gspo.loop.team import RankFailed
 from gspo.loop.watchdog import Watchdog
+from gspo.loop.writer import Writer
 from gspo.sampling.errors import DataExhausted, SamplingError
+from gspo.sampling.report import SamplingReport
 from gspo.tracking.clock import Clock
 from gspo.tracking.console import Console
 from gspo.tracking.environment import describe
@@ -30,13 +39,18 @@ from gspo.training.batching import collate
 from gspo.training.policy import Update
 from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
 
-AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time
 RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
-RATIO_LIMIT = 100.0  # a mean sequence ratio beyond this is an explosion, not a policy
 
 
-class BadNumbers(RuntimeError):
-    """Non-finite updates in a row, or a ratio explosion: the run stops rather than train on noise."""
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A batch that was trained on, and what that gave beside the update's own metrics."""
+
+    groups: list[Group]
+    sampling: SamplingReport
+    batch: TrainBatch
+    update: Update
+    extra: Metrics
 
 
 class Trainer:
@@ -80,10 +94,18 @@ class Trainer:
                 "tokenizer": tokenizer,
                 "backend": self._backend,
             }
-            self.alarms = Alarms(self.run, self.config.trainer.on_alarm, self.console.warn)
+            trainer = self.config.trainer
+            self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
+            self.writer = Writer(self.clock, self.console.warn)
+            self.saving = Saving(
+                self.run.checkpoints,
+                every=trainer.save_freq,
+                keep=trainer.max_actor_ckpt_to_keep,
+                clock=self.clock,
+                writer=self.writer,
+            )
             self._assemble(resume.checkpoint)
             self._clock_started = time.monotonic()
-            self._last_save = (time.monotonic(), 0.0)  # when it ended, how long it took
             write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
             self.run.write_environment(describe())
             self.sinks = open_sinks(
@@ -126,6 +148,7 @@ class Trainer:
         }
         if loaded is not None:
             self._restore(loaded)
+        self.saving.resumed(loaded)
         self.run.cut_after(self.step or -1)  # step 0 is evaluated again
         self.alarms.restore(self.step, list(self.run.rows()))
         self.counters["rollbacks"] = max(self.counters["rollbacks"], self.alarms.num_rollbacks())
@@ -136,8 +159,9 @@ class Trainer:
         self._clock_started = time.monotonic() - self.counters["seconds"]
         if self.step < self.total_steps:  # a finished run that was made longer is unfinished again
             self.run.result_file.unlink(missing_ok=True)
-        with contextlib.closing(self), self.stop, self._watchdog():
+        with contextlib.closing(self), self.stop, self._watchdog(), self.writer:
             self.console.say(self.parts.summary(self.run.path, self.total_steps))
+            self.clock.reset()
             if self.step == 0:
                 self._evaluate_and_track_start()
             try:
@@ -160,9 +184,30 @@ class Trainer:
             return self._finish()
 
     def train_step(self) -> None:
-        """One training step, stage by stage."""
+        """One training step. What it leaves behind is written while the next one generates."""
+        done = self._train()
+        self.step += 1
+        metrics = self._measure(done)
+        self._log_groups(done)
+        if self._evaluation_is_due():
+            merge_metrics(metrics, self._evaluate().metrics)
+        values = self._track(metrics)
+        action = self.alarms.heed(self.step, values, int(self.counters["rollbacks"]))
+        if action == "rollback":
+            self._roll_back()
+            return
+        if action == "pause":
+            raise Paused(
+                f"an alarm paused the run at step {self.step} (trainer.on_alarm={self.config.trainer.on_alarm})"
+            )
+        limit = self.config.trainer.max_skipped_steps
+        check_numbers(self.step, metrics, self.counters, limit, self.console.warn)
+        if self._save_is_due():
+            self._begin_save()
+
+    def _train(self) -> Trained:
+        """Stage by stage from nothing to new weights."""
         parts, roles, clock = self.parts, self.parts.roles, self.clock
-        clock.reset()
         with clock("gen"):
             groups, sampling = parts.sampler.next_batch()
             parts.rest_engine()
@@ -178,6 +223,7 @@ class Trainer:
         with clock("adv"):
             weights = records.row_weights(groups, sampling.weights)
             batch = parts.objective.with_advantages(batch, weights, baselines)
+        self.writer.wait()  # the last step's checkpoint is made of the weights that change now
         if roles.critic is not None:
             with clock("update_critic"):
                 extra |= roles.critic.update(batch, step=self.step)
@@ -186,11 +232,15 @@ class Trainer:
         with clock("update_weights"):
             parts.engine.load_weights(None, version=self.step + 1)
             parts.sampler.release(groups)
-        self.step += 1
+        return Trained(groups, sampling, batch, update, extra)
+
+    def _measure(self, done: Trained) -> Metrics:
+        """The metrics of a step whose weights are live; controllers take note of them."""
+        parts, sampling = self.parts, done.sampling
         with_gap = self.config.actor_rollout_ref.rollout.calculate_log_probs
-        metrics = records.step_metrics(groups, batch, sampling, with_gap=with_gap)
-        merge_metrics(metrics, extra | update.metrics)
-        merge_metrics(metrics, parts.objective.observe(update.metrics))
+        metrics = records.step_metrics(done.groups, done.batch, sampling, with_gap=with_gap)
+        merge_metrics(metrics, done.extra | done.update.metrics)
+        merge_metrics(metrics, parts.objective.observe(done.update.metrics))
         merge_metrics(metrics, parts.engine_metrics())
         if parts.kl_reward is not None:
             merge_metrics(metrics, parts.kl_reward.observe())
@@ -200,26 +250,23 @@ class Trainer:
                 f"step {self.step}: {sampling.num_failed_rewards} of {sampling.num_rollouts} rewards failed and are "
                 f"missing; the first: {sampling.first_failure}"
             )
-        if self.config.trainer.save_groups:
-            with clock("log_groups"):
-                trained = records.trained_details(groups, batch, update.log_probs, parts.token_text)
-                for group in groups:
-                    self.group_log.add(group, "kept")
-                self.group_log.write(self.step, trained)
-        if self._evaluation_is_due():
-            merge_metrics(metrics, self._evaluate().metrics)
-        values = self._track(metrics)
-        action = self.alarms.heed(self.step, values, int(self.counters["rollbacks"]))
-        if action == "rollback":
-            self._roll_back()
+        return metrics
+
+    def _log_groups(self, done: Trained) -> None:
+        """Have the groups of this step written, before its checkpoint."""
+        if not self.config.trainer.save_groups:
             return
-        if action == "pause":
-            raise Paused(
-                f"an alarm paused the run at step {self.step} (trainer.on_alarm={self.config.trainer.on_alarm})"
+        with self.clock("log_groups"):
+            tokens = {t for group in done.groups for rollout in group.rollouts for t in rollout.token_ids}
+            texts = {
+                token: self.parts.token_text(token) for token in tokens
+            }  # the tokenizer is not for two threads
+            for group in done.groups:
+                self.group_log.add(group, "kept")
+            write = functools.partial(
+                _write_groups, self.group_log, self.step, done, texts, self.group_log.take()
             )
-        self._check_numbers(metrics)
-        if self._save_is_due():
-            self.save()
+        self.writer.do("log_groups", write)
 
     def _greedy_baselines(self, groups: list[Group]) -> tuple[Tensor | None, Metrics]:
         """The baseline of each row where the estimator takes one (remax), and its metrics."""
@@ -236,26 +283,18 @@ class Trainer:
         return roles.update_policy(batch, objective.loss(), step=self.step, regulariser=objective.regulariser)
 
     def save(self) -> None:
-        """Write a checkpoint of this step boundary."""
-        start = time.monotonic()
-        parts = self.parts
-        with self.clock("save_checkpoint"):
-            checkpoint.save(
-                self.run.checkpoints,
-                self.step,
-                write_model=parts.save_model,
-                tensors=parts.roles.tensors(),
-                write_shards=parts.roles.write_shards,
-                state={
-                    **parts.state_dict(),
-                    "counters": self.counters,
-                    "config": self.resolved.to_dict(),
-                    "fingerprint": parts.fingerprint,
-                },
-            )
-            checkpoint.prune(self.run.checkpoints, self.config.trainer.max_actor_ckpt_to_keep)
-        end = time.monotonic()
-        self._last_save = (end, end - start)
+        """Write a checkpoint of this step boundary; returns when it is on disk."""
+        self._begin_save()
+        self.writer.wait()
+
+    def _begin_save(self) -> None:
+        state = {
+            **self.parts.state_dict(),
+            "counters": self.counters,
+            "config": self.resolved.to_dict(),
+            "fingerprint": self.parts.fingerprint,
+        }
+        self.saving.begin(self.step, self.parts, state)
 
     def close(self) -> None:
         """End everything, whatever one of them raises; the lock on the run folder goes last."""
@@ -263,9 +302,11 @@ class Trainer:
             stack.callback(self.run.close)
             if self._backend is not None:
                 stack.callback(self._backend.close)
-            stack.callback(self.parts.close)
+            if hasattr(self, "parts"):  # not where new ones could not be built
+                stack.callback(self.parts.close)
             for sink in reversed(self.sinks):
                 stack.callback(sink.close)
+            stack.callback(self.writer.close)
             self.console.stop()
 
     def _restore(self, loaded: checkpoint.Loaded) -> None:
@@ -301,7 +342,6 @@ class Trainer:
     def _evaluate_and_track_start(self) -> None:
         if not self.config.trainer.val_before_train or self.parts.evaluator is None:
             return
-        self.clock.reset()
         self._track(dict(self._evaluate().metrics))
 
     def _evaluate(self) -> Evaluation:
@@ -318,8 +358,9 @@ class Trainer:
             metrics[f"train/total_{name}"] = Metric("last", self.counters[name])
 
     def _track(self, metrics: Metrics) -> dict[str, float]:
-        """One row for this step: to the run folder first, then to whoever watches."""
+        """One row for this step: to the run folder first, then to whoever watches. Time from now on is the next one's."""
         merge_metrics(metrics, self.clock.metrics())
+        self.clock.reset()
         values = {name: metric.result() for name, metric in metrics.items()}
         self.counters["seconds"] = time.monotonic() - self._clock_started
         values |= records.speed(values)
@@ -328,27 +369,6 @@ class Trainer:
             sink.log(self.step, values)
         self.console.step(self.step, self.total_steps, values)
         return values
-
-    def _check_numbers(self, metrics: Metrics) -> None:
-        skipped = [metrics.get(f"{role}/skipped_updates") for role in ("actor", "critic")]
-        bad = any(s is not None and s.result() > 0 for s in skipped)
-        self.counters["bad_steps_in_row"] = self.counters["bad_steps_in_row"] + 1 if bad else 0
-        if bad:
-            kinds = [k for k in ("loss", "gradient") if f"actor/nonfinite_{k}" in metrics] or ["critic loss"]
-            self.console.warn(
-                f"step {self.step}: non-finite {' and '.join(kinds)}; those updates were skipped"
-            )
-        if self.counters["bad_steps_in_row"] >= self.config.trainer.max_skipped_steps:
-            raise BadNumbers(
-                f"non-finite updates in {self.counters['bad_steps_in_row']} steps in a row "
-                "(trainer.max_skipped_steps); weights are those before them. Lower actor.optim.lr, or use float32"
-            )
-        ratio = metrics.get("actor/seq_importance_ratio/max")
-        if ratio is not None and not (ratio.result() <= RATIO_LIMIT):
-            raise BadNumbers(
-                f"step {self.step}: sequence ratio {ratio.result():.3g} exceeds {RATIO_LIMIT:g}; the policy has left "
-                "the one that generated. Lower actor.optim.lr or use fewer mini-batches a step"
-            )
 
     def _evaluation_is_due(self) -> bool:
         if self.step == self.total_steps:
@@ -359,16 +379,12 @@ class Trainer:
         return every > 0 and self.step % every == 0
 
     def _save_is_due(self) -> bool:
-        every = self.config.trainer.save_freq
-        if self.step == self.total_steps or self.stop.signal is not None:
-            return True
-        if isinstance(every, int):
-            return self._due(every)
-        ended, took = self._last_save
-        return time.monotonic() - ended >= took / AUTO_SAVE_SHARE
+        last = self.step == self.total_steps or self.stop.signal is not None
+        return last or self.saving.is_due(self.step)
 
     def _save_unless_saved(self) -> None:
-        if not (self.run.checkpoints / f"step-{self.step:06d}").exists():
+        self.writer.wait()
+        if self.saving.saved != self.step:
             self.save()
 
     def _roll_back(self) -> None:
@@ -376,8 +392,7 @@ class Trainer:
         path = checkpoint_before(self.run.checkpoints, self.step)
         assert path is not None  # an alarm asks for a rollback only when there is one
         step = self.step
-        self.parts.close()
-        self._assemble(checkpoint.load(path))
+        self._rebuild(path)
         self.console.say(
             f"rolled back from step {step} to {path}; the learning rate is now {LR_FACTOR:g} of what it was"
         )
@@ -385,12 +400,24 @@ class Trainer:
     def _replace_ranks(self, failure: RankFailed) -> None:
         """Go on from the last checkpoint with new ranks where the backend can start some; else the failure ends the run."""
         self._num_rank_failures += 1
+        self.writer.wait()
         path, _ = checkpoint.latest(self.run.checkpoints)
         if self._backend is None or path is None or self._num_rank_failures > RANK_RESTARTS:
             raise failure
         self.console.warn(f"{failure}\nnew trainer ranks go on from {path}")
-        self.parts.close()
-        self._assemble(checkpoint.load(path))
+        failure.with_traceback(None)  # its frames hold the parts
+        self._rebuild(path)
+
+    def _rebuild(self, path: Path) -> None:
+        """Take up a checkpoint with new parts; the old ones go first, so that no device holds two models."""
+        self.writer.wait()
+        loaded = checkpoint.load(path)
+        try:
+            self.parts.close()
+        finally:
+            del self.parts
+        gc.collect()  # modules and their hooks refer to each other
+        self._assemble(loaded)
 
     def _pause(self, pause: Paused) -> dict[str, Any]:
         self._save_unless_saved()
@@ -421,3 +448,15 @@ class Trainer:
 
     def _has_evaluation(self, step: int) -> bool:
         return (self.run.evals / f"step-{step:06d}.jsonl.gz").exists()
+
+
+def _write_groups(
+    log: GroupLog,
+    step: int,
+    done: Trained,
+    texts: Mapping[int, str],
+    judged: list[tuple[Group, str]],
+    beat: Callable[[], None],
+) -> None:
+    trained = records.trained_details(done.groups, done.batch, done.update.log_probs, texts.__getitem__)
+    log.write(step, trained, judged)

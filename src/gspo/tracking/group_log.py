@@ -31,9 +31,22 @@ class GroupLog:
         """Note a group that was judged: `kept`, or the reason why it was dropped."""
         self._groups.append((group, fate))
 
-    def write(self, step: int, trained: dict[int, list[dict[str, Any]]]) -> None:
-        """Write step `step`; `trained` maps a submission number to what training adds to each response."""
+    def take(self) -> list[tuple[Group, str]]:
+        """The groups of the step that ends, with their fates; those added from now on are the next one's."""
         groups, self._groups = self._groups, []
+        return groups
+
+    def write(
+        self,
+        step: int,
+        trained: dict[int, list[dict[str, Any]]],
+        groups: list[tuple[Group, str]] | None = None,
+    ) -> None:
+        """Write step `step`; `trained` maps a submission number to what training adds to each response.
+
+        `groups` are those that were taken before, when others may have been added since.
+        """
+        groups = self.take() if groups is None else groups
         records = [_record(group, fate, trained.get(group.submission)) for group, fate in groups]
         records.sort(key=lambda r: (r["submission"], r["fate"]))
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
