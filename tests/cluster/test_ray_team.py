@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -27,7 +28,12 @@ def team(pool):
     team.close()
 
 
-def test_a_call_runs_on_every_rank_until_one_of_them_ends(team):
+def test_a_call_runs_on_every_rank_until_one_of_them_ends(team, tmp_path):
+    with ThreadPoolExecutor(1) as pool:
+        dozing = pool.submit(team.call, "doze", str(tmp_path))
+        assert wait_until(lambda: team.stacks().count("in doze") == 2), "ranks that hang say where"
+        (tmp_path / "awake").touch()
+        dozing.result(60)
     assert team.call("where") == [(0, 2, 0, "cpu"), (1, 2, 1, "cpu")]
     assert team.call("total", 5) == [15, 15]
     pids = team.call("pid")

@@ -10,7 +10,9 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,18 @@ class FragileWorker(rank_worker.RankWorker):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ArithmeticError("the numbers are wrong")
         dist.all_reduce(torch.zeros(1))  # what a rank that is well would wait in
+
+    def doze(self, file: str) -> None:
+        while not os.path.exists(file):
+            time.sleep(0.05)
+
+
+def note_stacks(team: team_torchrun.TorchrunTeam, out: Path) -> None:
+    """Write what the others do while all of them wait for this file."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(team.stacks)
+        asked.add_done_callback(lambda done: (out / "stacks.txt").write_text(done.result()))
+        team.call("doze", str(out / "stacks.txt"))
 
 
 def run(plan: dict[str, Any], rank: int) -> int:
@@ -58,6 +72,7 @@ def run(plan: dict[str, Any], rank: int) -> int:
         for one in plan["runs"]:
             train(Path(one["folder"]), Path(one["model"]), *one["overrides"], stop_after=one["stop_after"])
         if plan["fault"]:
+            note_stacks(team, out)
             try:
                 team.call("fail", plan["world"] - 1, plan["fault"])
             except RankFailed as error:

@@ -12,6 +12,7 @@ from ray.actor import ActorClass
 
 from gspo.cluster.errors import portable
 from gspo.cluster.tensors import send_as_arrays
+from gspo.loop.team_stacks import StackAnswers
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -41,6 +42,11 @@ def free_port(worker: Any) -> tuple[str, int]:
     with socket.socket() as s:
         s.bind(("", 0))
         return ray.util.get_node_ip_address(), s.getsockname()[1]
+
+
+def answer_stacks(worker: Any, address: str, port: int, rank: int) -> None:
+    """Run in an actor that has joined the others: from now on it says what it does, beside what it is told to do."""
+    worker._stack_answers = StackAnswers(address, port, rank)
 
 
 def go_to(folder: str) -> None:

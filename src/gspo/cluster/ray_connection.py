@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import traceback
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
@@ -14,6 +12,7 @@ from ray.exceptions import RayError
 
 from gspo.cluster.actors import go_to, plain_class
 from gspo.cluster.errors import portable, root_cause
+from gspo.loop.team_stacks import thread_stacks
 from gspo.rollout.connection import Ticket, WorkerDied
 from gspo.rollout.worker import EngineSpec, RolloutWorker
 
@@ -50,8 +49,7 @@ class RolloutHost:
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:
         """What every thread does now."""
-        frames = sys._current_frames().values()
-        return "\n".join("".join(traceback.format_stack(frame)) for frame in frames)
+        return thread_stacks()
 
 
 class RayConnection:

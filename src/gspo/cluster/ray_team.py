@@ -10,11 +10,12 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.cluster.actors import THREADS, as_actor_class, free_port, local_numbers, run, settle
+from gspo.cluster.actors import THREADS, answer_stacks, as_actor_class, free_port, local_numbers, run, settle
 from gspo.cluster.errors import WorkerDied, root_cause
 from gspo.cluster.resource_pool import ResourcePool
 from gspo.loop.rank_worker import RankWorker
 from gspo.loop.team import Place, RankFailed
+from gspo.loop.team_stacks import ask_stacks, told
 
 CAUSE_SECONDS = 5.0  # after a first error: how long to look for the one behind it
 
@@ -42,6 +43,10 @@ class RayTeam:
         named, most = os.environ.get(THREADS), max(pool.process_on_nodes)
         self._gather([a.__ray_call__.remote(settle, os.getcwd(), named, most) for a in self._actors])
         self._gather([a.join.remote(p) for a, p in zip(self._actors, places, strict=True)])
+        self._store = (address, port)
+        self._gather(
+            [a.__ray_call__.remote(answer_stacks, *self._store, r) for r, a in enumerate(self._actors)]
+        )
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """Run `RankWorker.<method>(*args)` on every rank; the results by rank. Errors as `Team.call` says."""
@@ -81,6 +86,10 @@ class RayTeam:
 
     def _cause(self, error: RayError, rank: int) -> BaseException:
         return root_cause(error, f"trainer rank {rank} of {self.world_size}")
+
+    def stacks(self) -> str:
+        """What every rank is doing, also while a call is under way."""
+        return told(ask_stacks(*self._store, range(self.world_size))) if self._actors else ""
 
     def close(self) -> None:
         """Let the ranks free what they hold, then end their processes."""

@@ -115,8 +115,9 @@ class Parts:
         return self.engine.metrics() if isinstance(self.engine, Roster) else {}
 
     def stacks(self) -> str:
-        """What the run's other processes are doing now."""
-        return self.engine.stacks() if isinstance(self.engine, Roster) else ""
+        """What the run's other processes are doing now: trainer ranks, then rollout workers."""
+        workers = self.engine.stacks() if isinstance(self.engine, Roster) else ""
+        return "\n".join(filter(None, [self.roles.stacks(), workers]))
 
     def kill(self) -> None:
         """End the run's other processes at once."""

@@ -132,6 +132,10 @@ class Roles:
 
     write_shards: ClassVar[None] = None  # `tensors` holds everything, in one piece
 
+    def stacks(self) -> str:
+        """Nothing: the models are in this process."""
+        return ""
+
     def close(self) -> None:
         """Nothing: the models are freed with this object."""
 

@@ -147,5 +147,9 @@ class TeamRoles:
         """Take up the state of a checkpoint, whoever wrote it: every rank reads what its shards need."""
         self.team.call("load_shards", str((loaded.path / "training").absolute()))
 
+    def stacks(self) -> str:
+        """What the ranks are doing now."""
+        return self.team.stacks()
+
     def close(self) -> None:
         self.team.close()

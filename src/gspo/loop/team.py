@@ -31,7 +31,7 @@ class Place:
 
 
 class Team(Protocol):
-    """All ranks. Calls come from one thread, one after another."""
+    """All ranks. Calls come from one thread, one after another; `stacks` may be asked for beside them."""
 
     world_size: int
 
@@ -42,6 +42,10 @@ class Team(Protocol):
         as itself; one rank's own error, or its end, is a RankFailed that names the rank and the root cause. After
         either the ranks may be out of step: the only call left is `close`.
         """
+        ...
+
+    def stacks(self) -> str:
+        """What the ranks in other processes are doing now, for a watchdog: from any thread, while a call is under way."""
         ...
 
     def close(self) -> None:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from gspo.loop.launch import launched_place
 from gspo.loop.rank_worker import RankWorker
 from gspo.loop.team import Place, RankFailed
+from gspo.loop.team_stacks import StackAnswers, ask_stacks, told
 from gspo.loop.team_watch import EXIT_RANK_FAILED, RankWatch, describe, is_network_error
 
 CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says that a rank is gone
@@ -44,6 +45,8 @@ class TorchrunTeam:
         # Objects travel in a group of their own, whose calls may come hours apart.
         self._control: Any = dist.new_group(backend="gloo", timeout=FOREVER)
         self._watch = RankWatch(place) if place.world_size > 1 else None
+        self._store = (place.address, place.port)
+        self._answers = StackAnswers(*self._store, place.rank) if place.rank > 0 else None
 
     @classmethod
     def join(cls, device: str) -> TorchrunTeam:
@@ -87,6 +90,11 @@ class TorchrunTeam:
             return RankFailed(f"{cause}; {REMEDY}")
         self._watch.fail(describe(error))
         return error
+
+    def stacks(self) -> str:
+        """What the followers are doing; this process is rank 0 itself."""
+        others = range(1, self.world_size)
+        return told(ask_stacks(*self._store, others)) if others else ""
 
     def follow(self) -> int:
         """Run rank 0's calls until it ends them; the exit code of this process."""
@@ -134,6 +142,8 @@ class TorchrunTeam:
         self._leave()
 
     def _leave(self) -> None:
+        if self._answers is not None:
+            self._answers.stop()
         if self._watch is not None:
             self._watch.stop()
         if not self.failed:
