@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.tracking.console import Console
+from gspo.tracking.files import write_json
 from gspo.tracking.group_log import read_groups
 from gspo.tracking.run_folder import RunFolder, step_of
 
@@ -25,6 +26,29 @@ def result(run: RunFolder, step: int, counters: Mapping[str, float]) -> dict[str
         "start_ci": _interval(first),
         "final_ci": _interval(last),
     }
+
+
+def conclude(console: Console, run: RunFolder, result: Mapping[str, Any], num_examples: int) -> None:
+    """Put the result of a run that is done on file, say what changed, and write the report."""
+    write_json(run.result_file, result)
+    show_change(console, run, result, num_examples)
+    write_report(console, run)
+
+
+def say_paused(console: Console, run: RunFolder, cause: str, alarms: str) -> None:
+    """How to go on after a pause. The run has been saved."""
+    console.say(
+        f"{cause}; saved in {run.path}, the alarm is in {alarms}. Go on as it is with the same "
+        f"command, or from an earlier checkpoint of {run.checkpoints} under another trainer.experiment_name"
+    )
+
+
+def say_stopped(console: Console, run: RunFolder, step: int, total_steps: int) -> None:
+    """How to go on after a signal. The run has been saved."""
+    console.say(
+        f"stopped at step {step} of {total_steps}; saved in {run.path}. Go on with the same command, "
+        f"or: gspo train {run.config_file} trainer.experiment_name={run.name}"
+    )
 
 
 def accuracy(row: Mapping[str, Any]) -> float | None:

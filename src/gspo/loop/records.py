@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,17 +15,33 @@ from torch import Tensor
 from gspo.loop.evaluation import Evaluation
 from gspo.sampling.report import SamplingReport
 from gspo.tracking.files import write_atomic
+from gspo.tracking.group_log import GroupLog
 from gspo.tracking.run_folder import RunFolder
-from gspo.types import Group, Metric, Metrics, TrainBatch
+from gspo.training.policy import Update
+from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
 
 
-def step_metrics(
-    groups: Sequence[Group], batch: TrainBatch, sampling: SamplingReport, *, with_gap: bool = True
-) -> Metrics:
-    """Rewards, advantages and lengths of the trained batch, beside the sampler's own counts.
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A batch that was trained on, and what that gave beside the update's own metrics."""
+
+    groups: list[Group]
+    sampling: SamplingReport
+    batch: TrainBatch
+    update: Update
+    extra: Metrics
+
+    def tokens(self) -> set[int]:
+        """Every token that occurs in its responses."""
+        return {token for group in self.groups for rollout in group.rollouts for token in rollout.token_ids}
+
+
+def step_metrics(done: Trained, *, with_gap: bool = True) -> Metrics:
+    """What the update gave, and rewards, advantages and lengths of its batch, beside the sampler's own counts.
 
     `with_gap` adds how far the trainer's log-probs are from the engine's.
     """
+    groups, batch, sampling = done.groups, done.batch, done.sampling
     assert batch.advantages is not None and batch.returns is not None
     rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
     trained = batch.mask.bool()
@@ -43,7 +61,26 @@ def step_metrics(
     for key in sorted({key for r in rewards for key in r.extra}):
         values = [r.extra[key] for r in rewards if key in r.extra]
         metrics[f"reward/{key}/mean"] = Metric.mean(sum(values), len(values))
-    return metrics | _rollout_gap(batch) if with_gap else metrics
+    if with_gap:
+        metrics |= _rollout_gap(batch)
+    merge_metrics(metrics, done.extra | done.update.metrics)
+    return metrics
+
+
+def count_tokens(metrics: Metrics, counters: dict[str, float]) -> None:
+    """Add what a step generated and wasted to the run's counters, and their totals to its metrics."""
+    for name in ("generated_tokens", "wasted_tokens"):
+        counters[name] += int(metrics[f"train/{name}"].result())
+        metrics[f"train/total_{name}"] = Metric("last", counters[name])
+
+
+def warn_of_failures(step: int, sampling: SamplingReport, warn: Callable[[str], None]) -> None:
+    """Say which rewards are missing, where some are."""
+    if sampling.num_failed_rewards:
+        warn(
+            f"step {step}: {sampling.num_failed_rewards} of {sampling.num_rollouts} rewards failed and are "
+            f"missing; the first: {sampling.first_failure}"
+        )
 
 
 def _spread(name: str, values: Tensor) -> Metrics:
@@ -130,7 +167,27 @@ def _by_token(batch: TrainBatch, log_probs: Tensor) -> dict[str, Tensor]:
     }
 
 
+def write_groups(
+    log: GroupLog,
+    step: int,
+    done: Trained,
+    texts: Mapping[int, str],
+    judged: list[tuple[Group, str]],
+    beat: Callable[[], None],
+) -> None:
+    """Write the groups that were judged in a step, those of its batch with what training knows of them."""
+    log.write(
+        step, trained_details(done.groups, done.batch, done.update.log_probs, texts.__getitem__), judged
+    )
+    beat()
+
+
+def evaluation_file(run: RunFolder, step: int) -> Path:
+    """Where the evaluation of a step is kept."""
+    return run.evals / f"step-{step:06d}.jsonl.gz"
+
+
 def write_evaluation(run: RunFolder, step: int, evaluation: Evaluation) -> None:
     """One line a held-out question, compressed, under `evals/`."""
     text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in evaluation.records())
-    write_atomic(run.evals / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode(), 5, mtime=0))
+    write_atomic(evaluation_file(run, step), gzip.compress(text.encode(), 5, mtime=0))

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gspo.config.trainer import PPOTrainerConfig
 from gspo.loop import checkpoint
 from gspo.loop.checkpoint_shards import TensorSet
 from gspo.loop.parts import Parts
@@ -31,11 +32,9 @@ AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of
 class Saving:
     """Writes the checkpoints of one run folder. `saved` is the last step that is whole on disk, as far as is known."""
 
-    def __init__(
-        self, folder: Path, *, every: int | str, keep: int | None, clock: Clock, writer: Writer
-    ) -> None:
-        self._folder, self._every, self._keep = folder, every, keep
-        self._clock, self._writer = clock, writer
+    def __init__(self, folder: Path, settings: PPOTrainerConfig, clock: Clock, writer: Writer) -> None:
+        self._folder, self._clock, self._writer = folder, clock, writer
+        self._every, self._keep = settings.save_freq, settings.max_actor_ckpt_to_keep
         self._tokenizer_files: dict[Path, bytes] | None = None
         self._began, self._cost_before = time.monotonic(), 0.0  # of the last save
         self.saved: int | None = None
@@ -53,10 +52,14 @@ class Saving:
         return time.monotonic() - self._began >= took / AUTO_SAVE_SHARE
 
     def begin(self, step: int, parts: Parts, state: Mapping[str, Any]) -> None:
-        """Take what may change and have the checkpoint of this step boundary written; `Writer.wait` says it is there."""
+        """Take what may change and have the checkpoint of this step boundary written; `Writer.wait` says it is there.
+
+        `state` is what the loop knows beside its parts.
+        """
         self._began, self._cost_before = time.monotonic(), self._cost()
         with self._clock(STAGE):
-            write = self._prepare(step, parts, checkpoint.state_text(step, state))
+            whole = {**parts.state_dict(), **state, "fingerprint": parts.fingerprint}
+            write = self._prepare(step, parts, checkpoint.state_text(step, whole))
         self._writer.charge(STAGE, time.monotonic() - self._began)
         (self._writer.do if parts.roles.saves_aside else self._writer.do_now)(STAGE, write)
 

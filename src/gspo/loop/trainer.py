@@ -6,8 +6,7 @@ import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gspo.loop.build import Parts, build, choose_backend
 from gspo.loop.evaluation import Evaluation
 from gspo.loop.numbers import BadNumbers as BadNumbers
 from gspo.loop.numbers import check_numbers
+from gspo.loop.records import Trained
 from gspo.loop.resume import Resume, find_resume, resolve_config
 from gspo.loop.saving import Saving
 from gspo.loop.signals import StopRequest
@@ -28,29 +28,17 @@ from gspo.loop.team import RankFailed
 from gspo.loop.watchdog import Watchdog
 from gspo.loop.writer import Writer
 from gspo.sampling.errors import DataExhausted, SamplingError
-from gspo.sampling.report import SamplingReport
 from gspo.tracking.clock import Clock
 from gspo.tracking.console import Console
 from gspo.tracking.environment import describe
-from gspo.tracking.files import write_atomic, write_json
+from gspo.tracking.files import write_atomic
 from gspo.tracking.group_log import GroupLog
 from gspo.tracking.sinks import open_sinks
 from gspo.training.batching import collate
 from gspo.training.policy import Update
-from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
+from gspo.types import Group, Metrics, TrainBatch, merge_metrics
 
 RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A batch that was trained on, and what that gave beside the update's own metrics."""
-
-    groups: list[Group]
-    sampling: SamplingReport
-    batch: TrainBatch
-    update: Update
-    extra: Metrics
 
 
 class Trainer:
@@ -97,13 +85,7 @@ class Trainer:
             trainer = self.config.trainer
             self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
             self.writer = Writer(self.clock, self.console.warn)
-            self.saving = Saving(
-                self.run.checkpoints,
-                every=trainer.save_freq,
-                keep=trainer.max_actor_ckpt_to_keep,
-                clock=self.clock,
-                writer=self.writer,
-            )
+            self.saving = Saving(self.run.checkpoints, trainer, self.clock, self.writer)
             self._assemble(resume.checkpoint)
             self._clock_started = time.monotonic()
             write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
@@ -188,7 +170,8 @@ class Trainer:
         done = self._train()
         self.step += 1
         metrics = self._measure(done)
-        self._log_groups(done)
+        if self.config.trainer.save_groups:
+            self._log_groups(done)
         if self._evaluation_is_due():
             merge_metrics(metrics, self._evaluate().metrics)
         values = self._track(metrics)
@@ -200,8 +183,9 @@ class Trainer:
             raise Paused(
                 f"an alarm paused the run at step {self.step} (trainer.on_alarm={self.config.trainer.on_alarm})"
             )
-        limit = self.config.trainer.max_skipped_steps
-        check_numbers(self.step, metrics, self.counters, limit, self.console.warn)
+        check_numbers(
+            self.step, metrics, self.counters, self.config.trainer.max_skipped_steps, self.console.warn
+        )
         if self._save_is_due():
             self._begin_save()
 
@@ -236,36 +220,23 @@ class Trainer:
 
     def _measure(self, done: Trained) -> Metrics:
         """The metrics of a step whose weights are live; controllers take note of them."""
-        parts, sampling = self.parts, done.sampling
+        parts = self.parts
         with_gap = self.config.actor_rollout_ref.rollout.calculate_log_probs
-        metrics = records.step_metrics(done.groups, done.batch, sampling, with_gap=with_gap)
-        merge_metrics(metrics, done.extra | done.update.metrics)
+        metrics = records.step_metrics(done, with_gap=with_gap)
         merge_metrics(metrics, parts.objective.observe(done.update.metrics))
         merge_metrics(metrics, parts.engine_metrics())
         if parts.kl_reward is not None:
             merge_metrics(metrics, parts.kl_reward.observe())
-        self._count(metrics)
-        if sampling.num_failed_rewards:
-            self.console.warn(
-                f"step {self.step}: {sampling.num_failed_rewards} of {sampling.num_rollouts} rewards failed and are "
-                f"missing; the first: {sampling.first_failure}"
-            )
+        records.count_tokens(metrics, self.counters)
+        records.warn_of_failures(self.step, done.sampling, self.console.warn)
         return metrics
 
     def _log_groups(self, done: Trained) -> None:
         """Have the groups of this step written, before its checkpoint."""
-        if not self.config.trainer.save_groups:
-            return
         with self.clock("log_groups"):
-            tokens = {t for group in done.groups for rollout in group.rollouts for t in rollout.token_ids}
-            texts = {
-                token: self.parts.token_text(token) for token in tokens
-            }  # the tokenizer is not for two threads
-            for group in done.groups:
-                self.group_log.add(group, "kept")
-            write = functools.partial(
-                _write_groups, self.group_log, self.step, done, texts, self.group_log.take()
-            )
+            judged = self.group_log.take(kept=done.groups)
+            texts = {t: self.parts.token_text(t) for t in done.tokens()}  # a tokenizer is not for two threads
+        write = functools.partial(records.write_groups, self.group_log, self.step, done, texts, judged)
         self.writer.do("log_groups", write)
 
     def _greedy_baselines(self, groups: list[Group]) -> tuple[Tensor | None, Metrics]:
@@ -288,12 +259,7 @@ class Trainer:
         self.writer.wait()
 
     def _begin_save(self) -> None:
-        state = {
-            **self.parts.state_dict(),
-            "counters": self.counters,
-            "config": self.resolved.to_dict(),
-            "fingerprint": self.parts.fingerprint,
-        }
+        state = {"counters": self.counters, "config": self.resolved.to_dict()}
         self.saving.begin(self.step, self.parts, state)
 
     def close(self) -> None:
@@ -352,11 +318,6 @@ class Trainer:
             records.write_evaluation(self.run, self.step, evaluation)
         return evaluation
 
-    def _count(self, metrics: Metrics) -> None:
-        for name in ("generated_tokens", "wasted_tokens"):
-            self.counters[name] += int(metrics[f"train/{name}"].result())
-            metrics[f"train/total_{name}"] = Metric("last", self.counters[name])
-
     def _track(self, metrics: Metrics) -> dict[str, float]:
         """One row for this step: to the run folder first, then to whoever watches. Time from now on is the next one's."""
         merge_metrics(metrics, self.clock.metrics())
@@ -373,9 +334,7 @@ class Trainer:
     def _evaluation_is_due(self) -> bool:
         if self.step == self.total_steps:
             return self.config.trainer.val_after_train
-        return self._due(self.config.trainer.test_freq)
-
-    def _due(self, every: int) -> bool:
+        every = self.config.trainer.test_freq
         return every > 0 and self.step % every == 0
 
     def _save_is_due(self) -> bool:
@@ -421,42 +380,19 @@ class Trainer:
 
     def _pause(self, pause: Paused) -> dict[str, Any]:
         self._save_unless_saved()
-        self.console.say(
-            f"{pause}; saved in {self.run.path}, the alarm is in {self.alarms.file.name}. Go on as it is with the same "
-            f"command, or from an earlier checkpoint of {self.run.checkpoints} under another trainer.experiment_name"
-        )
+        closing.say_paused(self.console, self.run, str(pause), self.alarms.file.name)
         return {**closing.result(self.run, self.step, self.counters), "stopped": EXIT_PAUSED}
 
     def _stop_early(self) -> dict[str, Any]:
         self._save_unless_saved()
-        self.console.say(
-            f"stopped at step {self.step} of {self.total_steps}; saved in {self.run.path}. Go on with the same command, "
-            f"or: gspo train {self.run.config_file} trainer.experiment_name={self.run.name}"
-        )
+        closing.say_stopped(self.console, self.run, self.step, self.total_steps)
         return {**closing.result(self.run, self.step, self.counters), "stopped": self.stop.exit_code}
 
     def _finish(self) -> dict[str, Any]:
         self._save_unless_saved()
-        if self.config.trainer.val_after_train and not self._has_evaluation(self.step):
+        if self.config.trainer.val_after_train and not records.evaluation_file(self.run, self.step).exists():
             evaluation = self._evaluate()
             self.run.amend_metrics(self.step, {k: m.result() for k, m in evaluation.metrics.items()})
         result = closing.result(self.run, self.step, self.counters)
-        write_json(self.run.result_file, result)
-        closing.show_change(self.console, self.run, result, self.config.trainer.log_val_generations)
-        closing.write_report(self.console, self.run)
+        closing.conclude(self.console, self.run, result, self.config.trainer.log_val_generations)
         return result
-
-    def _has_evaluation(self, step: int) -> bool:
-        return (self.run.evals / f"step-{step:06d}.jsonl.gz").exists()
-
-
-def _write_groups(
-    log: GroupLog,
-    step: int,
-    done: Trained,
-    texts: Mapping[int, str],
-    judged: list[tuple[Group, str]],
-    beat: Callable[[], None],
-) -> None:
-    trained = records.trained_details(done.groups, done.batch, done.update.log_probs, texts.__getitem__)
-    log.write(step, trained, judged)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,10 @@ class GroupLog:
         """Note a group that was judged: `kept`, or the reason why it was dropped."""
         self._groups.append((group, fate))
 
-    def take(self) -> list[tuple[Group, str]]:
-        """The groups of the step that ends, with their fates; those added from now on are the next one's."""
+    def take(self, kept: Iterable[Group] = ()) -> list[tuple[Group, str]]:
+        """The groups of the step that ends and their fates, with those `kept`; what is added later is the next one's."""
         groups, self._groups = self._groups, []
-        return groups
+        return groups + [(group, "kept") for group in kept]
 
     def write(
         self,
