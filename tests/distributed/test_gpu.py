@@ -9,7 +9,10 @@ from gspo.loop.team_torchrun import TorchrunTeam
 from tests.distributed.cases import build_policy, updates
 from tests.training.models import llama
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 SHARDINGS = {
     "on the device": {},

@@ -178,6 +178,23 @@ def test_bf16_weights_follow_float32_masters():
     assert torch.equal(weight, optimizer.masters[name].bfloat16())  # … and the model holds its rounding
 
 
+@pytest.mark.parametrize("waiting", [1, 2000, 1 << 28])
+def test_bf16_gradients_add_up_in_float32(monkeypatch, waiting):
+    monkeypatch.setattr("gspo.training.optimizer.WAITING_BYTES", waiting)
+    model = llama().bfloat16()
+    inputs = [torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]), torch.tensor([[2, 6, 1, 7]])]
+    want: dict[str, torch.Tensor] = {}
+    for ids in inputs:  # before there are hooks
+        (model(ids).logits.float() ** 2).sum().backward()
+        for name, p in model.named_parameters():
+            want[name] = p.grad.float() if name not in want else want[name] + p.grad
+            p.grad = None
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-5)
+    for ids in inputs:
+        (model(ids).logits.float() ** 2).sum().backward()
+    assert all(torch.equal(optimizer.masters[name].grad, total) for name, total in want.items())
+
+
 def test_optimiser_state_round_trips_to_the_bit():
     def steps(optimizer, model, num):
         for _ in range(num):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gspo.training.packing import Layout, pack
+from gspo.training.ragged import flat, padded, ranges
 from gspo.training.ranks import ALONE, Ranks, split_over_ranks
 from gspo.types import Group, TrainBatch
 
@@ -24,20 +25,13 @@ def collate(groups: Sequence[Group]) -> TrainBatch:
     return TrainBatch(
         prompt_ids=[p.token_ids for _, p, _ in rows],
         response_ids=[r.token_ids for _, _, r in rows],
-        mask=_pad([r.loss_mask for _, _, r in rows], width),
+        mask=padded([r.loss_mask for _, _, r in rows], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
         scores=torch.tensor(
             [r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64
         ),
-        rollout_log_probs=_pad([r.log_probs for _, _, r in rows], width),
+        rollout_log_probs=padded([r.log_probs for _, _, r in rows], width),
     )
-
-
-def _pad(rows: Sequence[Sequence[float]], width: int) -> Tensor:
-    out = torch.zeros(len(rows), width)
-    for i, row in enumerate(rows):
-        out[i, : len(row)] = torch.tensor(row, dtype=torch.float32)
-    return out
 
 
 def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None = None) -> list[list[int]]:
@@ -186,20 +180,17 @@ def micro_batch(
         return _packed(batch, rows, device, kind == "shared", flash)
     length = max(len(batch.prompt_ids[r]) + len(batch.response_ids[r]) for r in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)
-    positions, targets, slots = [], [], []
     for i, row in enumerate(rows):
         prompt, response = batch.prompt_ids[row], batch.response_ids[row]
-        input_ids[i, : len(prompt) + len(response)] = torch.tensor(prompt + response)
-        first = i * length + len(prompt) - 1
-        positions.append(torch.arange(first, first + len(response)))
-        slots.append(torch.arange(i * width, i * width + len(response)))
-        targets.extend(response)
+        input_ids[i, : len(prompt) + len(response)] = flat([prompt, response])
+    lengths = [len(batch.response_ids[row]) for row in rows]
+    before = [i * length + len(batch.prompt_ids[row]) - 1 for i, row in enumerate(rows)]
     return MicroBatch(
         rows=list(rows),
         input_ids=input_ids.to(device),
-        positions=torch.cat(positions).to(device),
-        targets=torch.tensor(targets, dtype=torch.long, device=device),
-        slots=torch.cat(slots).to(device),
+        positions=ranges(before, lengths).to(device),
+        targets=flat(batch.response_ids[row] for row in rows).to(device),
+        slots=ranges([i * width for i in range(len(rows))], lengths).to(device),
         num_response=width,
     )
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gspo.training.ragged import ranges
+
 _NO_WINDOW = -1
 
 
@@ -28,15 +30,14 @@ class Spans(NamedTuple):
         lengths = torch.tensor([length for _, length, _, _ in sequences])
         totals = torch.tensor([length + size for _, length, _, size in sequences])
         parts = [
-            torch.arange(at, at + num)
-            for start, length, before, size in sequences
-            for at, num in ((before, size), (start, length))
+            part for start, length, before, size in sequences for part in ((before, size), (start, length))
         ]
+        keys = ranges([at for at, _ in parts], [num for _, num in parts])
         query_starts, key_starts = (
             torch.nn.functional.pad(x.cumsum(0), (1, 0)).to(device, torch.int32) for x in (lengths, totals)
         )
         longest = torch.stack([lengths.max(), totals.max()])
-        return Spans(query_starts, key_starts, torch.cat(parts).to(device), longest)
+        return Spans(query_starts, key_starts, keys.to(device), longest)
 
 
 def takes(model: torch.nn.Module) -> bool:

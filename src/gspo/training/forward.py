@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,6 +21,27 @@ from gspo.training.packed_attention import FLASH, FLEX, PADDED, configs_of, pack
 from gspo.types import TrainBatch
 
 
+class MadeMicroBatches:
+    """The micro-batches of the latest batch: scoring and updating run the same ones."""
+
+    def __init__(self) -> None:
+        self._batch: object = None
+        self._made: dict[tuple[int, ...], MicroBatch] = {}
+        self._last: MicroBatch | None = None
+
+    def get(self, batch: object, rows: tuple[int, ...], make: Callable[[], MicroBatch]) -> MicroBatch:
+        """That of these rows of `batch`, which is told from others by being the same object."""
+        if batch is not self._batch:
+            self._batch, self._made = batch, {}
+        if rows not in self._made:
+            self._made[rows] = make()
+        micro = self._made[rows]
+        if self._last is not micro and self._last is not None and self._last.layout is not None:
+            self._last.layout.forget_masks()
+        self._last = micro
+        return micro
+
+
 @dataclass(frozen=True)
 class Forward:
     """The layout that a decoder (a model without its head) runs in. `reason` says why it is not the one asked for."""
@@ -32,6 +53,7 @@ class Forward:
     configs: list[Any] = field(default_factory=list)
     layers: CompiledLayers | None = None
     graphed: GraphedDecoder | None = None
+    made: MadeMicroBatches = field(default_factory=MadeMicroBatches)
 
     @staticmethod
     def of(decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False) -> Forward:
@@ -55,8 +77,12 @@ class Forward:
         return wanted if reason is None else Forward(decoder, "plain", reason=reason)
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
-        """The tensors of one forward, in this layout."""
-        return micro_batch(batch, rows, device, self.kind, flash=self.kernels is FLASH)
+        """The tensors of one forward, in this layout; those of the latest batch are made once."""
+        return self.made.get(
+            batch.response_ids,
+            tuple(rows),
+            lambda: micro_batch(batch, rows, device, self.kind, flash=self.kernels is FLASH),
+        )
 
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Hidden states [M, H] before the response tokens; within `running`."""

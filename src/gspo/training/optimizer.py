@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+WAITING_BYTES = 1 << 28  # of half-precision gradients before they are added to their sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,47 @@ class StepResult:
 
     grad_norm: float
     applied: bool
+
+
+class _GradientSums:
+    """Adds the gradients of half-precision parameters to those of their float32 masters, many tensors a call.
+
+    Gradients wait for the end of the backward, or until there are many of them, so that those of a large model need
+    not all be there at once.
+    """
+
+    def __init__(self) -> None:
+        self._new: list[tuple[nn.Parameter, Tensor]] = []
+        self._num_bytes = 0
+
+    def take(self, master: nn.Parameter, parameter: Tensor) -> None:
+        """Called in a backward when the parameter's gradient is there."""
+        grad, parameter.grad = parameter.grad, None
+        assert grad is not None
+        if not self._new:
+            torch.autograd.Variable._execution_engine.queue_callback(self._add)  # pyright: ignore[reportAttributeAccessIssue]
+        self._new.append((master, grad))
+        self._num_bytes += grad.nbytes
+        if self._num_bytes >= WAITING_BYTES:
+            self._add()
+
+    def forget(self) -> None:
+        self._new, self._num_bytes = [], 0
+
+    @torch.no_grad()
+    def _add(self) -> None:
+        first = [(master, grad) for master, grad in self._new if master.grad is None]
+        later = [(master.grad, grad) for master, grad in self._new if master.grad is not None]
+        if first:
+            sums = [torch.empty_like(master) for master, _ in first]
+            torch._foreach_copy_(sums, [grad for _, grad in first])
+            for (master, _), total in zip(first, sums):
+                master.grad = total
+        if later:
+            sums, wide = [s for s, _ in later], [torch.empty_like(s) for s, _ in later]
+            torch._foreach_copy_(wide, [grad for _, grad in later])
+            torch._foreach_add_(sums, wide)
+        self.forget()
 
 
 class MasterOptimizer:
@@ -42,26 +86,16 @@ class MasterOptimizer:
             for name, p in self.parameters.items()
         }
         self.grad_clip = grad_clip
+        self._sums = _GradientSums()
         for name, p in self.parameters.items():
             if self.masters[name] is not p:
-                p.register_post_accumulate_grad_hook(self._accumulate(self.masters[name]))
+                p.register_post_accumulate_grad_hook(partial(self._sums.take, self.masters[name]))
         self.adamw = torch.optim.AdamW(
             list(self.masters.values()), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
         )
 
-    @staticmethod
-    def _accumulate(master: nn.Parameter):
-        def hook(parameter: Tensor) -> None:
-            assert parameter.grad is not None
-            if master.grad is None:
-                master.grad = parameter.grad.float()
-            else:
-                master.grad.add_(parameter.grad)
-            parameter.grad = None
-
-        return hook
-
     def zero_grad(self) -> None:
+        self._sums.forget()
         for master in self.masters.values():
             master.grad = None
 
@@ -86,9 +120,10 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def _publish(self) -> None:
-        for name, p in self.parameters.items():
-            if self.masters[name] is not p:
-                p.copy_(self.masters[name])
+        pairs = [(p, self.masters[name]) for name, p in self.parameters.items()]
+        apart = [(p, master) for p, master in pairs if master is not p]
+        if apart:
+            torch._foreach_copy_([p for p, _ in apart], [master for _, master in apart])
 
     @torch.no_grad()
     def prepare_state(self) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gspo.training.flash import Spans
+from gspo.training.ragged import flat, ranges
 from gspo.types import TrainBatch
 
 # Attention scores of a block below this are too cheap to be worth another call.
@@ -152,6 +153,12 @@ class Layout:
         """What attention must be told."""
         return {"layout": self} if self.spans is None else {"spans": self.spans}
 
+    def forget_masks(self) -> None:
+        """Free what attention made of this layout: masks may be larger than all else of a micro-batch."""
+        self.cache.clear()
+        for block in self.blocks:
+            block.masks.clear()
+
     def predicting(self, hidden: Tensor) -> Tensor:
         """Of hidden states [N, H] those that predict a response token."""
         own = _Pick.apply(hidden, self.own, None)
@@ -184,13 +191,15 @@ def pack(
     end = 0
     for sequence in ordered:
         sequence.start, end = end, end + len(sequence.tokens)
-    ids = torch.tensor([t for s in ordered for t in s.tokens], dtype=torch.long, device=device)
-    positions = torch.cat([torch.arange(s.first_position, s.first_position + len(s.tokens)) for s in ordered])
+    sizes = [len(s.tokens) for s in ordered]
+    ids = flat(s.tokens for s in ordered).to(device)
+    positions = ranges([s.first_position for s in ordered], sizes)
     blocks = [] if flash else [_block(b, None, device) for b in whole]
     blocks += [] if flash else [_block(b, prompts, device) for b in spread]
-    sizes = torch.tensor([len(s.tokens) for s in ordered])
-    owners = torch.tensor([s.group for s in ordered]).repeat_interleave(sizes)
-    readers = torch.tensor([s.row for s in ordered]).repeat_interleave(sizes)
+    owners, readers = (
+        torch.tensor(x).repeat_interleave(torch.tensor(sizes))
+        for x in ([s.group for s in ordered], [s.row for s in ordered])
+    )
     own, shared, shared_by = _predictions(batch, ordered, answers)
     targets, slots = (x.to(device) for x in _wanted(batch, rows, ordered, answers))
     layout = Layout(
@@ -242,16 +251,18 @@ def _predictions(
     batch: TrainBatch, ordered: Sequence[_Sequence], answers: Sequence[_Sequence]
 ) -> tuple[Tensor, list[int], list[int]]:
     """Packed tokens that predict one response token, those that predict several, and which of these an answer has."""
-    own = [torch.empty(0, dtype=torch.long)]
+    firsts: list[int] = []
+    counts: list[int] = []
     last: dict[int, int] = {}  # group → packed place of its shared prompt's last token
     for s in ordered:
         if s.row < 0:
             last[s.group] = s.start + len(s.tokens) - 1
             continue
         first, skipped = _first_prediction(s)
-        own.append(torch.arange(first, first + len(batch.response_ids[s.row]) - skipped))
+        firsts.append(first)
+        counts.append(len(batch.response_ids[s.row]) - skipped)
     order = {group: i for i, group in enumerate(last)}
-    return torch.cat(own), list(last.values()), [order[s.group] for s in answers]
+    return ranges(firsts, counts), list(last.values()), [order[s.group] for s in answers]
 
 
 def _wanted(
@@ -260,16 +271,13 @@ def _wanted(
     """The tokens predicted by `own` and then by `shared`, and where they stand in a flat [rows, T]."""
     width = batch.mask.shape[1]
     place = {row: i * width for i, row in enumerate(rows)}
-    targets: list[int] = []
-    slots: list[Tensor] = []
-    for s in ordered:
-        if s.row >= 0:
-            skipped, response = _first_prediction(s)[1], batch.response_ids[s.row]
-            targets += response[skipped:]
-            slots.append(torch.arange(place[s.row] + skipped, place[s.row] + len(response)))
-    targets += [batch.response_ids[s.row][0] for s in answers]
-    slots.append(torch.tensor([place[s.row] for s in answers], dtype=torch.long))
-    return torch.tensor(targets, dtype=torch.long), torch.cat(slots)
+    rest = [(s.row, _first_prediction(s)[1]) for s in ordered if s.row >= 0]
+    pieces = [(row, skipped, batch.response_ids[row][skipped:]) for row, skipped in rest]
+    pieces += [(s.row, 0, batch.response_ids[s.row][:1]) for s in answers]
+    slots = ranges(
+        [place[row] + skipped for row, skipped, _ in pieces], [len(tokens) for *_, tokens in pieces]
+    )
+    return flat(tokens for *_, tokens in pieces), slots
 
 
 def _first_prediction(s: _Sequence) -> tuple[int, int]:

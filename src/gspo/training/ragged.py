@@ -1,0 +1,30 @@
+"""Rows of unequal length as flat or padded tensors, without a Python step for each number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def flat(rows: Iterable[Sequence[int]]) -> Tensor:
+    """The whole numbers of all rows, one after another."""
+    return torch.from_numpy(np.fromiter(chain.from_iterable(rows), dtype=np.int64))
+
+
+def padded(rows: Sequence[Sequence[float]], width: int) -> Tensor:
+    """Float32 [rows, width], zero after the end of a row."""
+    out = np.zeros((len(rows), width), dtype=np.float32)
+    for row, values in zip(out, rows):
+        row[: len(values)] = values
+    return torch.from_numpy(out)
+
+
+def ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """start, start + 1, … for `length` numbers, one range after another."""
+    sizes = torch.tensor(lengths, dtype=torch.long)
+    shifts = torch.tensor(starts, dtype=torch.long) - sizes.cumsum(0) + sizes
+    return torch.arange(sum(lengths)) + shifts.repeat_interleave(sizes)
