@@ -137,6 +137,7 @@ def test_a_run_with_trainer_and_vllm_on_one_gpu(dtype, eager, tmp_path, monkeypa
         make_model(tmp_path / "model", **SHAPE),
         "trainer.device=cuda",
         "trainer.total_training_steps=3",
+        "algorithm.filter_groups.strategy=rounds",  # every response is then drawn under the weights it trains
         f"actor_rollout_ref.model.dtype={dtype}",
         "actor_rollout_ref.rollout.name=vllm",
         f"actor_rollout_ref.rollout.gpu_memory_utilization={SHARE}",
