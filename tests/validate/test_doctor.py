@@ -18,7 +18,7 @@ from gspo.scorecard.small_run import even_first_byte, make_model
 from gspo.validate.doctor import Diagnosis, examine_config, examine_sample
 from gspo.validate.formula import formula_lines
 from gspo.validate.machine import base_memory, total_memory
-from gspo.validate.memory import Shape, plan_memory
+from gspo.validate.memory import Counts, _shape, plan_memory
 from gspo.validate.noise import compare, noise_problems
 from gspo.validate.probe import expected_clip_fraction
 
@@ -116,9 +116,25 @@ def test_adapters_are_counted_as_the_trained_part(tmp_path):
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(make_model(tmp_path / "model"))
-    whole, lora = Shape.of(config), Shape.of(config, lora_rank=2)
+    whole, lora = Counts.of(config), Counts.of(config, lora_rank=2)
     per_layer = 2 * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
     assert lora.trained == 2 * per_layer and lora.parameters == whole.parameters + lora.trained
+
+
+def test_sizes_under_other_names_are_found():
+    from transformers import GPT2Config
+
+    shape = _shape(GPT2Config(n_layer=3, n_head=4, n_embd=64, vocab_size=100), "gpt2")
+    sizes = (
+        shape.layers,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.hidden,
+        shape.intermediate,
+        shape.vocab,
+    )
+    assert sizes == (3, 4, 4, 16, 64, 256, 100)
 
 
 @pytest.fixture(scope="module")

@@ -181,15 +181,16 @@ def shape_of(model: str) -> ModelShape:
         raise ShapeError(f"{file}: not readable as JSON ({error}); expected a model's config.json") from error
     if not isinstance(config, dict):
         raise ShapeError(f"{file}: expected an object, found {type(config).__name__}")
-    return from_config(config.get("text_config") or config, model)
+    config = config.get("text_config") or config
+    if config.get("kv_lora_rank"):
+        raise ShapeError(
+            f"{model}: kv_lora_rank={config['kv_lora_rank']}: multi-head latent attention is not planned for"
+        )
+    return from_config(config, model)
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """From the keys of a Hugging Face config.json; a missing size is an error that names it."""
-    if config.get("kv_lora_rank"):
-        raise ShapeError(
-            f"{name}: kv_lora_rank={config['kv_lora_rank']}: multi-head latent attention is not planned for"
-        )
 
     def need(key: str) -> int:
         value = config.get(key)

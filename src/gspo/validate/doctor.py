@@ -121,7 +121,7 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
 def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any) -> None:
     """Keep rate, lengths, clip fraction, time a step and the noise floor, from a quick sample with the real model."""
     from gspo.loop.device import choose_device
-    from gspo.validate.memory import compute_dtype
+    from gspo.loop.roles import compute_dtype
     from gspo.validate.noise import noise_problems
     from gspo.validate.probe import probe
 
@@ -159,7 +159,7 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
             f"noise floor, {noise.between}: {noise.token_rms:.1e} a token, {noise.sequence_rms:.1e} a sequence, "
             f"{noise.outside:.1%} outside ε"
         )
-    dtype = str(compute_dtype(config, choose_device(config.trainer.device))).removeprefix("torch.")
+    dtype = compute_dtype(config, choose_device(config.trainer.device))
     problems += noise_problems(seen.noises, objective, dtype, actor.old_log_prob_source)
     diagnosis.add("quick sample", seen.to_dict(), lines, problems)
 
