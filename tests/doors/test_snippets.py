@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,26 @@ def test_filter_groups_can_be_assigned_later(here):
 def test_cluster_arguments_are_told_to_have_no_effect_in_one_process():
     with pytest.warns(UserWarning, match="role_worker_mapping has no effect"):
         PPOTrainerWithSampling(config=TrainerConfig(), role_worker_mapping={"actor": object})
+
+
+def test_the_class_in_one_process_takes_every_argument_of_the_one_on_a_cluster(here):
+    ours, theirs = (
+        list(inspect.signature(c).parameters) for c in (PPOTrainerWithSampling, RayPPOTrainerWithSampling)
+    )
+    assert ours == theirs
+    with pytest.warns(
+        UserWarning, match="ray_worker_group_cls has no effect: PPOTrainerWithSampling trains in this"
+    ):
+        trainer = PPOTrainerWithSampling(
+            shrink(TrainerConfig()),
+            ray_worker_group_cls=object,
+            reward_fn=even_first_byte,
+            train_dataset=ROWS,
+            device_name="cpu",
+        )
+    trainer.init_workers()
+    assert trainer.config.config.trainer.device == "cpu"  # pyright: ignore
+    assert trainer.fit()["steps"] == 2
 
 
 def test_without_ray_the_documents_class_is_the_in_process_one(monkeypatch):

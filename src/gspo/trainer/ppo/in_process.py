@@ -3,41 +3,59 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gspo.config import ResolvedConfig, TrainerConfig
+from omegaconf import DictConfig, OmegaConf
+
+from gspo.config import ResolvedConfig, TrainerConfig, load
 
 if TYPE_CHECKING:
+    from gspo.loop.backend import Backend
     from gspo.loop.trainer import Trainer
+
+AnyConfig = TrainerConfig | ResolvedConfig | Mapping[str, Any]
+
+# Arguments of verl's class that nothing here can obey, and what decides instead.
+WITHOUT_EFFECT = {
+    "processor": "prompts are text; the tokenizer's chat template is applied (data.apply_chat_template_kwargs)",
+    "collate_fn": "rows are read by data.prompt_key, data.ground_truth_key and data.data_source_key",
+    "train_sampler": "the order of the rows is decided by data.shuffle and data.seed, so that a run can resume exactly",
+}
 
 
 class PPOTrainerWithSampling:
     """Trains as `config` says, with dynamic sampling when `algorithm.filter_groups.enable` is set.
 
-    Roles are placed by the config alone: `role_worker_mapping` and `resource_pool_manager` name workers of a cluster
-    and must be None, or are passed over with a warning. Nothing is loaded before `fit`.
+    Roles are placed by the config alone: `role_worker_mapping`, `resource_pool_manager` and `ray_worker_group_cls` name
+    workers of a cluster and must be None, or are passed over with a warning. `config` is a TrainerConfig, what
+    `gspo.config.load` returns, or a mapping of verl's keys. Nothing is loaded before `init_workers` or `fit`.
     """
 
     def __init__(
         self,
-        config: TrainerConfig | ResolvedConfig,
+        config: AnyConfig,
         tokenizer: Any = None,
         role_worker_mapping: Any = None,
         resource_pool_manager: Any = None,
-        *,
+        ray_worker_group_cls: Any = None,
+        processor: Any = None,
         reward_fn: Any = None,
         val_reward_fn: Any = None,
         train_dataset: Iterable[Any] | None = None,
         val_dataset: Iterable[Any] | None = None,
+        collate_fn: Any = None,
+        train_sampler: Any = None,
+        device_name: str | None = None,
     ) -> None:
-        placed = {"role_worker_mapping": role_worker_mapping, "resource_pool_manager": resource_pool_manager}
-        for name, value in placed.items():
-            if value:
-                warnings.warn(
-                    f"{name} has no effect: {type(self).__name__} trains in this process", stacklevel=2
-                )
-        self.config = config
+        given = {"processor": processor, "collate_fn": collate_fn, "train_sampler": train_sampler}
+        for name, value in given.items():
+            if value is not None:
+                warnings.warn(f"{name} has no effect: {WITHOUT_EFFECT[name]}", stacklevel=2)
+        self.config = self._configure(
+            config, [] if device_name is None else [f"trainer.device={device_name}"]
+        )
+        self._backend = self._place(role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self._given = {
             "tokenizer": tokenizer,
             "reward_fn": reward_fn,
@@ -45,13 +63,55 @@ class PPOTrainerWithSampling:
             "train_dataset": train_dataset,
             "val_dataset": val_dataset,
         }
+        self._trainer: Trainer | None = None
+
+    def _configure(self, config: AnyConfig, overrides: list[str]) -> TrainerConfig | ResolvedConfig:
+        """The config with what the class and its arguments decide; the caller's own is left as it was."""
+        if not overrides and isinstance(config, TrainerConfig | ResolvedConfig):
+            return config
+        return with_overrides(config, overrides)
+
+    def _place(self, roles: Any, pools: Any, team_class: Any) -> Backend | None:
+        """Where the run's processes live; None: here."""
+        placed = {
+            "role_worker_mapping": roles,
+            "resource_pool_manager": pools,
+            "ray_worker_group_cls": team_class,
+        }
+        for name, value in placed.items():
+            if value:
+                message = f"{name} has no effect: {type(self).__name__} trains in this process"
+                warnings.warn(message, stacklevel=3)
+        return None
 
     def build(self) -> Trainer:
-        """The loop itself, ready to `fit`: config checked, data read, model loaded."""
+        """The loop itself, ready to `fit`: config checked, data read, models loaded where they belong."""
         from gspo.loop.trainer import Trainer
 
-        return Trainer(self.config, **self._given)
+        return Trainer(self.config, backend=self._backend, **self._given)
+
+    def init_workers(self) -> None:
+        """Do all that comes before training. `fit` does so when it was not done."""
+        if self._trainer is None:
+            self._trainer = self.build()
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end; the result that `gspo train` prints."""
-        return self.build().fit()
+        """Train to the end and leave what was placed; the result that `gspo train` prints."""
+        self.init_workers()
+        assert self._trainer is not None
+        trainer, self._trainer = self._trainer, None
+        return trainer.fit()
+
+    def close(self) -> None:
+        """Give up what `init_workers` made and no `fit` has used. May be called twice."""
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None:
+            trainer.close()
+
+
+def with_overrides(config: AnyConfig, overrides: list[str]) -> ResolvedConfig:
+    """Any kind of config with these overrides, checked."""
+    if isinstance(config, DictConfig):
+        config = OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportAssignmentType]
+    base = config.config if isinstance(config, ResolvedConfig) else config
+    return load(base=base, overrides=overrides)
