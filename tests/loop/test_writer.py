@@ -1,0 +1,160 @@
+"""The writer: jobs aside in order, waited for by name, and what happens when one fails or the run is cut short."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from gspo.loop.watchdog import Watchdog
+from gspo.loop.writer import Writer
+from gspo.tracking.clock import Clock
+
+
+def until(holds) -> None:
+    """Return when something holds; it must within a generous time."""
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def writer(clock, said):
+    writer = Writer(clock, said.append)
+    yield writer
+    writer.abandon()
+
+
+def test_jobs_are_done_aside_in_order_and_the_stage_waited_for_is_named(writer, clock):
+    events = []
+
+    def first(beat):
+        until(lambda: clock.stage == "log_groups")  # so: somebody waits, and for this one
+        events.append(("first", threading.current_thread().name))
+
+    def second(beat):
+        until(lambda: clock.stage == "save_checkpoint")
+        events.append(("second", threading.current_thread().name))
+
+    writer.do("log_groups", first)
+    writer.do("save_checkpoint", second)
+    events.append("given")
+    writer.wait()
+    assert events == ["given", ("first", "gspo-writer"), ("second", "gspo-writer")]
+    assert set(clock.seconds) == {"log_groups", "save_checkpoint"} and clock.stage is None
+    assert all(writer.cost[stage] >= clock.seconds[stage] * 0.5 for stage in clock.seconds)
+
+
+def test_a_job_done_now_comes_after_those_given_before(writer, clock):
+    events = []
+    writer.do("log_groups", lambda beat: (until(lambda: clock.stage == "log_groups"), events.append("aside")))
+    writer.do_now("save_checkpoint", lambda beat: events.append(threading.current_thread().name))
+    assert events == ["aside", threading.current_thread().name]
+
+
+def test_what_a_job_raises_is_raised_by_the_wait_and_later_jobs_are_not_done(writer):
+    cause, done = OSError(28, "No space left on device"), []
+
+    def fails(beat):
+        raise cause
+
+    writer.do("log_groups", fails)
+    writer.do("save_checkpoint", lambda beat: done.append("after a failure"))
+    with pytest.raises(OSError, match="No space left") as raised:
+        writer.wait()
+    assert raised.value is cause and done == []
+    writer.wait()  # told once
+    writer.do("save_checkpoint", lambda beat: done.append("later"))
+    writer.wait()
+    assert done == ["later"]
+
+
+def test_an_error_on_its_way_is_told_and_what_was_begun_is_finished(writer, said):
+    done = []
+
+    def fails(beat):
+        done.append("finished")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ValueError, match="what ended the run"), writer:
+        writer.do("save_checkpoint", fails)
+        raise ValueError("what ended the run")
+    assert done == ["finished"] and "No space left" in said[0]
+
+
+def test_without_an_error_on_its_way_a_failure_is_raised_at_the_end(writer):
+    def fails(beat):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"), writer:
+        writer.do("save_checkpoint", fails)
+
+
+def test_cut_short_it_stops_at_the_next_beat_and_drops_the_rest(writer):
+    begun, done = threading.Event(), []
+
+    def endless(beat):
+        begun.set()
+        until(lambda: beat() or False)  # ended by what the beat raises
+        done.append("past the beat")
+
+    with pytest.raises(KeyboardInterrupt), writer:
+        writer.do("save_checkpoint", endless)
+        writer.do("save_checkpoint", lambda beat: done.append("next"))
+        assert begun.wait(30)
+        raise KeyboardInterrupt
+    writer.close()
+    assert done == [] and not [t for t in threading.enumerate() if t.name == "gspo-writer"]
+
+
+def test_a_hang_in_the_writer_is_found_when_it_is_waited_for(writer, clock, said, tmp_path):
+    warned = []
+    dog = Watchdog(
+        clock,
+        tmp_path,
+        seconds=0.2,
+        stop_seconds=0.0,
+        warn=warned.append,
+        stacks=lambda: "",
+        kill=lambda: None,
+    )
+    with dog:
+        writer.do("save_checkpoint", lambda beat: until(lambda: warned))
+        writer.wait()
+    assert "stage 'save_checkpoint'" in warned[0]
+    assert "do_first" in (tmp_path / "stalls.log").read_text(), "the writer's own stack"
+
+
+def test_a_writer_that_moves_on_is_no_stall(writer, clock, tmp_path):
+    warned = []
+    dog = Watchdog(
+        clock,
+        tmp_path,
+        seconds=1.0,
+        stop_seconds=0.0,
+        warn=warned.append,
+        stacks=lambda: "",
+        kill=lambda: None,
+    )
+
+    def slow(beat):
+        for _ in range(150):
+            time.sleep(0.01)
+            beat()
+
+    with dog:
+        writer.do("save_checkpoint", slow)
+        writer.wait()
+    assert warned == []
