@@ -56,11 +56,6 @@ class Parts:
         assert isinstance(self.roles, Roles)
         return self.roles.policy
 
-    def save_model(self, folder: Path) -> None:
-        """The weights and tokenizer as an ordinary Hugging Face folder."""
-        self.roles.save_model(folder)
-        self.tokenizer.save_pretrained(folder)
-
     def state_dict(self) -> dict[str, Any]:
         """What a step boundary needs beside tensors. The sampler comes first: it collects, and so charges KL."""
         state = {"sampler": self.sampler.state_dict(), "objective": self.objective.state_dict()}
