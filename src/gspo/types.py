@@ -148,8 +148,11 @@ class Metric:
             return Metric("sum", self.value + other.value)
         if self.kind == "last":
             return other
-        pick: Callable = min if self.kind == "min" else max
-        return Metric(self.kind, pick(float(self.value), float(other.value)))
+        if isinstance(self.value, float | int) or isinstance(other.value, float | int):
+            pick: Callable = min if self.kind == "min" else max
+            return Metric(self.kind, pick(float(self.value), float(other.value)))
+        on_device = self.value.minimum if self.kind == "min" else self.value.maximum
+        return Metric(self.kind, on_device(other.value))
 
     def result(self) -> float:
         value, weight = float(self.value), float(self.weight)

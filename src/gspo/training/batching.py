@@ -12,6 +12,7 @@ from torch import Tensor
 from gspo.training.packing import Layout, pack
 from gspo.training.ragged import flat, padded, ranges
 from gspo.training.ranks import ALONE, Ranks, split_over_ranks
+from gspo.training.transfer import upload
 from gspo.types import Group, TrainBatch
 
 # How a micro-batch is laid out: padded rows, packed rows, or packed with the prompt of a group once.
@@ -187,10 +188,10 @@ def micro_batch(
     before = [i * length + len(batch.prompt_ids[row]) - 1 for i, row in enumerate(rows)]
     return MicroBatch(
         rows=list(rows),
-        input_ids=input_ids.to(device),
-        positions=ranges(before, lengths).to(device),
-        targets=flat(batch.response_ids[row] for row in rows).to(device),
-        slots=ranges([i * width for i in range(len(rows))], lengths).to(device),
+        input_ids=upload(input_ids, device),
+        positions=upload(ranges(before, lengths), device),
+        targets=upload(flat(batch.response_ids[row] for row in rows), device),
+        slots=upload(ranges([i * width for i in range(len(rows))], lengths), device),
         num_response=width,
     )
 

@@ -16,6 +16,7 @@ from gspo.training.forward import Forward
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
+from gspo.training.transfer import upload
 from gspo.types import BatchTotals, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
 
@@ -121,11 +122,7 @@ class Critic:
                 out = self._micro_step(batch, rows, totals)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
-        total = self.ranks.sum(total)
-        if not torch.isfinite(total):
-            self.optimizer.zero_grad()
-            return {"critic/skipped_updates": Metric("sum", 1.0)}
-        result = self.optimizer.step(lr)
+        result = self.optimizer.step(lr, self.ranks.sum(total))
         if not result.applied:
             return {"critic/skipped_updates": Metric("sum", 1.0)}
         metrics["critic/grad_norm"] = Metric.mean(result.grad_norm)
@@ -141,9 +138,9 @@ class Critic:
             return LossOutput(loss.detach(), {})
         out = value_loss(
             values,
-            batch.values[rows].to(self.device),
-            batch.returns[rows].to(self.device, torch.float32),
-            batch.mask[rows].to(self.device),
+            upload(batch.values[rows], self.device),
+            upload(batch.returns[rows].float(), self.device),
+            upload(batch.mask[rows], self.device),
             self.settings.clip,
             totals,
         )

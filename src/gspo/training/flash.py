@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gspo.training.ragged import ranges
+from gspo.training.transfer import upload
 
 _NO_WINDOW = -1
 
@@ -34,10 +35,10 @@ class Spans(NamedTuple):
         ]
         keys = ranges([at for at, _ in parts], [num for _, num in parts])
         query_starts, key_starts = (
-            torch.nn.functional.pad(x.cumsum(0), (1, 0)).to(device, torch.int32) for x in (lengths, totals)
+            upload(torch.nn.functional.pad(x.cumsum(0), (1, 0)).int(), device) for x in (lengths, totals)
         )
         longest = torch.stack([lengths.max(), totals.max()])
-        return Spans(query_starts, key_starts, keys.to(device), longest)
+        return Spans(query_starts, key_starts, upload(keys, device), longest)
 
 
 def takes(model: torch.nn.Module) -> bool:

@@ -15,10 +15,18 @@ WAITING_BYTES = 1 << 28  # of half-precision gradients before they are added to 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The gradient norm before clipping, and whether the weights moved."""
+    """The gradient norm before clipping, and whether the weights moved; a GPU is waited for when one is read."""
 
-    grad_norm: float
-    applied: bool
+    norm: Tensor
+    finite: Tensor
+
+    @property
+    def grad_norm(self) -> float:
+        return float(self.norm)
+
+    @property
+    def applied(self) -> bool:
+        return bool(self.finite)
 
 
 class _GradientSums:
@@ -99,16 +107,19 @@ class MasterOptimizer:
         for master in self.masters.values():
             master.grad = None
 
-    def step(self, lr: float) -> StepResult:
-        """Clip and apply; a non-finite gradient leaves weights and moments untouched to the bit."""
+    def step(self, lr: float, loss: Tensor | None = None) -> StepResult:
+        """Clip and apply; a non-finite gradient or `loss` leaves weights and moments untouched to the bit."""
         grads = [m.grad for m in self.masters.values() if m.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
         if isinstance(norm, DTensor):  # of sharded gradients: over all shards
             norm = norm.full_tensor()
-        grad_norm = float(norm)
-        if not torch.isfinite(norm):
+        finite = norm.isfinite() if loss is None else norm.isfinite() & loss.isfinite().to(norm.device)
+        result = StepResult(norm, finite)
+        if self._skips_on_device(grads):
+            self.adamw.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
+        elif not result.applied:
             self.zero_grad()
-            return StepResult(grad_norm, applied=False)
+            return result
         if self.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.grad_clip, norm)
         for group in self.adamw.param_groups:
@@ -116,7 +127,12 @@ class MasterOptimizer:
         self.adamw.step()
         self.zero_grad()
         self._publish()
-        return StepResult(grad_norm, applied=True)
+        return result
+
+    def _skips_on_device(self, grads: list[Tensor]) -> bool:
+        """Whether AdamW's own kernel leaves a bad step out, so that nothing waits for the numbers that say so."""
+        plain = not any(isinstance(grad, DTensor) or not grad.is_cuda for grad in grads)
+        return plain and bool(grads) and bool(self.adamw.defaults["fused"])
 
     @torch.no_grad()
     def _publish(self) -> None:

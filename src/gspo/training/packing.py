@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from gspo.training.flash import Spans
-from gspo.training.ragged import flat, ranges
+from gspo.training.ragged import flat, ranges, repeated
+from gspo.training.transfer import upload
 from gspo.types import TrainBatch
 
 # Attention scores of a block below this are too cheap to be worth another call.
@@ -192,24 +193,21 @@ def pack(
     for sequence in ordered:
         sequence.start, end = end, end + len(sequence.tokens)
     sizes = [len(s.tokens) for s in ordered]
-    ids = flat(s.tokens for s in ordered).to(device)
+    ids = upload(flat(s.tokens for s in ordered), device)
     positions = ranges([s.first_position for s in ordered], sizes)
     blocks = [] if flash else [_block(b, None, device) for b in whole]
     blocks += [] if flash else [_block(b, prompts, device) for b in spread]
-    owners, readers = (
-        torch.tensor(x).repeat_interleave(torch.tensor(sizes))
-        for x in ([s.group for s in ordered], [s.row for s in ordered])
-    )
+    owners, readers = repeated([s.group for s in ordered], sizes), repeated([s.row for s in ordered], sizes)
     own, shared, shared_by = _predictions(batch, ordered, answers)
-    targets, slots = (x.to(device) for x in _wanted(batch, rows, ordered, answers))
+    targets, slots = (upload(x, device) for x in _wanted(batch, rows, ordered, answers))
     layout = Layout(
-        position_ids=positions[None].to(device),
+        position_ids=upload(positions[None], device),
         blocks=tuple(blocks),
-        group=owners.to(device),
-        response=readers.to(device),
-        own=own.to(device),
-        shared=torch.tensor(shared, dtype=torch.long, device=device),
-        shared_by=torch.tensor(shared_by, dtype=torch.long, device=device),
+        group=upload(owners, device),
+        response=upload(readers, device),
+        own=upload(own, device),
+        shared=upload(torch.tensor(shared, dtype=torch.long), device),
+        shared_by=upload(torch.tensor(shared_by, dtype=torch.long), device),
         spans=Spans.of([_extent(s, prompts) for s in ordered], device) if flash else None,
     )
     return ids[None], layout, targets, slots

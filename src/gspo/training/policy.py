@@ -14,12 +14,14 @@ from gspo.algo.aggregation import count_totals
 from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head import Head, chosen_log_probs
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.optimizer import MasterOptimizer, StepResult
 from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
+from gspo.training.transfer import upload
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
 PolicyLoss = Callable[[LossInputs], LossOutput]
+Seen = tuple[list[int], Tensor, Tensor | None]  # rows, their log-probs and entropies
 # (log_probs, ref_log_probs or None, entropy or None, mask, totals) → extra loss terms and their metrics
 Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotals], LossOutput | None]
 
@@ -162,13 +164,18 @@ class Policy(TokenScorer):
         seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)
         lr = self.schedule.at(step)
         for epoch in range(self.settings.num_epochs):
+            done: list[_MiniBatch] = []
             for index, micros in enumerate(self.plan(batch)):
-                first = epoch == 0 and index == 0
-                seen = self._mini_batch(batch, micros, loss, regulariser, lr, first, seen_log_probs)
+                done.append(self._mini_batch(batch, micros, loss, regulariser, lr, epoch == index == 0))
+            for index, one in enumerate(done):  # only now, so that a GPU is never waited for in between
+                self._note(batch, one.seen, epoch == index == 0, seen_log_probs)
+                found = one.metrics()
                 by_index = {
-                    f"{name}/mb{index}": seen[name] for name in _BY_MINI_BATCH if epoch == 0 and name in seen
+                    f"{name}/mb{index}": found[name]
+                    for name in _BY_MINI_BATCH
+                    if epoch == 0 and name in found
                 }
-                merge_metrics(metrics, {**seen, **by_index})
+                merge_metrics(metrics, {**found, **by_index})
         metrics["actor/lr"] = Metric("last", lr)
         if batch.entropy is not None:
             count = float(batch.mask.sum())
@@ -183,28 +190,18 @@ class Policy(TokenScorer):
         regulariser: Regulariser | None,
         lr: float,
         first: bool,
-        seen_log_probs: Tensor,
-    ) -> Metrics:
+    ) -> _MiniBatch:
         counts = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
-        seen: list[tuple[list[int], Tensor, Tensor | None]] = []
+        seen: list[Seen] = []
         with self.layout.running():
             for rows in micros:
                 out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
-        self._note(batch, seen, first, seen_log_probs)
         total = self.ranks.sum(total)
-        if not torch.isfinite(total):
-            self.optimizer.zero_grad()
-            return _skipped(f"loss {float(total)}")
-        result = self.optimizer.step(lr)
-        if not result.applied:
-            return _skipped(f"gradient norm {result.grad_norm}")
-        metrics["actor/grad_norm"] = Metric.mean(result.grad_norm)
-        metrics["actor/skipped_updates"] = Metric("sum", 0.0)
-        return metrics
+        return _MiniBatch(metrics, total, self.optimizer.step(lr, total), seen)
 
     def _micro_step(
         self,
@@ -214,7 +211,7 @@ class Policy(TokenScorer):
         regulariser: Regulariser | None,
         counts: BatchTotals,
         first: bool,
-        seen: list[tuple[list[int], Tensor, Tensor | None]],
+        seen: list[Seen],
     ) -> LossOutput:
         assert batch.old_log_probs is not None and batch.advantages is not None
         if not rows:
@@ -224,20 +221,20 @@ class Policy(TokenScorer):
         need_entropy = s.entropy_in_loss or is_old or batch.entropy is None
         log_probs, entropy = self.forward(self.micro(batch, rows), entropy=need_entropy)
         seen.append((rows, log_probs.detach(), None if entropy is None else entropy.detach()))
-        mask = batch.mask[rows].to(self.device)
-        old = log_probs.detach() if is_old else batch.old_log_probs[rows].to(self.device)
+        mask = upload(batch.mask[rows], self.device)
+        old = log_probs.detach() if is_old else upload(batch.old_log_probs[rows], self.device)
         out = loss(
             LossInputs(
                 log_probs=log_probs,
                 old_log_probs=old,
-                advantages=batch.advantages[rows].to(self.device, torch.float32),
+                advantages=upload(batch.advantages[rows].float(), self.device),
                 mask=mask,
                 totals=counts,
-                rollout_log_probs=batch.rollout_log_probs[rows].to(self.device),
+                rollout_log_probs=upload(batch.rollout_log_probs[rows], self.device),
             )
         )
         if regulariser is not None:
-            ref = None if batch.ref_log_probs is None else batch.ref_log_probs[rows].to(self.device)
+            ref = None if batch.ref_log_probs is None else upload(batch.ref_log_probs[rows], self.device)
             extra = regulariser(log_probs, ref, entropy, mask, counts)
             if extra is not None:
                 out = LossOutput(out.loss + extra.loss, {**out.metrics, **extra.metrics})
@@ -249,7 +246,7 @@ class Policy(TokenScorer):
     def _note(
         self,
         batch: TrainBatch,
-        seen: list[tuple[list[int], Tensor, Tensor | None]],
+        seen: list[Seen],
         first: bool,
         seen_log_probs: Tensor,
     ) -> None:
@@ -277,7 +274,19 @@ _BY_MINI_BATCH = (
 )
 
 
-def _skipped(reason: str) -> Metrics:
-    """What is left of a mini-batch with bad numbers: the fact, by its kind."""
-    kind = "loss" if reason.startswith("loss") else "gradient"
-    return {"actor/skipped_updates": Metric("sum", 1.0), f"actor/nonfinite_{kind}": Metric("sum", 1.0)}
+@dataclass(frozen=True, slots=True)
+class _MiniBatch:
+    """A mini-batch whose work is done, or given to a GPU that is not waited for yet."""
+
+    found: Metrics
+    loss: Tensor
+    result: StepResult
+    seen: list[Seen]
+
+    def metrics(self) -> Metrics:
+        """Its metrics; of one with bad numbers only the fact, by its kind."""
+        if self.result.applied:
+            norm = Metric.mean(self.result.grad_norm)
+            return {**self.found, "actor/grad_norm": norm, "actor/skipped_updates": Metric("sum", 0.0)}
+        kind = "gradient" if torch.isfinite(self.loss) else "loss"
+        return {"actor/skipped_updates": Metric("sum", 1.0), f"actor/nonfinite_{kind}": Metric("sum", 1.0)}

@@ -25,6 +25,11 @@ def padded(rows: Sequence[Sequence[float]], width: int) -> Tensor:
 
 def ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
     """start, start + 1, … for `length` numbers, one range after another."""
-    sizes = torch.tensor(lengths, dtype=torch.long)
-    shifts = torch.tensor(starts, dtype=torch.long) - sizes.cumsum(0) + sizes
-    return torch.arange(sum(lengths)) + shifts.repeat_interleave(sizes)
+    sizes = np.asarray(lengths, dtype=np.int64)
+    shifts = np.asarray(starts, dtype=np.int64) - sizes.cumsum() + sizes
+    return torch.from_numpy(np.arange(sizes.sum()) + np.repeat(shifts, sizes))
+
+
+def repeated(values: Sequence[int], times: Sequence[int]) -> Tensor:
+    """Each value as often as `times` says. (torch's own wakes every core, however few numbers there are.)"""
+    return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.int64), times))
