@@ -85,12 +85,5 @@ def test_the_caller_s_config_is_left_as_it_was():
     assert config.trainer.backend == "local"
 
 
-def test_adapters_are_refused_before_anything_starts():
-    from gspo.config import ConfigErrors
-
-    with pytest.raises(ConfigErrors, match="lora_rank"):
-        RayPPOTrainerWithSampling({"actor_rollout_ref": {"model": {"lora_rank": 8}}})
-
-
 def test_close_without_workers_does_nothing():
     RayPPOTrainerWithSampling(TrainerConfig()).close()

@@ -16,7 +16,7 @@ import pytest
 from gspo.loop import closing
 from gspo.scorecard.small_run import make_model
 from tests.distributed.cases import CASES
-from tests.distributed.runs import LOW, PPO, Launch, train
+from tests.distributed.runs import LORA, LOW, PPO, Launch, train
 from tests.loop.test_moe import make_moe
 
 ON_THREE = ["shared_prompts", "fewer_rows_than_ranks", "critic", "bad_gradients"]
@@ -70,6 +70,9 @@ def here(work, model) -> Path:
             train(folder / "whole", model, *STEPS)
             train(folder / "ppo", model, *STEPS, *PPO)
             train(folder / "begun", model, *STEPS, stop_after=1)
+            train(folder / "lora", model, *STEPS, *LORA)
+            train(folder / "lora begun", model, *STEPS, *LORA, stop_after=1)
+            train(folder / "lora low begun", model, *STEPS, *LORA, *LOW, stop_after=1)
             train(folder / "moe", make_moe(folder / "moe model", "mixtral"), *STEPS, stop_after=1)
 
     once(work / "here", make)
@@ -87,11 +90,18 @@ def two(work, model, here) -> Launched:
     launch.add(folder / "ppo", model, *STEPS, *PPO, stop_after=1)
     launch.add(folder / "low", model, *STEPS, *LOW, stop_after=1)
     launch.add(folder / "from one", model, *STEPS)
+    launch.add(folder / "lora", model, *STEPS, *LORA)
+    launch.add(folder / "lora begun", model, *STEPS, *LORA, stop_after=1)
+    launch.add(folder / "lora low", model, *STEPS, *LORA, *LOW, stop_after=1)
+    launch.add(folder / "lora from one", model, *STEPS, *LORA)
+    launch.add(folder / "lora low from one", model, *STEPS, *LORA, *LOW)
     launch.add(folder / "again", model, *STEPS, stop_after=2)
     launch.add(folder / "again", model, *STEPS)
 
     def make(folder: Path) -> list[int]:
         shutil.copytree(here / "begun", folder / "from one")
+        shutil.copytree(here / "lora begun", folder / "lora from one")
+        shutil.copytree(here / "lora low begun", folder / "lora low from one")
         return launch.run()
 
     return Launched(launch, once(folder, make), folder)
@@ -104,10 +114,12 @@ def three(work, model, two) -> Launched:
     launch = Launch(3, folder, cases=ON_THREE, fault="raised")
     launch.add(folder / "from two", model, *STEPS)
     launch.add(folder / "ppo from two", model, *STEPS, *PPO)
+    launch.add(folder / "lora from two", model, *STEPS, *LORA)
 
     def make(folder: Path) -> list[int]:
         shutil.copytree(two.folder / "begun", folder / "from two")
         shutil.copytree(two.folder / "ppo", folder / "ppo from two")
+        shutil.copytree(two.folder / "lora begun", folder / "lora from two")
         return launch.run()
 
     return Launched(launch, once(folder, make), folder)

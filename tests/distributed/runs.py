@@ -24,6 +24,11 @@ PPO = (
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.kl_loss_coef=0.1",
 )
+LORA = (  # the reference is the policy without its adapters
+    "actor_rollout_ref.model.lora_rank=4",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.kl_loss_coef=0.1",
+)
 LOW = ("actor_rollout_ref.model.dtype=bfloat16",)
 
 

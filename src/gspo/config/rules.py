@@ -318,13 +318,6 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(
             f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1"
         )
-    sharded = actor.strategy == "fsdp2" or trainer.backend == "ray"
-    if sharded and c.actor_rollout_ref.model.lora_rank > 0:
-        message = f"{ACTOR}.strategy = fsdp2 and trainer.backend = ray train all weights; adapters are trained in one process"
-        remedy = (
-            f"set {ACTOR}.strategy=local and trainer.backend=local, or actor_rollout_ref.model.lora_rank=0"
-        )
-        yield report("actor_rollout_ref.model.lora_rank", message, remedy)
     if actor.ulysses_sequence_parallel_size > 1:
         message = "sequence parallelism is not offered"
         yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,11 +18,12 @@ from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
 from gspo.loop.device import default_threads
 from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins
-from gspo.loop.roles import Facts, Roles, build_roles, compute_dtype, load_weights
+from gspo.loop.rank_adapters import ShardedAdapters
+from gspo.loop.roles import ADAPTER_FILES, Facts, Roles, build_roles, compute_dtype, load_weights
 from gspo.loop.team import Place
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
-from gspo.training.fsdp import ShardError, Shards, ShardSettings
+from gspo.training.fsdp import Shards, ShardSettings
 from gspo.training.policy import PolicyLoss, Regulariser
 from gspo.types import Group, Metric, Metrics, TrainBatch
 
@@ -52,6 +53,7 @@ class RankWorker:
     def __init__(self) -> None:
         self.place: Place | None = None
         self._roles: Roles | None = None
+        self._adapters: ShardedAdapters | None = None
         self._engine: RolloutEngine | None = None
         self._engine_model: Any = None
 
@@ -84,11 +86,6 @@ class RankWorker:
     ) -> Facts:
         """Load and shard the models of the config; with a tokenizer also an engine over a full copy of the policy."""
         self.unload()
-        if config.actor_rollout_ref.model.lora_rank > 0:
-            raise ShardError(
-                f"actor_rollout_ref.model.lora_rank={config.actor_rollout_ref.model.lora_rank}: sharded models are trained "
-                "whole; set it to 0, or train in one process (actor.strategy=local, trainer.backend=local)"
-            )
         import_plugins(config.trainer.plugins)
         torch.set_num_threads(config.trainer.num_threads or default_threads())
         torch.use_deterministic_algorithms(config.trainer.deterministic)
@@ -99,11 +96,12 @@ class RankWorker:
 
         folder = None if weights_from is None else Path(weights_from)
         self._roles = roles = build_roles(config, self._device, total_steps, folder, shard)
+        shards = self._shards(roles.policy)
+        self._adapters = None if roles.adapters is None else ShardedAdapters(roles.adapters, shards)
         if tokenizer is not None:
             path = str(folder or config.actor_rollout_ref.model.path)
             self._engine_model = load_weights(config, self._device, path).eval().requires_grad_(False)
             self._engine = build_engine(config, self._engine_model, tokenizer, self._device)
-        shards = self._shards(roles.policy)
         return dataclasses.replace(
             roles.facts(), device=_device_name(self._device), shapes=shards.shapes(), num_ranks=shards.size
         )
@@ -112,7 +110,7 @@ class RankWorker:
         """Free the models and the engine."""
         if self._engine is not None:
             self._engine.close()
-        self._roles = self._engine = self._engine_model = None
+        self._roles = self._adapters = self._engine = self._engine_model = None
 
     def score(self, batch: TrainBatch) -> tuple[Tensor | None, Tensor | None]:
         """π_old and entropies of this rank's rows, 0 in others."""
@@ -190,22 +188,22 @@ class RankWorker:
         own = self._engine_model.state_dict()
         policy = self.roles.policy
         with torch.no_grad(), policy.ranks.resident():
-            for name, tensor in self._shards(policy).full_tensors():
+            for name, tensor in self._full_tensors():
                 own[name].copy_(tensor)
         self.engine.load_weights(None, version)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's weights in its compute precision, in host memory: on rank 0; the others give nothing."""
+        """The policy's weights in its compute precision, adapters merged in, in host memory: on rank 0 alone."""
         shards = self._shards(self.roles.policy)
         dtype, out = shards.settings.compute_dtype, {}
         with torch.no_grad(), shards.resident():
-            for name, tensor in shards.full_tensors():
+            for name, tensor in self._full_tensors():
                 if shards.rank == 0:
                     out[name] = tensor.to("cpu", dtype if tensor.is_floating_point() else None)
         return out
 
     def save_model(self, folder: str) -> None:
-        """Write the policy as an ordinary Hugging Face folder, from rank 0."""
+        """Write the policy as an ordinary Hugging Face folder, from rank 0; its adapters beside it."""
         weights = self.weights()
         if dist.get_rank() == 0:
             model = self.roles.policy.model
@@ -218,17 +216,29 @@ class RankWorker:
             plain._weight_conversions = getattr(model, "_weight_conversions", None)
             with no_progress_bars():
                 plain.save_pretrained(folder)
+        if self._adapters is not None:
+            with self.roles.policy.ranks.resident():
+                self._adapters.save((Path(folder) / "training" / ADAPTER_FILES).parent)
+
+    def _full_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """The plain model's tensors, gathered one after another."""
+        if self._adapters is not None:
+            return self._adapters.merged_tensors()
+        return self._shards(self.roles.policy).full_tensors()
 
     def write_shards(self, folder: str) -> None:
         """Write this rank's part of what a resume needs beside the model."""
         write_sets(self._sets(), Path(folder))
 
     def load_shards(self, folder: str) -> None:
-        """Read this rank's part of what a checkpoint holds beside the model, whoever wrote it."""
+        """Read this rank's part of what a checkpoint holds beside the model, whoever wrote it.
+
+        Masters come last: adapters that one process wrote in a lower precision are the same weights, rounded.
+        """
         for role in (self.roles.policy, self.roles.critic):
             if role is not None:
                 role.optimizer.prepare_state()
-        for name, members in self._sets().items():
+        for name, members in sorted(self._sets().items(), key=lambda item: item[0] != ADAPTER_FILES):
             fill_set(members, name, Path(folder))
 
     def _sets(self) -> dict[str, TensorSet]:

@@ -94,7 +94,7 @@ class TeamRoles:
     With a `tokenizer` every rank also hosts a rollout engine over a full copy of the policy (see TeamEngine).
     """
 
-    adapters = None  # sharded models are trained whole
+    adapters = None  # the ranks have them, and give weights with them merged in
     saves_aside = False  # every rank takes part in a save, and may be needed for generation
 
     def __init__(
