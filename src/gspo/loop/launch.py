@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,9 @@ from gspo.config import ConfigErrors, TrainerConfig
 from gspo.config.problems import Problem
 from gspo.loop.team import Place
 from gspo.loop.team_watch import EXIT_RANK_FAILED
+
+CODE_FILE = "GSPO_EXIT_CODE_FILE"  # where rank 0 writes its exit code for who launched it
+SHUTDOWN_SECONDS = 300  # for the step in flight and its checkpoint, after a signal; torchrun gives 30
 
 
 def launched_ranks() -> int:
@@ -62,14 +68,37 @@ def launch(config: TrainerConfig, arguments: list[str]) -> int | None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    try:
-        torchrun(["--standalone", "--nproc-per-node", str(asked), "-m", "gspo", *arguments])
-    except ChildFailedError as error:
-        code = error.failures[0].exitcode if 0 in error.failures else error.get_first_failure()[1].exitcode
-        return code if code > 0 else EXIT_RANK_FAILED  # a negative one is the signal that killed it
-    except SignalException as stop:  # rank 0 had it too, and has saved
-        return 128 + stop.sigval
+    with tempfile.TemporaryDirectory(prefix="gspo-launch-") as folder:
+        os.environ[CODE_FILE] = str(Path(folder) / "exit-code")
+        os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
+        try:
+            torchrun(["--standalone", "--nproc-per-node", str(asked), "-m", "gspo", *arguments])
+        except ChildFailedError as error:
+            first = error.failures[0] if 0 in error.failures else error.get_first_failure()[1]
+            return (
+                first.exitcode if first.exitcode > 0 else EXIT_RANK_FAILED
+            )  # negative: killed by that signal
+        except SignalException:  # the ranks had it too; whether they have saved, rank 0 knows
+            return _told_code()
+        finally:
+            del os.environ[CODE_FILE]
     return 0
+
+
+def tell_code(code: int) -> None:
+    """Tell who launched the ranks the exit code of the run; rank 0 does."""
+    file = os.environ.get(CODE_FILE)
+    if file is not None and os.environ.get("RANK") == "0":
+        Path(file).write_text(str(code))
+
+
+def _told_code() -> int:
+    try:
+        return int(Path(os.environ[CODE_FILE]).read_text())
+    except (FileNotFoundError, ValueError):
+        message = "the ranks ended before they had saved; the same command goes on from the last checkpoint"
+        print(f"error: {message}", file=sys.stderr)
+        return EXIT_RANK_FAILED
 
 
 def launched_place(device: str) -> Place:

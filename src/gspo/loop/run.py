@@ -16,7 +16,7 @@ from gspo.config import ConfigErrors, ResolvedConfig
 from gspo.data.rows import DataError
 from gspo.loop.backend import ClusterError
 from gspo.loop.checkpoint import CheckpointError
-from gspo.loop.launch import check_launch, launched_ranks
+from gspo.loop.launch import check_launch, launched_ranks, tell_code
 from gspo.loop.resume import ResumeRefused
 from gspo.loop.team import RankFailed
 from gspo.loop.team_torchrun import TorchrunTeam, team_of_launch
@@ -63,6 +63,12 @@ def train(resolved: ResolvedConfig, **given: Any) -> int:
 
     Of the processes that torchrun starts all but the first follow that one's calls until it ends.
     """
+    code = _train(resolved, **given)
+    tell_code(code)
+    return code
+
+
+def _train(resolved: ResolvedConfig, **given: Any) -> int:
     try:
         if launched_ranks() > 1:
             check_launch(resolved.config)

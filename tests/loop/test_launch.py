@@ -1,0 +1,36 @@
+"""Who launches ranks and is signalled says what rank 0 said: saved, or not."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch.distributed.run
+from torch.distributed.elastic.multiprocessing.api import SignalException
+
+from gspo.config import load
+from gspo.loop.launch import launch, tell_code
+from gspo.loop.team_watch import EXIT_RANK_FAILED
+
+RANKS = ["actor_rollout_ref.actor.strategy=fsdp2", "trainer.n_gpus_per_node=2", "trainer.device=cpu"]
+
+
+@pytest.mark.parametrize(("told", "code"), [(143, 143), (6, 6), (0, 0), (None, EXIT_RANK_FAILED)])
+def test_a_signalled_launch_ends_with_the_code_of_rank_0(monkeypatch, capsys, told, code):
+    def torchrun(arguments):
+        for rank in ("1", "0"):
+            monkeypatch.setenv("RANK", rank)
+            if told is not None:
+                tell_code(told if rank == "0" else 99)
+        raise SignalException("signalled", signal.SIGTERM)
+
+    monkeypatch.setattr(torch.distributed.run, "main", torchrun)
+    assert launch(load(None, RANKS).config, ["train"]) == code
+    assert ("before they had saved" in capsys.readouterr().err) == (told is None)
+
+
+def test_without_a_launch_nobody_is_told(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    tell_code(0)
+    assert list(tmp_path.iterdir()) == []
