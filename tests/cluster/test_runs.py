@@ -123,6 +123,17 @@ def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_adapters_on_two_ranks_train_as_in_one_process_and_reach_rollout_workers(cluster, tmp_path, workers):
+    pytest.importorskip("peft")
+    lora = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.actor.optim.lr=1e-3")
+    assert Trainer(small(tmp_path / "one", *lora)).fit()["steps"] == 3
+    apart = (*lora, "trainer.n_gpus_per_node=2", f"actor_rollout_ref.rollout.num_workers={workers}")
+    assert RayPPOTrainerWithSampling(small(tmp_path / "ray", *apart)).fit()["steps"] == 3
+    assert_same(tmp_path / "ray", tmp_path / "one")
+
+
+@pytest.mark.slow
 def test_ten_deaths_of_rollout_actors_lose_nothing(cluster, tmp_path):
     """Two workers in step; every death is at another moment, and the groups are those of an undisturbed run."""
     long = (
