@@ -16,8 +16,8 @@ from gspo.cluster.resource_pool_manager import ResourcePoolManager
 from gspo.cluster.role import Role
 from gspo.cluster.session import RaySession
 from gspo.config import TrainerConfig
+from gspo.loop.build_roles import compute_dtype
 from gspo.loop.engines import on_device
-from gspo.loop.roles import compute_dtype
 from gspo.rollout.worker import EngineSpec
 
 

@@ -14,6 +14,7 @@ from gspo.algo.kl import make_controller
 from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.loop.backend import Backend, ClusterError
+from gspo.loop.build_roles import build_roles
 from gspo.loop.device import choose_device, default_threads
 from gspo.loop.engines import build_rollout, check_engine, num_workers, runs_ahead
 from gspo.loop.evaluation import Evaluator
@@ -25,7 +26,7 @@ from gspo.loop.launch import check_launch
 from gspo.loop.parts import Parts
 from gspo.loop.plugins import import_plugins
 from gspo.loop.producer import Producer
-from gspo.loop.roles import Roles, build_roles
+from gspo.loop.roles import Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.settings import (
     build_objective,

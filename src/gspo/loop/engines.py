@@ -14,9 +14,11 @@ from torch import Tensor
 
 from gspo.config import TrainerConfig
 from gspo.loop.backend import Backend
+from gspo.loop.build_roles import compute_dtype
 from gspo.loop.gpu_place import gpu_place
 from gspo.loop.launch import trainer_gpus
-from gspo.loop.roles import FLEX_ATTENTION, Roles, compute_dtype
+from gspo.loop.role_settings import FLEX_ATTENTION
+from gspo.loop.roles import Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.team_engine import TeamEngine
 from gspo.models import resolve

@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gspo.config import TrainerConfig
+from gspo.loop.build_roles import build_roles, compute_dtype, load_weights
 from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
 from gspo.loop.device import default_threads
 from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins
 from gspo.loop.rank_adapters import ShardedAdapters
-from gspo.loop.roles import ADAPTER_FILES, Facts, Roles, build_roles, compute_dtype, load_weights
+from gspo.loop.roles import ADAPTER_FILES, Facts, Roles
 from gspo.loop.team import Place
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine

@@ -120,8 +120,8 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
 
 def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any) -> None:
     """Keep rate, lengths, clip fraction, time a step and the noise floor, from a quick sample with the real model."""
+    from gspo.loop.build_roles import compute_dtype
     from gspo.loop.device import choose_device
-    from gspo.loop.roles import compute_dtype
     from gspo.validate.noise import noise_problems
     from gspo.validate.probe import probe
 

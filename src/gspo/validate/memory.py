@@ -9,7 +9,7 @@ import torch
 
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.plan import roles
-from gspo.loop.roles import compute_dtype
+from gspo.loop.build_roles import compute_dtype
 from gspo.models import resolve
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.pages import PAGE

@@ -1,0 +1,165 @@
+"""From a config to the models of a run: loaded, sharded where they are to be, with optimisers and adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers.utils.logging import disable_progress_bar
+
+from gspo.config import TrainerConfig
+from gspo.config.model import OptimConfig
+from gspo.loop.role_settings import (
+    FLEX_ATTENTION,
+    critic_settings,
+    policy_settings,
+    reference_settings,
+    schedule_of,
+    shard_settings,
+)
+from gspo.loop.roles import Roles
+from gspo.models.compiled import worth_compiling
+from gspo.models.load import load_model
+from gspo.seeding import derive_seed
+from gspo.training.critic import Critic, ValueModel
+from gspo.training.fsdp import ShardSettings
+from gspo.training.lora import Adapters, LoraSettings
+from gspo.training.optimizer import MasterOptimizer
+from gspo.training.policy import Policy, TokenScorer
+from gspo.training.ranks import ALONE, Ranks
+from gspo.training.reference import Reference
+
+T = TypeVar("T")
+RanksOf = Callable[[nn.Module, ShardSettings], Ranks]  # places a model over ranks; its weights move
+
+
+def build_roles(
+    config: TrainerConfig,
+    device: torch.device,
+    total_steps: int,
+    weights_from: Path | None = None,
+    ranks_of: RanksOf | None = None,
+) -> Roles:
+    """Load the models. `weights_from` is a checkpoint's folder; frozen weights always come from the config's paths."""
+    disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
+    c = config.actor_rollout_ref.model
+    has_adapters = c.lora_rank > 0
+    path = c.path if has_adapters or weights_from is None else str(weights_from)
+    model = load_weights(config, device, path, on_host=ranks_of is not None)
+    adapters = _adapters(config, model) if has_adapters else None
+    policy = _policy(config, model, total_steps, ranks_of)
+    roles = Roles(policy, adapters)
+    needs_critic = config.algorithm.adv_estimator == "gae"
+    if needs_critic if config.critic.enable is None else config.critic.enable:
+        roles.critic = _critic(config, device, total_steps, ranks_of)
+    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+        roles.reference = _reference(config, device, policy, adapters, ranks_of)
+    return roles
+
+
+def compute_dtype(config: TrainerConfig, device: torch.device) -> str:
+    """The precision that models compute in."""
+    dtype = config.actor_rollout_ref.model.dtype
+    if dtype == "auto":
+        return "bfloat16" if device.type == "cuda" else "float32"
+    return dtype
+
+
+def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_host: bool = False) -> Any:
+    """A model as the config's model section says, from `path`, in tensors of its own.
+
+    `on_host` leaves it in host memory, for a model that is sharded before it goes to the device.
+    """
+    c = config.actor_rollout_ref.model
+    model = load_model(
+        path,
+        dtype=compute_dtype(config, device),
+        device="cpu" if on_host else str(device),
+        trust_remote_code=c.trust_remote_code,
+    )
+    for key, value in c.override_config.items():
+        setattr(model.config, key, value)
+    if c.attn_implementation not in (None, FLEX_ATTENTION):
+        model.set_attn_implementation(c.attn_implementation)
+    if c.enable_gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if (
+        on_host
+    ):  # still the file's own pages, which the ranks of a machine share until each has cut out its shards
+        return model
+    # Tensors mapped from a file may be aligned differently from allocated ones, and alignment can change the last
+    # bit of a matrix product: a resumed run must compute what the first one did.
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
+    return model
+
+
+def _adapters(config: TrainerConfig, model: Any) -> Adapters:
+    c = config.actor_rollout_ref.model
+    settings = LoraSettings(c.lora_rank, c.lora_alpha, c.lora_dropout, c.target_modules, c.exclude_modules)
+    return Adapters(model, settings, seed=derive_seed(config.trainer.seed, "lora"))
+
+
+def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
+    """Make something that tries the model: with the weights gathered, and free again afterwards."""
+    with torch.no_grad():
+        made = ranks.run(make)
+    ranks.rest()
+    return made
+
+
+def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: RanksOf | None) -> Policy:
+    actor = config.actor_rollout_ref.actor
+    ranks = ranks_of(model, shard_settings(actor.fsdp_config)) if ranks_of else ALONE
+    optimizer = _optimizer(model, actor.optim, actor.grad_clip)
+    schedule, settings = schedule_of(actor.optim, total_steps), policy_settings(config)
+    # Captured code reads its weights where they were: not with shards that come and go, nor adapters switched off.
+    alone = ranks_of is None and config.actor_rollout_ref.model.lora_rank == 0
+    if actor.use_torch_compile and alone and worth_compiling(model):
+        settings = dataclasses.replace(settings, compiled=True)
+    return _placed(ranks, lambda: Policy(model, optimizer, schedule, settings, ranks))
+
+
+def _critic(
+    config: TrainerConfig, device: torch.device, total_steps: int, ranks_of: RanksOf | None
+) -> Critic:
+    c = config.critic
+    path = c.model.path or config.actor_rollout_ref.model.path
+    model = ValueModel(load_weights(config, device, path, on_host=ranks_of is not None))
+    ranks = ranks_of(model, shard_settings(c.fsdp_config)) if ranks_of else ALONE
+    optimizer, schedule = _optimizer(model, c.optim, c.grad_clip), schedule_of(c.optim, total_steps)
+    settings = critic_settings(config)
+    return _placed(ranks, lambda: Critic(model, optimizer, schedule, settings, ranks))
+
+
+def _reference(
+    config: TrainerConfig,
+    device: torch.device,
+    policy: Policy,
+    adapters: Adapters | None,
+    ranks_of: RanksOf | None,
+) -> Reference:
+    c = config.actor_rollout_ref.ref
+    if adapters is not None and c.path is None:
+        return Reference(policy, adapters.disabled)
+    path = c.path or config.actor_rollout_ref.model.path
+    model = load_weights(config, device, path, on_host=ranks_of is not None).requires_grad_(False)
+    ranks = ranks_of(model, shard_settings(c.fsdp_config)) if ranks_of else ALONE
+    settings = reference_settings(config, policy.settings)
+    return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
+
+
+def _optimizer(model: Any, optim: OptimConfig, grad_clip: float) -> MasterOptimizer:
+    return MasterOptimizer(
+        model.named_parameters(),
+        lr=optim.lr,
+        betas=(optim.betas[0], optim.betas[1]),
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        grad_clip=grad_clip,
+        fused=optim.fused,
+    )

@@ -1,0 +1,98 @@
+"""What a config means to the models that train: how they cut a batch, are sharded and learn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gspo.config import TrainerConfig
+from gspo.config.model import FSDPConfig, OptimConfig
+from gspo.training.batching import Kind
+from gspo.training.critic import CriticSettings
+from gspo.training.fsdp import ShardSettings
+from gspo.training.policy import PolicySettings
+from gspo.training.schedule import Schedule
+
+FLEX_ATTENTION = "flex_attention"  # of packed training; the engine and padded rows keep the model's own
+
+
+def policy_settings(config: TrainerConfig) -> PolicySettings:
+    """How the policy cuts and runs a batch."""
+    actor = config.actor_rollout_ref.actor
+    by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
+    score_tokens, score_rows = _score_cut(config)
+    return PolicySettings(
+        temperature=config.actor_rollout_ref.rollout.temperature,
+        mini_batch_groups=actor.ppo_mini_batch_size,
+        num_epochs=actor.ppo_epochs,
+        micro_batch_tokens=actor.ppo_max_token_len_per_gpu if by_tokens else None,
+        micro_batch_rows=actor.ppo_micro_batch_size_per_gpu or 1,
+        old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
+        entropy_in_loss=actor.entropy_coeff != 0,
+        entropy_checkpointing=actor.entropy_checkpointing,
+        layout=_layout(config),
+        flex_attention=config.actor_rollout_ref.model.attn_implementation == FLEX_ATTENTION,
+        score_tokens=score_tokens,
+        score_rows=score_rows,
+    )
+
+
+def _score_cut(config: TrainerConfig) -> tuple[int | None, int | None]:
+    """Tokens or rows of a micro-batch when π_old is computed, where the config says so."""
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    rows, tokens = rollout.log_prob_micro_batch_size_per_gpu, rollout.log_prob_max_token_len_per_gpu
+    by_tokens = rollout.log_prob_use_dynamic_bsz
+    if by_tokens or (by_tokens is None and tokens is not None):
+        return tokens or actor.ppo_max_token_len_per_gpu, None
+    return None, rows
+
+
+def _layout(config: TrainerConfig) -> Kind:
+    """How micro-batches are laid out. Sharing prompts packs: their tokens would have no row to stand in."""
+    c = config.actor_rollout_ref.model
+    return "shared" if c.use_shared_prefix else "packed" if c.use_remove_padding else "plain"
+
+
+def reference_settings(config: TrainerConfig, settings: PolicySettings) -> PolicySettings:
+    """The policy's own cut of a batch, so that equal weights give equal bits, unless the config says otherwise."""
+    c, actor = config.actor_rollout_ref.ref, config.actor_rollout_ref.actor
+    rows, tokens = c.log_prob_micro_batch_size_per_gpu, c.log_prob_max_token_len_per_gpu
+    by_tokens = c.log_prob_use_dynamic_bsz
+    if by_tokens is None:
+        by_tokens = rows is None and (tokens is not None or settings.micro_batch_tokens is not None)
+    if by_tokens:
+        budget = tokens or actor.ppo_max_token_len_per_gpu
+        return dataclasses.replace(settings, micro_batch_tokens=budget)
+    size = rows or settings.micro_batch_rows
+    return dataclasses.replace(settings, micro_batch_tokens=None, micro_batch_rows=size)
+
+
+def critic_settings(config: TrainerConfig) -> CriticSettings:
+    """How the critic cuts and runs a batch: as the policy does where its section says nothing."""
+    c, actor = config.critic, config.actor_rollout_ref.actor
+    rows, tokens = c.ppo_micro_batch_size_per_gpu, c.ppo_max_token_len_per_gpu
+    return CriticSettings(
+        mini_batch_groups=c.ppo_mini_batch_size or actor.ppo_mini_batch_size,
+        num_epochs=c.ppo_epochs or actor.ppo_epochs,
+        micro_batch_tokens=None if rows else tokens or actor.ppo_max_token_len_per_gpu,
+        micro_batch_rows=rows or 1,
+        clip=c.cliprange_value,
+        layout=_layout(config),
+    )
+
+
+def shard_settings(c: FSDPConfig) -> ShardSettings:
+    """How a model is sharded, as its section says; the compute precision is the run's."""
+    return ShardSettings(
+        reshard_after_forward=c.reshard_after_forward,
+        fsdp_size=c.fsdp_size,
+        param_offload=c.param_offload,
+        optimizer_offload=c.optimizer_offload,
+        offload_policy=c.offload_policy,
+    )
+
+
+def schedule_of(optim: OptimConfig, total_steps: int) -> Schedule:
+    """The learning rate by step."""
+    span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
+    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
+    return Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio)  # pyright: ignore[reportArgumentType]
