@@ -1,4 +1,4 @@
-"""Compiled decoders, in use only where they are asked for: as a whole for decoding, layer by layer for training."""
+"""Decoder layers compiled, in use only where they are asked for."""
 
 from __future__ import annotations
 
@@ -12,34 +12,18 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
-class CompiledDecoder:
-    """A decoder (a model without its head) and its compiled forward, for any number of packed tokens."""
-
-    def __init__(self, decoder: Any) -> None:
-        self._decoder = decoder
-        self._forward = torch.compile(decoder.forward, dynamic=True)
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Within this the decoder runs compiled."""
-        self._decoder.forward = self._forward
-        try:
-            yield
-        finally:
-            del self._decoder.forward
-
-
 class CompiledLayers:
     """The repeated layers of a model and one compiled forward for each class of them.
 
     Layers of a class share their code and differ in their weights, which a compiled forward takes as inputs: the first
-    layer pays for all. A forward with its backward takes minutes to compile as a whole, seconds like this.
+    layer pays for all. A whole model takes minutes to compile, a layer seconds; what is lost is one fusion a layer.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
         self._layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self._forwards: dict[type, Callable[..., Any]] = {
-            kind: torch.compile(kind.forward, dynamic=True) for kind in {type(m) for m in self._layers}
+            kind: torch.compile(kind.forward, dynamic=True, backend=backend)
+            for kind in {type(m) for m in self._layers}
         }
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from gspo.models.compiled import CompiledDecoder
+from gspo.models.compiled import CompiledLayers
+from gspo.models.fused import FusedProjections
 from gspo.models.head import Head, UnsupportedModel
 from gspo.rollout.attention import attention_windows
 from gspo.rollout.engine import EngineError
@@ -43,7 +44,7 @@ class PagedModel:
         configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
         self._configs = [c for c in configs.values() if getattr(c, "_attn_implementation", None) in PAGED]
         self._shapes = _kv_shapes(model, device)
-        self._compiled = CompiledDecoder(model.base_model) if compiled else None
+        self._speedups = [FusedProjections(model), CompiledLayers(model.base_model)] if compiled else []
         self.kv: PagedKV | None = None
         self.book = PageBook(0)
         self.reason = self._mismatch()
@@ -126,7 +127,9 @@ class PagedModel:
     def logits(self, tokens: Tensor, lengths: Tensor, kv: PagedKV, table: Tensor) -> Tensor:
         """Float32 logits [N,V] after appending `tokens` [N] at positions `lengths` [N] of the rows of `table`."""
         kv.table, kv.lengths = table, lengths
-        with self._compiled.active() if self._compiled is not None else nullcontext():
+        with ExitStack() as stack:
+            for speedup in self._speedups:
+                stack.enter_context(speedup.active())
             hidden = self._hidden(tokens, lengths, kv)
         return self.head.logits(hidden)
 
@@ -140,7 +143,7 @@ class PagedModel:
     def stop_compiling(self, reason: str) -> None:
         """Run the model as it is from now on."""
         log.warning("the decode step runs uncompiled: %s", reason)
-        self.compiled, self._compiled = False, None
+        self.compiled, self._speedups = False, []
 
     @torch.no_grad()
     def _mismatch(self) -> str | None:

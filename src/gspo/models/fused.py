@@ -1,0 +1,98 @@
+"""Linear layers that read the same input, run as one product: q, k and v of attention, gate and up of an MLP.
+
+A decode step of a small batch is a long row of short products, each of which costs a GPU its start; one wide product
+does the work of three. Their weights are laid side by side in one piece of memory and stay the parameters they were:
+whoever trains, saves or loads them finds them as before, and what is written to them is what the wide product reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+class FusedProjections:
+    """The groups of siblings in a model. Making one moves their weights, so it comes before any CUDA graph does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._members: list[nn.Linear] = []
+        for parent in model.modules():
+            for names in SIBLINGS:
+                members = [m for name in names if type(m := getattr(parent, name, None)) is nn.Linear]
+                if len(members) == len(names) and _are_alike(members):
+                    _lay_side_by_side(members)
+                    self._members += members
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within this, and without gradients, the first of a group computes for all."""
+        for member in self._members:
+            _check_place(member)
+            member.__class__ = _Sibling
+        try:
+            yield
+        finally:
+            for member in self._members:
+                member.__class__ = nn.Linear
+
+
+class _Wide:
+    """The weights of a group in one tensor, and its latest product, until the last sibling has taken its part."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+        self.input: Tensor | None = None
+        self.product: Tensor | None = None
+
+
+class _Sibling(nn.Linear):
+    """A linear layer whose outputs are some columns of its group's product."""
+
+    wide: _Wide
+    first: int
+    is_last: bool
+
+    def forward(self, input: Tensor) -> Tensor:
+        wide = self.wide
+        product = wide.product
+        if product is None or wide.input is not input:
+            product = F.linear(input, wide.weight, wide.bias)
+            wide.input, wide.product = input, product
+        if self.is_last:
+            wide.input = wide.product = None
+        return product.narrow(-1, self.first, self.out_features)
+
+
+def _are_alike(members: Sequence[nn.Linear]) -> bool:
+    facts = {(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in members}
+    return len(facts) == 1 and len({id(m.weight) for m in members}) == len(members)
+
+
+@torch.no_grad()
+def _lay_side_by_side(members: Sequence[nn.Linear]) -> None:
+    weights: list[Tensor] = [m.weight for m in members]
+    biases: list[Tensor] = [m.bias for m in members if m.bias is not None]
+    wide = _Wide(torch.cat(weights), torch.cat(biases) if biases else None)
+    first = 0
+    for member in members:
+        member.weight.data = wide.weight.narrow(0, first, member.out_features)
+        if wide.bias is not None:
+            member.bias.data = wide.bias.narrow(0, first, member.out_features)
+        member.__dict__.update(wide=wide, first=first, is_last=member is members[-1])
+        first += member.out_features
+
+
+def _check_place(member: nn.Linear) -> None:
+    """A model that was moved since would generate from weights of the past."""
+    wide, first = member.__dict__["wide"], member.__dict__["first"]
+    if member.weight.data_ptr() != wide.weight[first:].data_ptr():
+        raise RuntimeError("the model's weights were moved to other memory after its engine was made")
