@@ -12,14 +12,12 @@ from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.config import TrainerConfig
-from gspo.config.model import OptimConfig
+from gspo.config.model import FSDPConfig, OptimConfig
 from gspo.loop.role_settings import (
     FLEX_ATTENTION,
     critic_settings,
     policy_settings,
     reference_settings,
-    schedule_of,
-    shard_settings,
 )
 from gspo.loop.roles import Roles
 from gspo.models.compiled import worth_compiling
@@ -32,6 +30,7 @@ from gspo.training.optimizer import MasterOptimizer
 from gspo.training.policy import Policy, TokenScorer
 from gspo.training.ranks import ALONE, Ranks
 from gspo.training.reference import Reference
+from gspo.training.schedule import Schedule
 
 T = TypeVar("T")
 RanksOf = Callable[[nn.Module, ShardSettings], Ranks]  # places a model over ranks; its weights move
@@ -114,9 +113,9 @@ def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
 
 def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: RanksOf | None) -> Policy:
     actor = config.actor_rollout_ref.actor
-    ranks = ranks_of(model, shard_settings(actor.fsdp_config)) if ranks_of else ALONE
+    ranks = ranks_of(model, _shard_settings(actor.fsdp_config)) if ranks_of else ALONE
     optimizer = _optimizer(model, actor.optim, actor.grad_clip)
-    schedule, settings = schedule_of(actor.optim, total_steps), policy_settings(config)
+    schedule, settings = _schedule(actor.optim, total_steps), policy_settings(config)
     # Captured code reads its weights where they were: not with shards that come and go, nor adapters switched off.
     alone = ranks_of is None and config.actor_rollout_ref.model.lora_rank == 0
     if actor.use_torch_compile and alone and worth_compiling(model):
@@ -130,8 +129,8 @@ def _critic(
     c = config.critic
     path = c.model.path or config.actor_rollout_ref.model.path
     model = ValueModel(load_weights(config, device, path, on_host=ranks_of is not None))
-    ranks = ranks_of(model, shard_settings(c.fsdp_config)) if ranks_of else ALONE
-    optimizer, schedule = _optimizer(model, c.optim, c.grad_clip), schedule_of(c.optim, total_steps)
+    ranks = ranks_of(model, _shard_settings(c.fsdp_config)) if ranks_of else ALONE
+    optimizer, schedule = _optimizer(model, c.optim, c.grad_clip), _schedule(c.optim, total_steps)
     settings = critic_settings(config)
     return _placed(ranks, lambda: Critic(model, optimizer, schedule, settings, ranks))
 
@@ -148,7 +147,7 @@ def _reference(
         return Reference(policy, adapters.disabled)
     path = c.path or config.actor_rollout_ref.model.path
     model = load_weights(config, device, path, on_host=ranks_of is not None).requires_grad_(False)
-    ranks = ranks_of(model, shard_settings(c.fsdp_config)) if ranks_of else ALONE
+    ranks = ranks_of(model, _shard_settings(c.fsdp_config)) if ranks_of else ALONE
     settings = reference_settings(config, policy.settings)
     return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
 
@@ -163,3 +162,21 @@ def _optimizer(model: Any, optim: OptimConfig, grad_clip: float) -> MasterOptimi
         grad_clip=grad_clip,
         fused=optim.fused,
     )
+
+
+def _shard_settings(c: FSDPConfig) -> ShardSettings:
+    """How a model is sharded, as its section says; the compute precision is the run's."""
+    return ShardSettings(
+        reshard_after_forward=c.reshard_after_forward,
+        fsdp_size=c.fsdp_size,
+        param_offload=c.param_offload,
+        optimizer_offload=c.optimizer_offload,
+        offload_policy=c.offload_policy,
+    )
+
+
+def _schedule(optim: OptimConfig, total_steps: int) -> Schedule:
+    """The learning rate by step."""
+    span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
+    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
+    return Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio)  # pyright: ignore[reportArgumentType]

@@ -1,16 +1,13 @@
-"""What a config means to the models that train: how they cut a batch, are sharded and learn."""
+"""What a config means to the models that train: how each cuts and runs a batch."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from gspo.config import TrainerConfig
-from gspo.config.model import FSDPConfig, OptimConfig
 from gspo.training.batching import Kind
 from gspo.training.critic import CriticSettings
-from gspo.training.fsdp import ShardSettings
 from gspo.training.policy import PolicySettings
-from gspo.training.schedule import Schedule
 
 FLEX_ATTENTION = "flex_attention"  # of packed training; the engine and padded rows keep the model's own
 
@@ -78,21 +75,3 @@ def critic_settings(config: TrainerConfig) -> CriticSettings:
         clip=c.cliprange_value,
         layout=_layout(config),
     )
-
-
-def shard_settings(c: FSDPConfig) -> ShardSettings:
-    """How a model is sharded, as its section says; the compute precision is the run's."""
-    return ShardSettings(
-        reshard_after_forward=c.reshard_after_forward,
-        fsdp_size=c.fsdp_size,
-        param_offload=c.param_offload,
-        optimizer_offload=c.optimizer_offload,
-        offload_policy=c.offload_policy,
-    )
-
-
-def schedule_of(optim: OptimConfig, total_steps: int) -> Schedule:
-    """The learning rate by step."""
-    span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
-    warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
-    return Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio)  # pyright: ignore[reportArgumentType]
