@@ -1,7 +1,7 @@
 """A decoder's forward and backward captured as CUDA graphs, one pair for each size of packed micro-batch.
 
 A small model on a fast GPU waits for the host to launch its kernels; a captured pair is launched as a whole. Tokens,
-sequences and keys are padded to a bucket: attention leaves padding at zero (flash.py), and nothing reads it.
+sequences and keys are padded to a captured size: attention leaves padding at zero (flash.py), and nothing reads it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,13 @@ from gspo.training.flash import Spans
 log = logging.getLogger(__name__)
 
 MAX_GRAPHS = 12  # each holds its activations: more kinds of micro-batch than this run without
+TOKEN_STEP = 64  # graphs are captured for multiples of this many tokens
+MAX_PADDING = 1.125  # tokens of a graph for each token of a micro-batch that takes it, at most
+
+MAX_SIZES = 1 << 14  # of micro-batches that are remembered
+
+# Tokens, entries of `query_starts`, keys, most queries and most keys of a sequence.
+Size = tuple[int, int, int, int, int]
 
 
 class GraphedDecoder:
@@ -24,21 +31,42 @@ class GraphedDecoder:
 
     def __init__(self, decoder: nn.Module) -> None:
         self._decoder = decoder
-        self._graphs: dict[tuple[int, ...], Any] = {}
+        self._graphs: dict[Size, Any] = {}
+        self._chosen: dict[Size, Size | None] = {}  # a size keeps its graph: another one may round otherwise
         self._memory: Any = None
         self.reason: str | None = None
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, spans: Spans) -> Tensor:
         """As the decoder's own, with gradients to its parameters."""
-        key = _bucket(input_ids.shape[1], spans)
-        if key not in self._graphs and self.reason is None and len(self._graphs) < MAX_GRAPHS:
-            self._capture(key, input_ids, position_ids, spans)
-        if key not in self._graphs:
+        size = _size(input_ids.shape[1], spans)
+        if size in self._chosen:
+            captured = self._chosen.pop(size)
+        else:
+            captured = self._fitting(size) or self._capture(size, input_ids, position_ids, spans)
+        self._chosen[size] = captured  # now the latest
+        if len(self._chosen) > MAX_SIZES:
+            del self._chosen[next(iter(self._chosen))]
+        if captured is None:
             return _Packed(self._decoder)(input_ids, position_ids, *spans)[0]
-        padded = _pad(key, input_ids, position_ids, spans)
-        return self._graphs[key](*padded)[0, : input_ids.shape[1]]
+        padded = _pad(captured, input_ids, position_ids, spans)
+        return self._graphs[captured](*padded)[0, : input_ids.shape[1]]
 
-    def _capture(self, key: tuple[int, ...], input_ids: Tensor, position_ids: Tensor, spans: Spans) -> None:
+    def _fitting(self, size: Size) -> Size | None:
+        """The smallest graph that takes this size without much padding."""
+        fitting = [
+            captured
+            for captured in self._graphs
+            if all(have >= need for have, need in zip(captured, size))
+            and captured[0] <= MAX_PADDING * size[0]
+        ]
+        return min(fitting, default=None)
+
+    def _capture(self, size: Size, input_ids: Tensor, position_ids: Tensor, spans: Spans) -> Size | None:
+        """The size of a new graph for this one, or None where there is to be none."""
+        if self.reason is not None or len(self._graphs) >= MAX_GRAPHS:
+            return None
+        like = any(captured[0] < size[0] <= MAX_PADDING * captured[0] for captured in self._graphs)
+        key = _rounded(size, varies=like)
         module = _Packed(self._decoder, key[-2:]).eval()
         if self._memory is None:
             self._memory = torch.cuda.graph_pool_handle()
@@ -50,6 +78,8 @@ class GraphedDecoder:
         except Exception as error:  # whatever a model does that cannot be captured
             self.reason = f"{type(error).__name__}: {error}"
             log.warning("training runs without CUDA graphs: %s", self.reason)
+            return None
+        return key
 
 
 class _Packed(nn.Module):
@@ -76,27 +106,31 @@ class _Packed(nn.Module):
         return out.last_hidden_state
 
 
-def _bucket(num_tokens: int, spans: Spans) -> tuple[int, ...]:
-    """Tokens, sequences, keys, most queries and most keys of the graph that takes these."""
+def _size(num_tokens: int, spans: Spans) -> Size:
     most_queries, most_keys = spans.longest.tolist()
+    return num_tokens, len(spans.query_starts), len(spans.keys), most_queries, most_keys
+
+
+def _rounded(size: Size, *, varies: bool) -> Size:
+    """What a graph for this size takes: hardly more tokens, which cost most, unless sizes have been seen to vary."""
+    num_tokens, num_starts, num_keys, most_queries, most_keys = size
+    step = max(TOKEN_STEP, _power_of_two(num_tokens) // 16) if varies else TOKEN_STEP
     return (
-        _round_up(num_tokens, 8),
-        _round_up(len(spans.query_starts), 1),
-        _round_up(len(spans.keys), 8),
-        _round_up(most_queries, 1),
-        _round_up(most_keys, 1),
+        -(-num_tokens // step) * step,
+        _power_of_two(num_starts),
+        -(-num_keys * 9 // 8 // TOKEN_STEP) * TOKEN_STEP,
+        _power_of_two(most_queries),
+        _power_of_two(most_keys),
     )
 
 
-def _round_up(number: int, steps: int) -> int:
-    """The next of `steps` even sizes between powers of two."""
-    power = 1 << max(0, (number - 1).bit_length())
-    step = max(1, power // 2 // steps)
-    return -(-number // step) * step
+def _power_of_two(number: int) -> int:
+    """The next one."""
+    return 1 << max(0, (number - 1).bit_length())
 
 
-def _pad(key: tuple[int, ...], input_ids: Tensor, position_ids: Tensor, spans: Spans) -> tuple[Tensor, ...]:
-    num_tokens, num_starts, num_keys = key[:3]
+def _pad(size: Size, input_ids: Tensor, position_ids: Tensor, spans: Spans) -> tuple[Tensor, ...]:
+    num_tokens, num_starts, num_keys = size[:3]
 
     def fill(x: Tensor, size: int, *, last: bool = False) -> Tensor:
         extra = size - x.shape[-1]
