@@ -26,7 +26,7 @@ def policy_settings(config: TrainerConfig) -> PolicySettings:
         old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
         entropy_in_loss=actor.entropy_coeff != 0,
         entropy_checkpointing=actor.entropy_checkpointing,
-        layout=_layout(config),
+        layout=layout_kind(config),
         flex_attention=config.actor_rollout_ref.model.attn_implementation == FLEX_ATTENTION,
         score_tokens=score_tokens,
         score_rows=score_rows,
@@ -43,7 +43,7 @@ def _score_cut(config: TrainerConfig) -> tuple[int | None, int | None]:
     return None, rows
 
 
-def _layout(config: TrainerConfig) -> Kind:
+def layout_kind(config: TrainerConfig) -> Kind:
     """How micro-batches are laid out. Sharing prompts packs: their tokens would have no row to stand in."""
     c = config.actor_rollout_ref.model
     return "shared" if c.use_shared_prefix else "packed" if c.use_remove_padding else "plain"
@@ -73,5 +73,5 @@ def critic_settings(config: TrainerConfig) -> CriticSettings:
         micro_batch_tokens=None if rows else tokens or actor.ppo_max_token_len_per_gpu,
         micro_batch_rows=rows or 1,
         clip=c.cliprange_value,
-        layout=_layout(config),
+        layout=layout_kind(config),
     )

@@ -10,6 +10,7 @@ import torch
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.plan import roles
 from gspo.loop.build_roles import compute_dtype
+from gspo.loop.role_settings import layout_kind
 from gspo.models import resolve
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.pages import PAGE
@@ -83,10 +84,14 @@ def plan_memory(
     size = torch.finfo(dtype).bits // 8
     kept = measure_activations(model, dtype)
     held = _held(config, counts, size)
-    tokens, targets = _micro_batch(config)
+    tokens, targets = _micro_batch(config, _is_half_on_gpu(size, device))
     cache = _cache(config, shape, size, device, available)
     activations = _activations(config, shape, kept, size, tokens)
-    logits = _fused_logits(targets, shape, size) if _is_fused(size, device) else _logits(targets, shape, size)
+    logits = (
+        _fused_logits(targets, shape, size)
+        if _is_half_on_gpu(size, device)
+        else _logits(targets, shape, size)
+    )
     static = sum(held.values())
     transient = _transient(shape, size)
     prefill = min(
@@ -156,16 +161,24 @@ def _cache(config: TrainerConfig, shape: ModelShape, size: int, device: torch.de
     return min(pages, int(rollout.gpu_memory_utilization * available))
 
 
-def _micro_batch(config: TrainerConfig) -> tuple[int, int]:
-    """Padded tokens and response tokens of the largest training forward."""
+def _micro_batch(config: TrainerConfig, flash: bool) -> tuple[int, int]:
+    """Tokens and response tokens of the largest training forward.
+
+    By the flash kernel as the layout counts them; without it attention pads its own copies of a packed row.
+    """
     actor, plan = config.actor_rollout_ref.actor, BatchPlan.of(config)
-    length = plan.max_prompt_tokens + plan.max_response_tokens
+    prompt, response, n = plan.max_prompt_tokens, plan.max_response_tokens, plan.group_size
+    per_row = {
+        "plain": float(prompt + response),
+        "packed": float(prompt + response - 1),
+        "shared": prompt / n + response - 1,
+    }[layout_kind(config) if flash else "plain"]
     rows = plan.mini_batch_rollouts
     if actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None:
-        rows = min(rows, max(1, actor.ppo_max_token_len_per_gpu // length))
+        rows = min(rows, max(1, int(actor.ppo_max_token_len_per_gpu / per_row)))
     else:
         rows = min(rows, actor.ppo_micro_batch_size_per_gpu)
-    return rows * length, rows * plan.max_response_tokens
+    return int(rows * per_row), rows * response
 
 
 def _activations(config: TrainerConfig, shape: ModelShape, kept: Any, size: int, tokens: int) -> int:
@@ -180,8 +193,8 @@ def _transient(shape: ModelShape, size: int) -> float:
     return size * (3 * shape.intermediate + 4 * shape.hidden)
 
 
-def _is_fused(size: int, device: torch.device) -> bool:
-    """Whether the GPU's own head kernels run (training/head_kernels.py)."""
+def _is_half_on_gpu(size: int, device: torch.device) -> bool:
+    """Whether the GPU's own kernels run, of attention (training/flash.py) and of the head (head_kernels.py)."""
     return device.type == "cuda" and size < FLOAT
 
 
