@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import gspo.loop.trainer as module
-from gspo.config.trainer import PPOTrainerConfig
+from gspo.config import TrainerConfig
 from gspo.loop import checkpoint
 from gspo.loop.alarms import RULES
 from gspo.loop.checkpoint import CheckpointError
@@ -236,7 +236,7 @@ def test_checkpoints_that_a_run_did_not_go_on_from_do_not_count_as_kept(tmp_path
 def test_auto_saves_while_it_costs_little(tmp_path):
     clock = Clock()
     writer = Writer(clock, print)
-    saving = Saving(tmp_path, PPOTrainerConfig(), clock, writer)
+    saving = Saving(tmp_path, TrainerConfig(), clock, writer)
     assert saving.is_due(1)
     writer.charge("log_groups", 1e9)
     assert saving.is_due(1)

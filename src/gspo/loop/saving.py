@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.config.trainer import PPOTrainerConfig
+from gspo.config import TrainerConfig
 from gspo.loop import checkpoint
 from gspo.loop.checkpoint_shards import TensorSet
 from gspo.loop.parts import Parts
@@ -32,9 +32,9 @@ AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of
 class Saving:
     """Writes the checkpoints of one run folder. `saved` is the last step that is whole on disk, as far as is known."""
 
-    def __init__(self, folder: Path, settings: PPOTrainerConfig, clock: Clock, writer: Writer) -> None:
+    def __init__(self, folder: Path, config: TrainerConfig, clock: Clock, writer: Writer) -> None:
         self._folder, self._clock, self._writer = folder, clock, writer
-        self._every, self._keep = settings.save_freq, settings.max_actor_ckpt_to_keep
+        self._every, self._keep = config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep
         self._tokenizer_files: dict[Path, bytes] | None = None
         self._began, self._cost_before = time.monotonic(), 0.0  # of the last save
         self.saved: int | None = None

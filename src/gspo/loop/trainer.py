@@ -85,7 +85,7 @@ class Trainer:
             trainer = self.config.trainer
             self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
             self.writer = Writer(self.clock, self.console.warn)
-            self.saving = Saving(self.run.checkpoints, trainer, self.clock, self.writer)
+            self.saving = Saving(self.run.checkpoints, self.config, self.clock, self.writer)
             self._assemble(resume.checkpoint)
             self._clock_started = time.monotonic()
             write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
