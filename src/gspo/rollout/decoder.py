@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from gspo.models.few_rows import FewRows
 from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
 from gspo.rollout.engine import EngineError
 from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
@@ -30,6 +31,7 @@ class Decoder:
         self.device = device
         self._pad = pad_token_id
         self._configs = attention_configs(model)
+        self._few_rows = FewRows(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         forward = inspect.signature(model.forward).parameters
         # Only the last position's logits are wanted; a model that cannot be told so computes them all.
@@ -75,7 +77,7 @@ class Decoder:
     @contextmanager
     def decoding(self) -> Iterator[None]:
         """Within this `decode` may be called."""
-        with decode_attention(self._configs):
+        with decode_attention(self._configs), self._few_rows.active():
             yield
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:

@@ -120,7 +120,9 @@ class MasterOptimizer:
         elif not result.applied:
             self.zero_grad()
             return result
-        if self.grad_clip:
+        if self.grad_clip and (
+            norm.is_cuda or norm > self.grad_clip
+        ):  # a pass over memory, where it can be spared
             torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.grad_clip, norm)
         for group in self.adamw.param_groups:
             group["lr"] = lr

@@ -14,6 +14,7 @@ from gspo.algo.aggregation import count_totals
 from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head import Head, chosen_log_probs
+from gspo.training.host_memory import keep_freed_memory
 from gspo.training.optimizer import MasterOptimizer, StepResult
 from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
@@ -66,6 +67,8 @@ class TokenScorer:
         self.settings = settings
         parameter = next(model.parameters())
         self.device = parameter.device
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)  # of log-probs
 
     def plan(self, batch: TrainBatch) -> list[list[list[int]]]:

@@ -1,0 +1,59 @@
+"""Products of few rows turned round on a CPU: the same numbers, and nothing else about the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gspo.models.few_rows import FEWEST, MOST, FewRows
+
+from ..rollout.models import drain, make_engine, make_model, make_request
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("rows", [1, FEWEST - 1, FEWEST, 16, MOST, MOST + 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_outputs_are_those_of_the_layer(two_threads, rows, bias):
+    layer = nn.Linear(24, 40, bias=bias)
+    x = torch.randn(rows, 1, 24)
+    with torch.no_grad():
+        want = layer(x)
+        with FewRows(layer).active():
+            assert type(layer) is not nn.Linear
+            got = layer(x)
+    assert type(layer) is nn.Linear
+    assert got.shape == want.shape and got.is_contiguous() and torch.allclose(got, want, atol=1e-6)
+
+
+def test_a_wide_layer_takes_the_other_product(two_threads, monkeypatch):
+    calls = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: calls.append(a.shape) or a @ b)
+    layer = nn.Linear(8, 6, bias=False)
+    with torch.no_grad(), FewRows(layer).active():
+        layer(torch.ones(16, 8))
+        layer(torch.ones(MOST + 1, 8))
+    assert calls == [(6, 8)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3-moe", "gemma3"])
+def test_an_engine_of_two_threads_draws_what_one_of_one_thread_does(two_threads, family):
+    requests = [make_request(i, n=4, max_tokens=12) for i in range(8)]
+    many = make_engine(make_model(family), num_slots=32)
+    for request in requests:
+        many.submit(request)
+    got = drain(many)
+    torch.set_num_threads(1)
+    want = make_engine(make_model(family), num_slots=32).generate(requests)
+    by_number = {g.prompt.uid: g for g in got}
+    for group in want:
+        for mine, other in zip(by_number[group.prompt.uid].rollouts, group.rollouts):
+            assert mine.token_ids == other.token_ids
+            assert mine.log_probs == pytest.approx(other.log_probs, abs=1e-4)
