@@ -1,9 +1,11 @@
-"""Trains by the config words in the first argument and prints the peak of this process's memory."""
+"""Trains by the config words in the first argument and prints the peak of this process's memory, and of a GPU's."""
 
 from __future__ import annotations
 
 import json
 import sys
+
+import torch
 
 from gspo.config import load
 from gspo.loop.trainer import Trainer
@@ -14,4 +16,4 @@ from gspo.validate.machine import peak_memory
 if __name__ == "__main__":
     words = json.loads(sys.argv[1])
     Trainer(load(None, words), reward_fn=even_first_byte, console=Console(enabled=False)).fit()
-    print(json.dumps({"peak": peak_memory()}))
+    print(json.dumps({"peak": peak_memory(), "reserved": torch.cuda.max_memory_reserved()}))
