@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gspo.loop.watchdog import Watchdog
-from gspo.loop.writer import Writer
+from gspo.loop.writer import Abandoned, Writer
 from gspo.tracking.clock import Clock
 
 
@@ -117,6 +117,22 @@ def test_cut_short_it_stops_at_the_next_beat_and_drops_the_rest(writer):
         raise KeyboardInterrupt
     writer.close()
     assert done == [] and not [t for t in threading.enumerate() if t.name == "gspo-writer"]
+
+
+def test_a_closed_writer_takes_jobs_again_and_an_abandoned_one_refuses_them(writer):
+    done = []
+    writer.close()
+    for number in range(2):  # as when a trainer is saved by hand after its run has ended
+        writer.do("save_checkpoint", lambda beat, number=number: done.append(number))
+        waiting = threading.Thread(target=writer.wait, daemon=True)
+        waiting.start()
+        waiting.join(30)
+        assert not waiting.is_alive(), "waited in vain"
+        time.sleep(0.05)  # for the thread to end, should it
+    assert done == [0, 1]
+    writer.abandon()
+    with pytest.raises(Abandoned, match="stopped at once"):
+        writer.do("save_checkpoint", lambda beat: done.append("unnoticed"))
 
 
 def test_a_hang_in_the_writer_is_found_when_it_is_waited_for(writer, clock, said, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.fx import GraphModule
 
 from gspo.models.compiled import CompiledLayers
@@ -66,6 +67,16 @@ def test_moved_weights_are_refused():
     model.to(torch.float64)
     with pytest.raises(RuntimeError, match="moved to other memory"), fused.active():
         pass
+
+
+def test_a_refusal_leaves_every_layer_as_it_was():
+    model = make_model("llama")
+    fused = FusedProjections(model)
+    last = model.get_parameter("model.layers.1.mlp.up_proj.weight")
+    last.data = last.data.clone()
+    with pytest.raises(RuntimeError, match="moved to other memory"), fused.active():
+        pass
+    assert {type(m) for m in model.modules() if isinstance(m, nn.Linear)} == {nn.Linear}
 
 
 def test_a_compiled_layer_has_one_product_for_siblings_and_one_code_for_all_layers():

@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from gspo.training import head as head_module
 from gspo.training.batching import collate, split_by_tokens
@@ -193,6 +195,46 @@ def test_bf16_gradients_add_up_in_float32(monkeypatch, waiting):
     for ids in inputs:
         (model(ids).logits.float() ** 2).sum().backward()
     assert all(torch.equal(optimizer.masters[name].grad, total) for name, total in want.items())
+
+
+class _Faulty(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("out of memory")
+
+
+def test_gradients_after_a_backward_that_failed_are_not_lost():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).bfloat16()
+    optimizer = MasterOptimizer(net.named_parameters(), lr=0.1)
+    x = torch.ones(2, 4, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        net[1](_Faulty.apply(net[0](x))).sum().backward()
+    net(x).sum().backward()
+    assert all(master.grad is not None for master in optimizer.masters.values())
+    assert optimizer.step(0.1).grad_norm > 0
+
+
+def test_a_backward_within_a_backward_adds_to_the_same_sums():
+    inner, last = (nn.Linear(4, 4, bias=False).bfloat16() for _ in range(2))
+    optimizer = MasterOptimizer(nn.ModuleList([inner, last]).named_parameters(), lr=0.1)
+    x = torch.ones(2, 4, dtype=torch.bfloat16, requires_grad=True)
+
+    def grads(apply):
+        for before in (False, True):  # the weight is used before the inner part as well, or after it
+            h = apply(inner(x)) if before else inner(apply(x))
+            last(h).sum().backward()
+        got = [master.grad.clone() for master in optimizer.masters.values()]
+        optimizer.zero_grad()
+        return got
+
+    want = grads(inner)
+    got = grads(lambda h: checkpoint(inner, h, use_reentrant=True))
+    for a, b in zip(want, got):
+        torch.testing.assert_close(a, b, atol=0.05, rtol=0.02)
 
 
 def test_optimiser_state_round_trips_to_the_bit():

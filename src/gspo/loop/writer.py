@@ -49,8 +49,11 @@ class Writer:
     def do(self, stage: str, job: Job) -> None:
         """Have a job done aside."""
         with self._changed:
+            if self._abandoned:
+                raise Abandoned("the run was stopped at once; nothing more is written")
             if self._error is not None:
                 return
+            self._closed = False  # a writer that was closed starts again
             self._tasks.append(_Task(stage, job))
             self._changed.notify_all()
         if self._thread is None:

@@ -37,6 +37,7 @@ class FusedProjections:
         """Within this, and without gradients, the first of a group computes for all."""
         for member in self._members:
             _check_place(member)
+        for member in self._members:
             member.__class__ = _Sibling
         try:
             yield

@@ -37,27 +37,29 @@ class _GradientSums:
     """
 
     def __init__(self) -> None:
-        self._new: list[tuple[nn.Parameter, Tensor]] = []
+        self._new: dict[nn.Parameter, Tensor] = {}  # by master
         self._num_bytes = 0
 
     def take(self, master: nn.Parameter, parameter: Tensor) -> None:
         """Called in a backward when the parameter's gradient is there."""
         grad, parameter.grad = parameter.grad, None
         assert grad is not None
-        if not self._new:
-            torch.autograd.Variable._execution_engine.queue_callback(self._add)  # pyright: ignore[reportAttributeAccessIssue]
-        self._new.append((master, grad))
+        # Every time: what waits may be of a backward that failed, or of one that this one runs within.
+        torch.autograd.Variable._execution_engine.queue_callback(self._add)  # pyright: ignore[reportAttributeAccessIssue]
+        if master in self._new:
+            self._add()
+        self._new[master] = grad
         self._num_bytes += grad.nbytes
         if self._num_bytes >= WAITING_BYTES:
             self._add()
 
     def forget(self) -> None:
-        self._new, self._num_bytes = [], 0
+        self._new, self._num_bytes = {}, 0
 
     @torch.no_grad()
     def _add(self) -> None:
-        first = [(master, grad) for master, grad in self._new if master.grad is None]
-        later = [(master.grad, grad) for master, grad in self._new if master.grad is not None]
+        first = [(master, grad) for master, grad in self._new.items() if master.grad is None]
+        later = [(master.grad, grad) for master, grad in self._new.items() if master.grad is not None]
         if first:
             sums = [torch.empty_like(master) for master, _ in first]
             torch._foreach_copy_(sums, [grad for _, grad in first])
