@@ -9,7 +9,7 @@ import torch
 
 from gspo.training import packing
 from gspo.training.batching import balance, collate, micro_batch, plan_micro_batches
-from gspo.training.forward import Forward
+from gspo.training.forward import Forward, _captures
 from gspo.training.head import Head, chosen_log_probs
 
 from ..rollout.models import CONFIGS, make_model
@@ -177,6 +177,29 @@ def test_a_wrong_attention_is_found_before_training(monkeypatch):
     monkeypatch.setattr(packing.Block, "_build_mask", lambda *args: torch.zeros_like(build(*args)))
     forward = Forward.of(make_model("llama").base_model, "shared")
     assert forward.kind == "plain" and "differ" in forward.reason
+
+
+def test_micro_batches_are_made_again_for_whatever_they_are_made_of():
+    forward = Forward.of(llama().base_model, "shared")
+    batch = collate(groups())
+    made = forward.micro(batch, [0, 1], "cpu")
+    assert forward.micro(dataclasses.replace(batch, advantages=batch.mask), [0, 1], "cpu") is made
+    wider = torch.nn.functional.pad(batch.mask, (0, 3))
+    prompts = [(9, *prompt[1:]) for prompt in batch.prompt_ids]
+    for change in ({"mask": wider}, {"prompt_ids": prompts}, {"response_ids": [*batch.response_ids]}):
+        changed = dataclasses.replace(batch, **change)
+        got, want = forward.micro(changed, [0, 1], "cpu"), micro_batch(changed, [0, 1], "cpu", "shared")
+        assert got is not made and got.num_response == want.num_response
+        assert torch.equal(got.input_ids, want.input_ids) and torch.equal(got.slots, want.slots)
+
+
+def test_graphs_are_not_captured_where_a_gradient_would_stay_in_their_memory():
+    decoder = llama().base_model.bfloat16()
+    assert _captures(decoder)
+    decoder.norm.float()
+    assert not _captures(decoder)
+    decoder.norm.requires_grad_(False)
+    assert _captures(decoder)
 
 
 def test_balanced_bins_keep_the_budget():

@@ -25,14 +25,17 @@ class MadeMicroBatches:
     """The micro-batches of the latest batch: scoring and updating run the same ones."""
 
     def __init__(self) -> None:
-        self._batch: object = None
+        self._of: tuple[object, ...] = ()
+        self._width: int | None = None
         self._made: dict[tuple[int, ...], MicroBatch] = {}
         self._last: MicroBatch | None = None
 
-    def get(self, batch: object, rows: tuple[int, ...], make: Callable[[], MicroBatch]) -> MicroBatch:
-        """That of these rows of `batch`, which is told from others by being the same object."""
-        if batch is not self._batch:
-            self._batch, self._made = batch, {}
+    def get(self, batch: TrainBatch, rows: tuple[int, ...], make: Callable[[], MicroBatch]) -> MicroBatch:
+        """That of these rows of `batch`, which is told from others by its tokens being the same objects."""
+        of = (batch.prompt_ids, batch.response_ids, batch.group_ids)
+        width = batch.mask.shape[1]
+        if width != self._width or any(a is not b for a, b in zip(of, self._of)):
+            self._of, self._width, self._made = of, width, {}
         if rows not in self._made:
             self._made[rows] = make()
         micro = self._made[rows]
@@ -69,8 +72,7 @@ class Forward:
             if _mismatch(wanted) is None:
                 if not compiled:
                     return wanted
-                recomputes = any(getattr(m, "gradient_checkpointing", False) for m in decoder.modules())
-                graphed = None if recomputes else GraphedDecoder(decoder)
+                graphed = GraphedDecoder(decoder) if _captures(decoder) else None
                 return replace(wanted, layers=CompiledLayers(decoder), graphed=graphed)
         wanted = Forward(decoder, kind, kernels, None, configs)
         reason = _unsupported(configs, kernels) or _mismatch(wanted)
@@ -79,7 +81,7 @@ class Forward:
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward, in this layout; those of the latest batch are made once."""
         return self.made.get(
-            batch.response_ids,
+            batch,
             tuple(rows),
             lambda: micro_batch(batch, rows, device, self.kind, flash=self.kernels is FLASH),
         )
@@ -124,6 +126,18 @@ def _checkpointing(model: nn.Module) -> Iterator[None]:
             del layer.forward
             if forward is not None:
                 layer.forward = forward
+
+
+def _captures(decoder: nn.Module) -> bool:
+    """Whether captured graphs train this decoder: without layers to recompute, and every gradient taken at once.
+
+    A graph leaves its gradients in memory that its next replay overwrites. Those of half-precision parameters are added
+    to sums of their own after every backward (optimizer.py); a float32 parameter's would stay there.
+    """
+    recomputes = any(getattr(m, "gradient_checkpointing", False) for m in decoder.modules())
+    return not recomputes and not any(
+        p.requires_grad and p.dtype == torch.float32 for p in decoder.parameters()
+    )
 
 
 def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
