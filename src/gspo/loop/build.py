@@ -15,7 +15,7 @@ from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.loop.backend import Backend, ClusterError
 from gspo.loop.build_roles import build_roles
-from gspo.loop.device import choose_device, default_threads
+from gspo.loop.device import choose_device, default_threads, use_only_deterministic
 from gspo.loop.engines import build_rollout, check_engine, num_workers, runs_ahead
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import fingerprint
@@ -107,8 +107,8 @@ def build(
 def _prepare_process(config: TrainerConfig) -> torch.device:
     """Set how this process computes; its device."""
     torch.set_num_threads(config.trainer.num_threads or default_threads())
-    if config.trainer.deterministic:
-        torch.use_deterministic_algorithms(True)
+    if config.trainer.deterministic:  # else as the caller has set it
+        use_only_deterministic(True)
     return choose_device(config.trainer.device)
 
 

@@ -18,3 +18,10 @@ def choose_device(name: str) -> torch.device:
     if name != "auto":
         return torch.device(name)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def use_only_deterministic(wanted: bool) -> None:
+    """As `trainer.deterministic` says: operations that give the same bits each time, or an error where there is none."""
+    if wanted:  # what cuBLAS must find before its first product
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)

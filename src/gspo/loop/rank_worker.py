@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gspo.config import TrainerConfig
 from gspo.loop.build_roles import build_roles, compute_dtype, load_weights
 from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
-from gspo.loop.device import default_threads
+from gspo.loop.device import default_threads, use_only_deterministic
 from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins
 from gspo.loop.rank_adapters import ShardedAdapters
@@ -89,7 +89,7 @@ class RankWorker:
         self.unload()
         import_plugins(config.trainer.plugins)
         torch.set_num_threads(config.trainer.num_threads or default_threads())
-        torch.use_deterministic_algorithms(config.trainer.deterministic)
+        use_only_deterministic(config.trainer.deterministic)
         dtype = getattr(torch, compute_dtype(config, self._device))
 
         def shard(model: nn.Module, settings: ShardSettings) -> Shards:
