@@ -160,6 +160,20 @@ def test_responses_of_one_token_need_only_their_prompt(float64):
     close(gradients(model, "plain", batch=short), gradients(model, "shared", batch=short), 1e-10)
 
 
+def test_an_empty_response_counts_for_nothing_in_every_layout():
+    group = groups(num=1, n=3)[0]
+    first, second, third = group.rollouts
+    empty = dataclasses.replace(second, token_ids=(), log_probs=(), loss_mask=(), versions=())
+    for rollouts in ((first, empty, third), (first, empty, empty), (third, empty)):
+        batch = collate([group.with_rollouts(rollouts)])
+        plain, packed, shared = (
+            policy(llama(), layout=layout).log_probs(batch)[0] for layout in ("plain", "packed", "shared")
+        )
+        torch.testing.assert_close(packed, plain)
+        torch.testing.assert_close(shared, plain)
+        assert plain[0].abs().sum() > 0 and not plain[1].any()
+
+
 def test_a_model_that_cannot_be_packed_says_why_and_runs_in_padded_rows():
     other = make_model("llama", attention="flex_attention")
     forward = Forward.of(other.base_model, "shared")

@@ -231,7 +231,9 @@ def _sequences(
             continue
         prompts.append(_Sequence(prompt, group, num_prompt=size))
         answers += [
-            _Sequence(batch.response_ids[row][:-1], group, row, first_position=size) for row in of_group
+            _Sequence(batch.response_ids[row][:-1], group, row, first_position=size)
+            for row in of_group
+            if batch.response_ids[row]  # of an empty one nothing is predicted
         ]
     return prompts, answers
 
