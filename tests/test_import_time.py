@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -31,3 +32,20 @@ def test_importing_the_package_loads_nothing_heavy():
 )
 def test_types_config_and_command_line_load_no_model_library(statement):
     assert not modules_after(statement) & {"torch", "transformers", "numpy", "ray", "vllm"}
+
+
+def spin_count(**environment: str) -> str | None:
+    code = "import os, gspo; print(os.environ.get('GOMP_SPINCOUNT'))"
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP", "GSPO", "OMP"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**kept, **environment}
+    )
+    return done.stdout.strip()
+
+
+def test_threads_spin_as_the_user_says_or_as_the_machine_allows():
+    assert spin_count() in ("20000", "100000")
+    assert spin_count(GOMP_SPINCOUNT="7") == "7"
+    assert spin_count(OMP_WAIT_POLICY="PASSIVE") == "None"
+    # what a parent process chose is chosen again
+    assert spin_count(GOMP_SPINCOUNT="7", GSPO_CHOSEN_SPINCOUNT="7") in ("20000", "100000")

@@ -16,6 +16,8 @@ def _is_idle() -> bool:
 
 # OpenMP threads spin while they wait for each other. When the machine does anything else beside training, a spinning
 # thread keeps its partner from running and a step takes ten times as long; a thread that sleeps soon costs a quarter
-# when the machine is idle (docs/performance.md). libgomp reads this when torch is imported.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "100000" if _is_idle() else "20000")
+# when the machine is idle (docs/performance.md). libgomp reads this when torch is imported. A process that this one
+# starts finds what was chosen here, told from a user's own choice by the second name, and chooses again.
+_SPIN, _CHOSEN = "GOMP_SPINCOUNT", "GSPO_CHOSEN_SPINCOUNT"
+if "OMP_WAIT_POLICY" not in os.environ and os.environ.get(_SPIN) == os.environ.get(_CHOSEN):
+    os.environ[_SPIN] = os.environ[_CHOSEN] = "100000" if _is_idle() else "20000"
