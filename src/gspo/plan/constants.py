@@ -56,6 +56,10 @@ class Device:
         return TRAIN_SHARE_CPU if self.name == "cpu" else TRAIN_SHARE
 
     @property
+    def row_layer_s(self) -> float:
+        return 0.0 if self.name == "cpu" else ROW_LAYER_S
+
+    @property
     def decode_layer_s(self) -> float:
         return DECODE_LAYER_CPU_S if self.name == "cpu" else DECODE_LAYER_S
 
@@ -106,16 +110,16 @@ OVERLAP = Figure(0.70, "assumed", "share of computing behind which FSDP's exchan
 
 # Decoding
 DECODE_LAYER_S = Figure(
-    54e-6,
+    35.6e-6,
     "fitted",
     "time a layer and decode step that does not grow with the batch: docs/performance.md, On a GPU, rollout of smol, "
-    "119,400 tok/s at batch 256 and 290,200 at 1,024",
+    "143,300 tok/s at batch 256 and 270,800 at 1,024",
 )
 SAMPLING_PASSES = Figure(
-    13.5,
+    12.3,
     "fitted",
-    "passes over a row's float32 logits: with ROW_PASSES what is left of the cost a row in those two points, divided "
-    "between the two by choice; rollout of qwen1.5b (0.449 s) is then 5 % over",
+    "passes over a row's float32 logits: with ROW_LAYER_S and DECODE_LAYER_S from three points, rollout of smol at batch "
+    "256 and 1,024 and of qwen1.5b at 256 (0.425 s); as many constants as points",
 )
 EAGER_LAYER_S = Figure(
     0.9e-3,
@@ -123,14 +127,30 @@ EAGER_LAYER_S = Figure(
     "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28",
 )
 DECODE_LAYER_CPU_S = Figure(1.8e-3, "fitted", "generation of `make train` on 2 idle cores, 1.2 s a step")
-ROW_PASSES = Figure(3, "fitted", "passes over a row's intermediate results in decoding; see SAMPLING_PASSES")
+ROW_PASSES = Figure(
+    3,
+    "assumed",
+    "passes over a row's intermediate results in decoding; the three points do not tell it apart",
+)
+ROW_LAYER_S = Figure(
+    27.6e-9,
+    "fitted",
+    "time a row, layer and decode step that neither bytes nor operations account for; see SAMPLING_PASSES",
+)
 
 # Training
 TRAIN_SHARE = Figure(
     0.65,
     "fitted",
-    "docs/performance.md, On a GPU: training of qwen1.5b captured (1.325 s), of 8 × 8,192 and 2 × 32,768 tokens (4.3 and "
-    "4.7 s with their warm-up), of smol before it was captured (0.59 s), and of both eager and padded (4.09 and 0.84 s)",
+    "not captured; docs/performance.md, On a GPU: training of qwen1.5b on 8 × 8,192 and 2 × 32,768 tokens (3.07 s, and "
+    "4.7 s with its warm-up), and of qwen1.5b and smol eager and padded (4.09 and 0.84 s)",
+)
+CAPTURED_TRAIN_SHARE = Figure(
+    1.0,
+    "fitted",
+    "as TRAIN_SHARE, compiled and captured: docs/performance.md, On a GPU, training of qwen1.5b (0.882 s, 6 % over) and "
+    "smol (0.199 s, 14 % under). Products reach less, 0.5 of 0.58 s in a profile; fusion saves passes over memory that "
+    "TRAFFIC_PASSES counts",
 )
 TRAIN_SHARE_CPU = Figure(0.37, "fitted", "update of `make train` on 2 idle cores, 0.72 s a step")
 TRAFFIC_PASSES = Figure(2.5, "assumed", "passes over what a layer keeps for its backward, a forward")
@@ -138,10 +158,10 @@ LOGIT_PASSES = Figure(4, "assumed", "passes over float32 logits, a forward of th
 KERNELS_LAYER = Figure(35, "assumed", "kernels a layer's forward launches in transformers")
 KERNEL_S = Figure(8e-6, "assumed", "seconds a launched kernel from Python")
 CAPTURED_SHARE = Figure(
-    0.11,
+    0.16,
     "fitted",
-    "what is left of starting kernels when forward and backward are captured: docs/performance.md, On a GPU, scoring of "
-    "64 short sequences of smol, 14 ms against 131",
+    "what is left of starting kernels when forward and backward are captured, 2 µs of the device each: with "
+    "CAPTURED_TRAIN_SHARE to training of smol (0.199 s). Scoring of 64 short sequences, 14 ms against 131, asks for less",
 )
 OPTIMIZER_BYTES = Figure(
     30, "assumed", "bytes read and written a parameter: gradient, master, two moments, bf16 copy"

@@ -33,13 +33,13 @@ class Engine:
         """Seconds of one decode step of so many rows with so many tokens behind each on average.
 
         Kernels have a floor that does not grow with the batch; above it the larger of bytes over bandwidth (weights once,
-        cache and intermediate results a row) and operations over rate; then the head in float32 and sampling.
+        cache, intermediate results and a floor of their own a row) and operations over rate; then the head in float32 and sampling.
         """
         s, d = self.shape, self.device
         size, rate = d.number_bytes, self.tp * d.reached_bandwidth
         weights = s.read_bytes(rows, size) / rate
         row_bytes = context * s.kv_bytes(size) + ROW_PASSES * s.layers * s.kept_bytes(size)
-        cache = rows * row_bytes / rate
+        cache = rows * (row_bytes / rate + s.layers * d.row_layer_s / self.tp)
         operations = rows * 2 * s.active_body + s.attention_operations(rows * context)
         products = operations / (self.tp * d.matmul)
         parts = Parts()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gspo.plan.constants import DEVICES, GIB
 from gspo.plan.decode import Engine, generate
 from gspo.plan.lengths import Lengths
-from gspo.plan.memory import colocated_memory, engine_memory, trainer_memory
+from gspo.plan.memory import Memory, colocated_memory, engine_memory, trainer_memory
 from gspo.plan.shape import SHAPES, ModelShape
 from gspo.plan.training import Trainer
 from gspo.plan.workload import Workload
@@ -69,10 +69,26 @@ class Benchmark:
     def predicted_peak_gib(self) -> float:
         work = self.work
         trainer = trainer_memory(self.shape, DEVICE, work, ranks=1, shard=1, checkpointing=self.checkpointing)
+        if Trainer(self.shape, DEVICE, checkpointing=self.checkpointing).captures(work):
+            return counted_when_captured(trainer) / GIB
         if self.rollout_s is None:
             return trainer.total / GIB
         engine = engine_memory(self.shape, DEVICE, work, tp=1, slots=work.rows)
         return colocated_memory(trainer, engine, one_process=True, paged=work.paged).total / GIB
+
+
+def counted_when_captured(trainer: Memory) -> float:
+    """Bytes torch's allocator counts at most for captured training, which is less than what the device must have.
+
+    It counts what a graph keeps for its backward while the graph is captured, at the first scoring, when there are
+    neither gradient sums nor moments; a graph that runs again uses that memory uncounted. The gradients that a graph
+    writes, as narrow as the weights, stay.
+    """
+    held = trainer.held
+    always = 2 * held["parameters"] + held["float32 masters"]
+    capturing = held["activations of a micro-batch"] + held["temporaries of a layer"]
+    running = held["optimiser"] + held["gradients"] + held["logits of a chunk"]
+    return always + max(capturing, running)
 
 
 _NOW = "docs/performance.md, On a GPU"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gspo.plan.constants import (
     CAPTURED_SHARE,
+    CAPTURED_TRAIN_SHARE,
     CHUNK_ELEMENTS,
     KEEP_ELEMENTS,
     KERNEL_S,
@@ -73,7 +74,7 @@ class Trainer:
         tokens = work.train_tokens * part
         longest = work.prompt + work.lengths.longest_of(work.rows / work.mini_batches)
         own = max(tokens, min(longest, float(work.longest)))
-        compute = self._compute(work, part, tokens, body, head)
+        compute = self._compute(work, part, tokens, body, head, captured)
         scale = own / tokens
         micros = math.ceil(own / max(work.token_budget, longest))
         launches = self.shape.layers * KERNELS_LAYER * KERNEL_S * micros * body / self.device.train_share
@@ -89,17 +90,20 @@ class Trainer:
         parts[EXCHANGE] = exchange - hidden
         return parts.times(share * work.mini_batches)
 
-    def _compute(self, work: Workload, part: float, tokens: float, body: float, head: float) -> Parts:
+    def _compute(
+        self, work: Workload, part: float, tokens: float, body: float, head: float, captured: bool
+    ) -> Parts:
         s, d = self.shape, self.device
+        reached = CAPTURED_TRAIN_SHARE if captured else d.train_share
         targets = work.targets * part
         products = tokens * 2 * s.active_body + s.attention_operations(work.train_pairs * part)
         kept = tokens * s.layers * s.kept_bytes(d.number_bytes)
         traffic = body * TRAFFIC_PASSES * kept + head * LOGIT_PASSES * targets * s.vocab * 4
         return Parts(
             {
-                PRODUCTS: body * products / d.matmul / d.train_share,
-                HEAD: head * 2.0 * targets * s.head / d.head_rate(work.fused_head) / d.train_share,
-                TRAFFIC: traffic / d.reached_bandwidth / d.train_share,
+                PRODUCTS: body * products / d.matmul / reached,
+                HEAD: head * 2.0 * targets * s.head / d.head_rate(work.fused_head) / reached,
+                TRAFFIC: traffic / d.reached_bandwidth / reached,
             }
         )
 
