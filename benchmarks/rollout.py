@@ -68,7 +68,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
         "dtype": args.dtype,
         "engine": engine.description,
         "threads": torch.get_num_threads(),
-        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 3) if device.type == "cuda" else None,
+        "peak_gib": round(torch.cuda.max_memory_reserved() / 2**30, 3) if device.type == "cuda" else None,
     }
 
 

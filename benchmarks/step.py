@@ -3,7 +3,8 @@
     python benchmarks/step.py tiny --prompts 16 --group 8 --plen 32 --new 64 --steps 5 --minibatches 4
 
 Prints one JSON line: {"model","seqs","new","s_per_step","rollout_s","trained_tok_per_s","peak_gib"}; times are medians
-over the steps after one that warms up. `--given --checkpointing` shows what training long answers takes.
+over the steps after one that warms up, the peak is what torch reserves on a GPU (what a CUDA graph holds is hardly
+counted as allocated). `--given --checkpointing` shows what training long answers takes.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def measure(work: Work, args: argparse.Namespace) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
         rollout.append(middle - start)
     peak = (
-        torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.max_memory_reserved() / 2**30
         if cuda
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     )

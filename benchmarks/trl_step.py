@@ -159,7 +159,7 @@ def main() -> None:
     num = args.prompts * args.group
     cuda = args.device.startswith("cuda")
     peak = (
-        torch.cuda.max_memory_allocated() / 2**30
+        torch.cuda.max_memory_reserved() / 2**30
         if cuda
         else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     )
