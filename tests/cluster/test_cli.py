@@ -77,7 +77,9 @@ class Program:
     def end(self, seconds: float = 240) -> int:
         """Its exit code, when all it had started is gone."""
         code = self.process.wait(seconds)
-        assert wait_until(lambda: not self.pids()), self.pids()
+        assert wait_until(lambda: not self.pids()), [
+            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:300] for pid in self.pids()
+        ]
         return code
 
 
