@@ -94,3 +94,14 @@ def test_a_compiled_layer_has_one_product_for_siblings_and_one_code_for_all_laye
     assert len(graphs) == 1
     products = [n for n in graphs[0].graph.nodes if "linear" in str(n.target)]
     assert len(products) == 4  # q with k and v, o, gate with up, down
+
+
+def test_a_second_engine_leaves_the_weights_where_the_first_ones_graphs_read_them():
+    model = make_model("llama")
+    FusedProjections(model)
+    places = [p.data_ptr() for p in model.parameters()]
+    again = FusedProjections(model)
+    assert [p.data_ptr() for p in model.parameters()] == places
+    want = hidden(model)
+    with again.active():
+        assert torch.allclose(hidden(model), want, atol=1e-5)

@@ -18,7 +18,11 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class FusedProjections:
-    """The groups of siblings in a model. Making one moves their weights, so it comes before any CUDA graph does."""
+    """The groups of siblings in a model.
+
+    Making the first of a model moves weights, so it comes before any CUDA graph does; a second leaves them there, and
+    what the first one's engine captured stays good.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._members: list[nn.Linear] = []
@@ -26,7 +30,8 @@ class FusedProjections:
             for names in SIBLINGS:
                 members = [m for name in names if type(m := getattr(parent, name, None)) is nn.Linear]
                 if len(members) == len(names) and _are_alike(members):
-                    _lay_side_by_side(members)
+                    if not all(map(_is_in_place, members)):
+                        _lay_side_by_side(members)
                     self._members += members
 
     def __len__(self) -> int:
@@ -35,8 +40,8 @@ class FusedProjections:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within this, and without gradients, the first of a group computes for all."""
-        for member in self._members:
-            _check_place(member)
+        if not all(map(_is_in_place, self._members)):  # it would generate from weights of the past
+            raise RuntimeError("the model's weights were moved to other memory after its engine was made")
         for member in self._members:
             member.__class__ = _Sibling
         try:
@@ -92,8 +97,9 @@ def _lay_side_by_side(members: Sequence[nn.Linear]) -> None:
         first += member.out_features
 
 
-def _check_place(member: nn.Linear) -> None:
-    """A model that was moved since would generate from weights of the past."""
-    wide, first = member.__dict__["wide"], member.__dict__["first"]
-    if member.weight.data_ptr() != wide.weight[first:].data_ptr():
-        raise RuntimeError("the model's weights were moved to other memory after its engine was made")
+def _is_in_place(member: nn.Linear) -> bool:
+    """Whether the layer's weights are those columns of the wide product that it takes."""
+    wide: _Wide | None = member.__dict__.get("wide")
+    if wide is None:
+        return False
+    return member.weight.data_ptr() == wide.weight[member.__dict__["first"] :].data_ptr()
