@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 WAITING_BYTES = 1 << 28  # of half-precision gradients before they are added to their sums
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,10 @@ class _GradientSums:
     """
 
     def __init__(self) -> None:
-        self._new: dict[nn.Parameter, Tensor] = {}  # by master
+        self._new: dict[Tensor, Tensor] = {}  # by master
         self._num_bytes = 0
 
-    def take(self, master: nn.Parameter, parameter: Tensor) -> None:
+    def take(self, master: Tensor, parameter: Tensor) -> None:
         """Called in a backward when the parameter's gradient is there."""
         grad, parameter.grad = parameter.grad, None
         assert grad is not None
@@ -61,7 +63,7 @@ class _GradientSums:
         first = [(master, grad) for master, grad in self._new.items() if master.grad is None]
         later = [(master.grad, grad) for master, grad in self._new.items() if master.grad is not None]
         if first:
-            sums = [torch.empty_like(master) for master, _ in first]
+            sums = [torch.empty_like(grad, dtype=torch.float32) for _, grad in first]
             torch._foreach_copy_(sums, [grad for _, grad in first])
             for (master, _), total in zip(first, sums):
                 master.grad = total
@@ -91,47 +93,60 @@ class MasterOptimizer:
         fused: bool = True,
     ) -> None:
         self.parameters = {name: p for name, p in named_parameters if p.requires_grad}
-        self.masters = {
-            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
-            for name, p in self.parameters.items()
-        }
+        self.masters = self._make_masters()
         self.grad_clip = grad_clip
+        self._summed = self._make_summed()
         self._sums = _GradientSums()
         for name, p in self.parameters.items():
-            if self.masters[name] is not p:
-                p.register_post_accumulate_grad_hook(partial(self._sums.take, self.masters[name]))
+            if self._summed[name] is not p:
+                p.register_post_accumulate_grad_hook(partial(self._sums.take, self._summed[name]))
         self.adamw = torch.optim.AdamW(
             list(self.masters.values()), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
         )
 
+    def _make_masters(self) -> dict[str, nn.Parameter]:
+        """The float32 weights by name: a float32 parameter itself, a copy of any other."""
+        return {
+            name: p if p.dtype == torch.float32 else nn.Parameter(p.detach().float())
+            for name, p in self.parameters.items()
+        }
+
+    def _make_summed(self) -> Mapping[str, Tensor]:
+        """Whose `grad` is the float32 sum of a parameter's gradients, by name."""
+        return self.masters
+
     def zero_grad(self) -> None:
         self._sums.forget()
-        for master in self.masters.values():
-            master.grad = None
+        for summed in self._summed.values():
+            summed.grad = None
 
     def step(self, lr: float, loss: Tensor | None = None) -> StepResult:
         """Clip and apply; a non-finite gradient or `loss` leaves weights and moments untouched to the bit."""
-        grads = [m.grad for m in self.masters.values() if m.grad is not None]
+        grads = [s.grad for s in self._summed.values() if s.grad is not None]
         norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
         if isinstance(norm, DTensor):  # of sharded gradients: over all shards
             norm = norm.full_tensor()
         finite = norm.isfinite() if loss is None else norm.isfinite() & loss.isfinite().to(norm.device)
         result = StepResult(norm, finite)
-        if self._skips_on_device(grads):
-            self.adamw.found_inf = (~finite).float()  # pyright: ignore[reportAttributeAccessIssue]
-        elif not result.applied:
+        found_inf = (~finite).float() if self._skips_on_device(grads) else None
+        if found_inf is None and not result.applied:
             self.zero_grad()
             return result
         if self.grad_clip and (
             norm.is_cuda or norm > self.grad_clip
         ):  # a pass over memory, where it can be spared
-            torch.nn.utils.clip_grads_with_norm_(list(self.masters.values()), self.grad_clip, norm)
+            torch.nn.utils.clip_grads_with_norm_(list(self._summed.values()), self.grad_clip, norm)
         for group in self.adamw.param_groups:
             group["lr"] = lr
-        self.adamw.step()
+        self._apply(found_inf)
         self.zero_grad()
-        self._publish()
         return result
+
+    def _apply(self, found_inf: Tensor | None) -> None:
+        """Move masters, moments and parameters by the gradient sums; where `found_inf` is 1, by nothing."""
+        self.adamw.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]
+        self.adamw.step()
+        self._publish()
 
     def _skips_on_device(self, grads: list[Tensor]) -> bool:
         """Whether AdamW's own kernel leaves a bad step out, so that nothing waits for the numbers that say so."""
@@ -146,21 +161,24 @@ class MasterOptimizer:
             torch._foreach_copy_([p for p, _ in apart], [master for _, master in apart])
 
     @torch.no_grad()
-    def prepare_state(self) -> None:
+    def prepare_state(self, names: Iterable[str] | None = None) -> None:
         """Make the moments and step counts that a first step would make, as 0, so that they can be read into in place."""
-        for master in self.masters.values():
+        for name in self.masters if names is None else names:
+            master = self.masters[name]
             if not self.adamw.state.get(master):
-                fused = self.adamw.defaults["fused"]
-                self.adamw.state[master] = {
-                    "step": torch.zeros((), device=master.device if fused else "cpu"),
-                    "exp_avg": torch.zeros_like(master),
-                    "exp_avg_sq": torch.zeros_like(master),
-                }
+                self.adamw.state[master] = {"step": self._first_step(name), **self._first_moments(name)}
+
+    def _first_step(self, name: str) -> Tensor:
+        fused = self.adamw.defaults["fused"]
+        return torch.zeros((), device=self.parameters[name].device if fused else "cpu")
+
+    def _first_moments(self, name: str) -> dict[str, Tensor]:
+        return {key: torch.zeros_like(self.masters[name]) for key in MOMENTS}
 
     def move_state(self, device: torch.device | str) -> None:
         """Move the moments to another device."""
         for state in self.adamw.state.values():
-            for key in ("exp_avg", "exp_avg_sq"):
+            for key in MOMENTS:
                 state[key] = state[key].to(device)
 
     def state_tensors(self) -> dict[str, Tensor]:
@@ -179,10 +197,13 @@ class MasterOptimizer:
             if f"master/{name}" in tensors:
                 master.copy_(tensors[f"master/{name}"])
             state = {
-                key: tensors[f"{key}/{name}"].to(master.device).clone()
-                for key in ("step", "exp_avg", "exp_avg_sq")
-                if f"{key}/{name}" in tensors
+                key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors
             }
             if state:
-                self.adamw.state[master] = state
+                self._take_state(name, state)
         self._publish()
+
+    def _take_state(self, name: str, state: dict[str, Tensor]) -> None:
+        """Go on from this step count and these moments of a parameter."""
+        master = self.masters[name]
+        self.adamw.state[master] = {key: value.to(master.device).clone() for key, value in state.items()}
