@@ -4,7 +4,8 @@
 
 Prints one JSON line: {"model","seqs","new","s_per_step","rollout_s","trained_tok_per_s","peak_gib"}; times are medians
 over the steps after one that warms up, the peak is what torch reserves on a GPU (what a CUDA graph holds is hardly
-counted as allocated). `--given --checkpointing` shows what training long answers takes.
+counted as allocated). `--given --checkpointing` shows what training long answers takes, `--offload` with
+masters and moments in host memory.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.native import NativeEngine
 from gspo.training.batching import collate
 from gspo.training.clip_control import ClipController
+from gspo.training.offload import OffloadedOptimizer
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
@@ -45,7 +47,7 @@ class Work:
             model.gradient_checkpointing_enable()
         self.policy = Policy(
             model,
-            MasterOptimizer(model.named_parameters(), lr=1e-6),
+            (OffloadedOptimizer if args.offload else MasterOptimizer)(model.named_parameters(), lr=1e-6),
             Schedule(1e-6),
             PolicySettings(
                 mini_batch_groups=-(-args.prompts // args.minibatches),
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("--micro-tokens", type=int, default=16384)
     parser.add_argument("--layout", default="shared", choices=["plain", "packed", "shared"])
     parser.add_argument("--flex", action="store_true", help="flex_attention for packed layouts (GPU)")
+    parser.add_argument("--offload", action="store_true", help="masters and moments in host memory (GPU)")
     parser.add_argument("--eager", action="store_true", help="nothing compiled, nothing captured (GPU)")
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype or ("bfloat16" if args.device.startswith("cuda") else "float32"))

@@ -212,6 +212,8 @@ def test_a_rule_names_its_key(overrides, key, level, text):
         "trainer.total_epochs=2 trainer.total_training_steps=5",
         "algorithm.gamma=0.9",
         f"{F}.max_staleness=1 {F}.enable=true {F}.strategy=rounds",
+        f"{A}.fsdp_config.param_offload=true",
+        f"{A}.fsdp_config.optimizer_offload=true trainer.device=cpu",
     ],
 )
 def test_a_key_without_effect_is_named(override):
@@ -223,6 +225,10 @@ def test_a_key_without_effect_is_named(override):
 
 def test_defaults_say_nothing():
     assert problems() == []
+
+
+def test_the_optimiser_is_offloaded_in_one_process_too():
+    assert problems(f"{A}.fsdp_config.optimizer_offload=true") == []
 
 
 @pytest.mark.parametrize("mode", ["gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo"])

@@ -81,6 +81,15 @@ def test_what_the_plan_does_not_know_is_said():
     assert "lora_rank = 8: planned as training all weights" in done.output
 
 
+def test_an_offloaded_optimiser_is_planned_for():
+    words = ["plan", "--model", "1.5b", "--gpus", "1", "--json", *SMALL]
+    key = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
+    done, without = (runner.invoke(app, [*words, *more]) for more in ([key], []))
+    assert done.exit_code == without.exit_code == 0
+    assert "optimizer_offload: planned for one trainer rank" in done.stderr and not without.stderr
+    assert "float32 masters" in without.stdout and "float32 masters" not in done.stdout
+
+
 def test_what_does_not_fit_exits_1_and_says_what_would():
     done = runner.invoke(app, ["plan", "--model", "72b", "--gpus", "1", *SMALL])
     assert done.exit_code == 1

@@ -48,6 +48,16 @@ def test_one_rank_holds_18_bytes_a_parameter(seven, h200, work):
     assert more.held["reference"] == 2 * seven.parameters
 
 
+def test_one_rank_with_its_optimiser_in_host_memory_holds_6_bytes_a_parameter(seven, h200, work):
+    offloaded = dataclasses.replace(work, offload=True)
+    kept = trainer_memory(seven, h200, work, ranks=1, shard=1, checkpointing=False)
+    moved = trainer_memory(seven, h200, offloaded, ranks=1, shard=1, checkpointing=False)
+    assert moved.held["parameters"] + moved.held["gradients"] == 6 * seven.parameters
+    assert kept.total - moved.total == pytest.approx(12 * seven.parameters)
+    words = ["actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"]
+    assert workload_of(load(None, words).config).offload and not workload_of(load(None, []).config).offload
+
+
 def test_shards_divide_what_is_held_and_gather_two_layers(seven, h200, work):
     held = trainer_memory(seven, h200, work, ranks=16, shard=16, checkpointing=True).held
     assert held["parameters"] + held["optimiser"] + held["gradients"] == pytest.approx(

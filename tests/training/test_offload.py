@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gspo.training.critic import ValueModel
@@ -119,6 +120,17 @@ def test_each_kind_goes_on_from_what_the_other_saved(makers, dtype):
     assert train(whole, kept, [1e-3, 2e-3]) == train(resumed, other, [1e-3, 2e-3])
     assert_same(state(other), state(kept))
     assert_same(handed_over, saved)  # it is not written to
+
+
+def test_state_that_shares_one_memory_is_written_and_read_as_tensors_of_their_own(tmp_path):
+    model = make_model(torch.bfloat16)
+    optimizer = offloaded(model.named_parameters(), lr=1e-3)
+    train(model, optimizer, [1e-3])
+    kept = {name: t.clone() for name, t in optimizer.state_tensors().items()}
+    for name, tensors in (("there", optimizer.state_tensors()), ("apart", kept)):
+        save_file(tensors, tmp_path / name)
+    assert_same(load_file(tmp_path / "there"), kept)
+    assert (tmp_path / "there").read_bytes() == (tmp_path / "apart").read_bytes()
 
 
 def test_a_master_that_was_loaded_is_what_the_model_holds():

@@ -112,6 +112,25 @@ def test_the_memory_plan_counts_what_it_can_count_exactly(tmp_path):
     assert "critic" in other.held and not other.fits
 
 
+def test_an_offloaded_optimiser_is_counted_in_host_memory(tmp_path):
+    model = make_model(tmp_path / "model")
+    plans = [
+        plan_memory(
+            load(None, words_of(model, tmp_path, "actor_rollout_ref.model.dtype=bfloat16", *more)).config,
+            torch.device("cuda"),
+            base=0,
+            available=1 << 30,
+            num_val=8,
+        )
+        for more in ([], [f"{ACTOR}.fsdp_config.optimizer_offload=true"])
+    ]
+    kept, moved = plans
+    num = kept.held["parameters"] // 2
+    assert moved.on_host == 12 * num and kept.on_host == 0
+    assert kept.stages["update"] - moved.stages["update"] == 12 * num
+    assert "optimiser" not in moved.held and "float32 masters" not in moved.held
+
+
 def test_adapters_are_counted_as_the_trained_part(tmp_path):
     from transformers import AutoConfig
 

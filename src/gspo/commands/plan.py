@@ -126,8 +126,11 @@ def _note(config: TrainerConfig) -> None:
     if model.lora_rank:
         text = f"actor_rollout_ref.model.lora_rank = {model.lora_rank}: planned as training all weights"
         typer.echo(f"note: {text}; time and memory are upper bounds", err=True)
-    if fsdp.param_offload or fsdp.optimizer_offload or fsdp.offload_policy:
+    if fsdp.param_offload or fsdp.offload_policy:
         typer.echo("note: actor_rollout_ref.actor.fsdp_config: offloading is not planned for", err=True)
+    elif fsdp.optimizer_offload:
+        text = "planned for one trainer rank, without the time to and from host memory"
+        typer.echo(f"note: actor_rollout_ref.actor.fsdp_config.optimizer_offload: {text}", err=True)
 
 
 def _device(gpu: str | None, config: TrainerConfig) -> Device:

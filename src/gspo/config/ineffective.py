@@ -218,10 +218,19 @@ _DEAD = (
         f"set {ACTOR}.use_dynamic_bsz=true, or remove it",
     ),
     Dead(
-        (f"{ACTOR}.fsdp_config.",),
+        tuple(
+            f"{ACTOR}.fsdp_config.{k}"
+            for k in ("param_offload", "offload_policy", "reshard_after_forward", "fsdp_size")
+        ),
         lambda c: c.actor_rollout_ref.actor.strategy == "local",
         "the policy is not sharded",
         f"set {ACTOR}.strategy=fsdp2, or remove it",
+    ),
+    Dead(
+        (f"{ACTOR}.fsdp_config.optimizer_offload", "critic.fsdp_config.optimizer_offload"),
+        lambda c: c.trainer.device == "cpu",
+        "on a CPU the optimiser's state is in host memory as it is",
+        "remove it",
     ),
     Dead(
         tuple(f"{MODEL}.{k}" for k in ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules")),

@@ -53,11 +53,12 @@ class ModelConfig(Section):
 
 @section
 class FSDPConfig(Section):
-    """Sharding of a trained model (strategy fsdp2)."""
+    """Sharding of a trained model (strategy fsdp2); optimizer_offload acts in one process as well."""
 
     param_offload: bool = key(default=False, doc="Keep parameters in host memory while they are not used.")
     optimizer_offload: bool = key(
-        default=False, doc="Keep the optimiser's state in host memory while it is not used."
+        default=False,
+        doc="Keep the optimiser's state in host memory while it is not used; without fsdp2 masters too, on a GPU.",
     )
     offload_policy: bool = key(
         default=False, doc="FSDP2's own CPU offload of parameters, gradients and optimiser."

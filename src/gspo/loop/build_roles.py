@@ -26,6 +26,7 @@ from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel
 from gspo.training.fsdp import ShardSettings
 from gspo.training.lora import Adapters, LoraSettings
+from gspo.training.offload import OffloadedOptimizer
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.policy import Policy, TokenScorer
 from gspo.training.ranks import ALONE, Ranks
@@ -114,7 +115,8 @@ def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
 def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: RanksOf | None) -> Policy:
     actor = config.actor_rollout_ref.actor
     ranks = ranks_of(model, _shard_settings(actor.fsdp_config)) if ranks_of else ALONE
-    optimizer = _optimizer(model, actor.optim, actor.grad_clip)
+    offload = actor.fsdp_config.optimizer_offload and ranks_of is None
+    optimizer = _optimizer(model, actor.optim, actor.grad_clip, offload)
     schedule, settings = _schedule(actor.optim, total_steps), policy_settings(config)
     # Captured code reads its weights where they were: not with shards that come and go, nor adapters switched off.
     alone = ranks_of is None and config.actor_rollout_ref.model.lora_rank == 0
@@ -130,7 +132,8 @@ def _critic(
     path = c.model.path or config.actor_rollout_ref.model.path
     model = ValueModel(load_weights(config, device, path, on_host=ranks_of is not None))
     ranks = ranks_of(model, _shard_settings(c.fsdp_config)) if ranks_of else ALONE
-    optimizer, schedule = _optimizer(model, c.optim, c.grad_clip), _schedule(c.optim, total_steps)
+    offload = c.fsdp_config.optimizer_offload and ranks_of is None
+    optimizer, schedule = _optimizer(model, c.optim, c.grad_clip, offload), _schedule(c.optim, total_steps)
     settings = critic_settings(config)
     return _placed(ranks, lambda: Critic(model, optimizer, schedule, settings, ranks))
 
@@ -152,8 +155,10 @@ def _reference(
     return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
 
 
-def _optimizer(model: Any, optim: OptimConfig, grad_clip: float) -> MasterOptimizer:
-    return MasterOptimizer(
+def _optimizer(model: Any, optim: OptimConfig, grad_clip: float, offload: bool) -> MasterOptimizer:
+    """`offload` keeps the state of a model on a GPU in host memory; that of ranks is moved as a whole (`Shards`)."""
+    on_gpu = any(p.is_cuda for p in model.parameters())
+    return (OffloadedOptimizer if offload and on_gpu else MasterOptimizer)(
         model.named_parameters(),
         lr=optim.lr,
         betas=(optim.betas[0], optim.betas[1]),

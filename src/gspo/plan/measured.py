@@ -33,6 +33,7 @@ class Benchmark:
     score_share: float = 1.0
     checkpointing: bool = False
     compiled: bool = True
+    offload: bool = False
     old: bool = False  # eager decoding, padded rows and no fused head
 
     @property
@@ -55,6 +56,7 @@ class Benchmark:
             paged=not self.old,
             fused_head=not self.old,
             compiled=self.compiled,
+            offload=self.offload,
         )
 
     def predicted_rollout_s(self) -> float:
@@ -85,9 +87,9 @@ def counted_when_captured(trainer: Memory) -> float:
     writes, as narrow as the weights, stay.
     """
     held = trainer.held
-    always = 2 * held["parameters"] + held["float32 masters"]
+    always = 2 * held["parameters"] + held.get("float32 masters", 0.0)
     capturing = held["activations of a micro-batch"] + held["temporaries of a layer"]
-    running = held["optimiser"] + held["gradients"] + held["logits of a chunk"]
+    running = held.get("optimiser", 0.0) + held["gradients"] + held["logits of a chunk"]
     return always + max(capturing, running)
 
 

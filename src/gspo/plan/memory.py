@@ -47,9 +47,10 @@ def trainer_memory(
     """Of one rank in a shard group of `shard`: one rank alone keeps whole weights, several a shard and two layers."""
     size, numbers = device.number_bytes, shape.parameters
     held: dict[str, float] = {}
+    offloaded = work.offload and ranks == 1 and device.name != "cpu"
     if shard == 1:
         held["parameters"] = float(size * numbers)
-        if size < FLOAT:
+        if size < FLOAT and not offloaded:
             held["float32 masters"] = float(FLOAT * numbers)
     else:
         held["parameters"] = (
@@ -57,7 +58,8 @@ def trainer_memory(
         )  # the masters themselves; the narrow copy is what is gathered
         ends = shape.head * (1 if shape.tied else 2)
         held["gathered layers"] = float(size * (2 * shape.layer_parameters + ends))
-    held["optimiser"] = 2 * FLOAT * numbers / shard
+    if not offloaded:
+        held["optimiser"] = 2 * FLOAT * numbers / shard
     held["gradients"] = FLOAT * numbers / shard
     if work.reference:
         held["reference"] = size * numbers / shard

@@ -42,6 +42,7 @@ class Workload:
     fused_head: bool = True  # on a GPU in half precision
     reshard: bool = True
     compiled: bool = True  # training's forward and backward, where they can be
+    offload: bool = False  # masters and moments of one process that trains on a GPU lie in host memory
 
     @property
     def rows(self) -> int:
@@ -166,6 +167,7 @@ def workload_of(
         eager=rollout.enforce_eager,
         reshard=actor.fsdp_config.reshard_after_forward,
         compiled=actor.use_torch_compile,
+        offload=actor.fsdp_config.optimizer_offload,
     )
 
 

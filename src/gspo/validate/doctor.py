@@ -105,6 +105,7 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
         num_val=config.data.val_batch_size or config.data.num_val_samples or 512,
     )
     lines = [f"{name:<30} {_size(value)}" for name, value in plan.held.items()]
+    lines += [f"{'optimiser, in host memory':<30} {_size(plan.on_host)}"] if plan.on_host else []
     lines += [f"{'program and libraries':<30} {_size(plan.base)}"] if plan.base else []
     lines.append(f"{'peak, in ' + plan.stage:<30} {_size(plan.peak)} of {_size(plan.available)}")
     problems = []

@@ -52,6 +52,7 @@ class MemoryPlan:
     stages: dict[str, int]
     base: int
     available: int
+    on_host: int = 0  # beside a GPU: what its optimiser keeps in host memory
 
     @property
     def stage(self) -> str:
@@ -68,7 +69,8 @@ class MemoryPlan:
 
     def to_dict(self) -> dict[str, Any]:
         facts = {"base": self.base, "held": self.held, "stages": self.stages, "peak_stage": self.stage}
-        return {**facts, "peak": self.peak, "available": self.available, "fits": self.fits}
+        facts |= {"peak": self.peak, "available": self.available, "fits": self.fits}
+        return {**facts, "on_host": self.on_host}
 
 
 def plan_memory(
@@ -84,6 +86,7 @@ def plan_memory(
     size = torch.finfo(dtype).bits // 8
     kept = measure_activations(model, dtype)
     held = _held(config, counts, size)
+    on_host = _offload(config, held) if device.type == "cuda" else 0
     tokens, targets = _micro_batch(config, _is_half_on_gpu(size, device))
     cache = _cache(config, shape, size, device, available)
     activations = _activations(config, shape, kept, size, tokens)
@@ -116,6 +119,7 @@ def plan_memory(
         },
         base=base,
         available=available,
+        on_host=on_host,
     )
 
 
@@ -138,6 +142,14 @@ def _held(config: TrainerConfig, counts: Counts, size: int) -> dict[str, int]:
     if wanted["critic"]:
         held["critic"] = (size + 2 * FLOAT + (FLOAT if size < FLOAT else 0)) * counts.parameters
     return held
+
+
+def _offload(config: TrainerConfig, held: dict[str, int]) -> int:
+    """Take from `held` what the policy's optimiser keeps in host memory: its bytes."""
+    actor = config.actor_rollout_ref.actor
+    if not actor.fsdp_config.optimizer_offload or actor.strategy != "local":
+        return 0
+    return sum(held.pop(name, 0) for name in ("optimiser", "float32 masters"))
 
 
 def _in_flight(config: TrainerConfig) -> int:
