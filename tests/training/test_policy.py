@@ -180,9 +180,12 @@ def test_bf16_weights_follow_float32_masters():
     assert torch.equal(weight, optimizer.masters[name].bfloat16())  # … and the model holds its rounding
 
 
-@pytest.mark.parametrize("waiting", [1, 2000, 1 << 28])
-def test_bf16_gradients_add_up_in_float32(monkeypatch, waiting):
+@pytest.mark.parametrize(
+    ("waiting", "large"), [(1, 1 << 20), (2000, 1 << 20), (1 << 28, 1 << 20), (1 << 28, 1025)]
+)
+def test_bf16_gradients_add_up_in_float32(monkeypatch, waiting, large):
     monkeypatch.setattr("gspo.training.optimizer.WAITING_BYTES", waiting)
+    monkeypatch.setattr("gspo.training.optimizer.LARGE_ELEMENTS", large)
     model = llama().bfloat16()
     inputs = [torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]), torch.tensor([[2, 6, 1, 7]])]
     want: dict[str, torch.Tensor] = {}

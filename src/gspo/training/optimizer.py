@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 WAITING_BYTES = 1 << 28  # of half-precision gradients before they are added to their sums
+LARGE_ELEMENTS = (
+    1 << 20
+)  # of a gradient that is worth a call of its own, which a GPU does without a float32 copy
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
@@ -67,9 +70,13 @@ class _GradientSums:
             torch._foreach_copy_(sums, [grad for _, grad in first])
             for (master, _), total in zip(first, sums):
                 master.grad = total
-        if later:
-            sums, wide = [s for s, _ in later], [torch.empty_like(s) for s, _ in later]
-            torch._foreach_copy_(wide, [grad for _, grad in later])
+        for total, grad in later:
+            if grad.numel() >= LARGE_ELEMENTS:
+                total.add_(grad)
+        small = [(total, grad) for total, grad in later if grad.numel() < LARGE_ELEMENTS]
+        if small:
+            sums, wide = [s for s, _ in small], [torch.empty_like(s) for s, _ in small]
+            torch._foreach_copy_(wide, [grad for _, grad in small])
             torch._foreach_add_(sums, wide)
         self.forget()
 
