@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 WAITING_BYTES = 1 << 28  # of half-precision gradients before they are added to their sums
-LARGE_ELEMENTS = (
-    1 << 20
-)  # of a gradient that is worth a call of its own, which a GPU does without a float32 copy
-
+LARGE_ELEMENTS = 1 << 20  # of a gradient worth a call of its own, which makes no float32 copy on a GPU
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
 
