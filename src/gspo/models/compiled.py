@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+# On a CPU. Compiling takes some 20 s the first time, which the few seconds that a run of a smaller model saves in a
+# hundred steps do not pay for.
+MIN_PARAMETERS = 4_000_000
 
 
 class CompiledLayers:
@@ -39,11 +46,27 @@ class CompiledLayers:
 
 
 def worth_compiling(model: nn.Module) -> bool:
-    """Dense decoders on a GPU, unless the same bits are wanted in every process.
+    """Dense decoders on a GPU, and on a CPU from some size on; not if only deterministic algorithms are wanted.
 
-    Experts route tokens by their values, which compiled code handles in pieces; and a compiled kernel chooses how it
-    sums by measuring, so two processes may choose differently.
+    Experts route tokens by their values, which compiled code handles in pieces; and a kernel compiled for a GPU chooses
+    how it sums by measuring, so two processes may choose differently.
     """
-    parameter = next(model.parameters())
     is_dense = not any("experts" in name for name, _ in model.named_modules())
-    return parameter.is_cuda and is_dense and not torch.are_deterministic_algorithms_enabled()
+    if not is_dense or torch.are_deterministic_algorithms_enabled():
+        return False
+    return next(model.parameters()).is_cuda or _pays_on_a_cpu(model)
+
+
+def _pays_on_a_cpu(model: nn.Module) -> bool:
+    """Whether a model of this size and precision gains more than compiling costs, where there is a C++ compiler.
+
+    Decided by the model alone and not by the length of a run: a run that is resumed to go on further keeps its bits.
+    """
+    parameters = list(model.parameters())
+    fits = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters)
+    return fits and sum(p.numel() for p in parameters) >= MIN_PARAMETERS and has_cpp_compiler()
+
+
+def has_cpp_compiler() -> bool:
+    """Whether the compiler that torch would call is there; whether it works turns out when it is called."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None

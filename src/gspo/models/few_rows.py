@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.library import Library
 from torch.nn import functional as F
 
 FEWEST, MOST = 12, 56  # rows between which turning the product round was seen to pay
@@ -25,7 +26,7 @@ class FewRows:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within this, and without gradients, products of few rows are turned round."""
-        members = self._members if torch.get_num_threads() > 1 else []
+        members = [m for m in self._members if type(m) is nn.Linear] if torch.get_num_threads() > 1 else []
         for member in members:
             member.__class__ = _Turned
         try:
@@ -37,11 +38,30 @@ class FewRows:
 
 class _Turned(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
-        if not FEWEST <= input.numel() // self.in_features <= MOST:
-            return F.linear(input, self.weight, self.bias)
-        columns = torch.mm(self.weight, input.reshape(-1, self.in_features).t())
-        out = columns.t().contiguous().view(*input.shape[:-1], self.out_features)
-        return out if self.bias is None else out.add_(self.bias)
+        return linear(input, self.weight, self.bias)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As F.linear without gradients. To a compiler it is one operation, whatever the number of rows."""
+    rows = torch.ops.gspo.few_rows_linear(input.reshape(-1, input.shape[-1]), weight, bias)
+    return rows.view(*input.shape[:-1], weight.shape[0])
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not FEWEST <= input.shape[0] <= MOST or torch.get_num_threads() == 1:
+        return F.linear(input, weight, bias)
+    out = torch.mm(weight, input.t()).t().contiguous()
+    return out if bias is None else out.add_(bias)
+
+
+def _like_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return input.new_empty(input.shape[0], weight.shape[0])
+
+
+_LIBRARY = Library("gspo", "FRAGMENT")
+_LIBRARY.define("few_rows_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
+_LIBRARY.impl("few_rows_linear", _linear, "CPU")
+_LIBRARY.impl("few_rows_linear", _like_linear, "Meta")
 
 
 def _suits(weight: Tensor) -> bool:

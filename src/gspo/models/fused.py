@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gspo.models.few_rows import linear
+
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
@@ -71,7 +73,8 @@ class _Sibling(nn.Linear):
         wide = self.wide
         product = wide.product
         if product is None or wide.input is not input:
-            product = F.linear(input, wide.weight, wide.bias)
+            multiply = linear if input.device.type == "cpu" else F.linear
+            product = multiply(input, wide.weight, wide.bias)
             wide.input, wide.product = input, product
         if self.is_last:
             wide.input = wide.product = None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+Multiply = Callable[[Tensor, Tensor], Tensor]  # (hidden [N,H], weight [V,H]) → [N,V]
 
 
 class UnsupportedModel(ValueError):
@@ -40,9 +43,12 @@ class Head:
         head._verify(model)
         return head
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits in float32 or wider; low-precision weights are raised first, so that no logit is rounded to bf16."""
-        out = wide_linear(hidden, self.linear.weight)
+    def logits(self, hidden: Tensor, multiply: Multiply | None = None) -> Tensor:
+        """Logits in float32 or wider; low-precision weights are raised first, so that no logit is rounded to bf16.
+
+        `multiply` takes the place of the product, which is then its own business.
+        """
+        out = (multiply or wide_linear)(hidden, self.linear.weight)
         if self.linear.bias is not None:
             out = out + self.linear.bias
         if self.scale != 1.0:

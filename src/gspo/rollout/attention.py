@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -33,13 +33,19 @@ class DecodeMasks:
 
     def build(self, lengths: Tensor, width: int) -> Tensor | dict[str, Tensor]:
         """Masks [B,1,1,width] of rows whose new token stands at position `lengths` [B]."""
+        by_window = self.by_window(lengths, width)
+        masks = {layer_type: by_window[window] for layer_type, window in self._windows.items()}
+        return masks if self._by_type else masks["full_attention"]
+
+    def by_window(self, lengths: Tensor, width: int) -> dict[int | None, Tensor]:
+        """The same masks by the window of the layers they are for."""
         columns, last = self._columns[:width], lengths[:, None]
         hidden = columns > last
         masks = {}
-        for layer_type, window in self._windows.items():
+        for window in set(self._windows.values()):
             shut = hidden if window is None or window >= width else hidden | (columns <= last - window)
-            masks[layer_type] = torch.where(shut, self._shut, self._open)[:, None, None, :]
-        return masks if self._by_type else masks["full_attention"]
+            masks[window] = torch.where(shut, self._shut, self._open)[:, None, None, :]
+        return masks
 
 
 def attention_windows(config: Any) -> dict[str, int | None]:
@@ -73,12 +79,17 @@ def attention_configs(model: nn.Module) -> list[Any]:
     return [c for c in configs.values() if getattr(c, "_attn_implementation", None) == "sdpa"]
 
 
+def decode_attention(configs: list[Any]) -> AbstractContextManager[None]:
+    """Within this, sdpa models attend with `grouped_attention`."""
+    return attend_by(_DECODE_ATTENTION, configs)
+
+
 @contextmanager
-def decode_attention(configs: list[Any]) -> Iterator[None]:
-    """Within this, sdpa models attend with `grouped_attention`; on leaving, their configs are as before."""
+def attend_by(name: str, configs: list[Any]) -> Iterator[None]:
+    """Within this, layers attend by the registered function of this name; on leaving, their configs are as before."""
     before = [config._attn_implementation_internal for config in configs]
     for config in configs:
-        config._attn_implementation_internal = _DECODE_ATTENTION
+        config._attn_implementation_internal = name
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from gspo.models.few_rows import FewRows
 from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
+from gspo.rollout.compiled_decoder import CompiledDecoder
 from gspo.rollout.engine import EngineError
 from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
 
@@ -20,7 +21,15 @@ from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
 class Decoder:
     """Runs a causal language model through its own modules and tensors; nothing is copied and nothing keeps a gradient."""
 
-    def __init__(self, model: Any, pad_token_id: int, max_length: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Any,
+        pad_token_id: int,
+        max_length: int,
+        device: torch.device,
+        *,
+        compiled: bool = False,
+    ) -> None:
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and max_length > limit:
             raise EngineError(
@@ -33,6 +42,7 @@ class Decoder:
         self._configs = attention_configs(model)
         self._few_rows = FewRows(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
+        self._compiled = CompiledDecoder.of(model, self._configs, self._masks) if compiled else None
         forward = inspect.signature(model.forward).parameters
         # Only the last position's logits are wanted; a model that cannot be told so computes them all.
         self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
@@ -74,14 +84,32 @@ class Decoder:
         )
         return layers_of(cache)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether decode steps run compiled layers."""
+        return self._compiled is not None
+
     @contextmanager
     def decoding(self) -> Iterator[None]:
         """Within this `decode` may be called."""
+        with nullcontext() if self.compiled else self._as_it_is():
+            yield
+
+    @contextmanager
+    def _as_it_is(self) -> Iterator[None]:
         with decode_attention(self._configs), self._few_rows.active():
             yield
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B] to the rows `cache` is aimed at."""
+        if self._compiled is None:
+            return self._decode(tokens, lengths, cache, width)
+        if len(tokens) > 1:
+            return self._compiled.logits(tokens, lengths, cache, width)
+        with self._as_it_is():  # a lone row would be compiled anew
+            return self._decode(tokens, lengths, cache, width)
+
+    def _decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         output = self.model(
             input_ids=tokens[:, None],
             attention_mask=self._masks.build(lengths, width),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache, DynamicCache
 
 LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head size]
@@ -23,16 +24,34 @@ class SlotCache(Cache):
         super().__init__(layers=[])
         self.num_slots = num_slots
         self.max_length = max_length
+        self.number: int | None = None  # by which a compiled model knows it
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
         self._width = 0
         self._targets: dict[int, Tensor] = {}
+        self.masks: dict[int | None, Tensor] = {}  # of a step, by window, for `attend`
+        self._next_layer = 0
 
     def aim(self, positions: Tensor, width: int) -> None:
         """Prepare one decode step: row b writes at `positions[b]` and reads its first `width` tokens."""
         self._positions, self._width = positions, width
         self._targets = {}
+        self._next_layer = 0
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
+    ) -> Tensor:
+        """Attention [B, heads, size] of one new token a row in the next layer; its keys and values are stored.
+
+        Layers are counted, not named: layers that are told their number would have to be compiled one by one.
+        """
+        keys, values = self.update(key[:, :, None], value[:, :, None], self._next_layer)
+        self._next_layer += 1
+        grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
+        mask = self.masks[window or None]
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+        return out.reshape(*query.shape[:2], values.shape[-1])
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -33,7 +33,8 @@ class NativeEngine:
 
     On a GPU (or with `paged`) the cache is a pool of pages of at most `memory_utilization` of the device's memory, and
     decode steps are compiled and replayed as CUDA graphs unless `eager`; `free_cache` gives a pool of more than a
-    tenth of the memory back with every `load_weights`. `description` says what runs, and why if it is not that.
+    tenth of the memory back with every `load_weights`. On a CPU the layers of larger models are compiled unless `eager`.
+    `description` says what runs, and why if it is not that.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class NativeEngine:
         ):
             if value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
-        self._decoder = Decoder(model, pad_token_id, max_length, self._device)
+        compiled = self._device.type == "cpu" and not paged and not eager and worth_compiling(model)
+        self._decoder = Decoder(model, pad_token_id, max_length, self._device, compiled=compiled)
         self._max_length = max_length
         self._decode_chunk = decode_chunk
         self._version = version
@@ -143,7 +145,8 @@ class NativeEngine:
     def description(self) -> str:
         """How decode steps run, in words."""
         if self._paged is None:
-            return "padded cache" + (f" ({self._reason})" if self._reason else "")
+            how = "padded cache, compiled" if self._decoder.compiled else "padded cache"
+            return how + (f" ({self._reason})" if self._reason else "")
         how = [("compiled", self._paged.compiled), ("CUDA graphs", self._paged.graphs)]
         return ", ".join(["paged cache", *(word for word, used in how if used)])
 

@@ -10,7 +10,7 @@ import itertools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -78,10 +78,10 @@ class PagedKV:
     table: Tensor | None = None  # [N, pages a row] int32
     lengths: Tensor | None = None  # [N]
     layer: int = 0  # the one whose attention comes next
-    number: int = field(default_factory=itertools.count().__next__)
+    number: int = field(default_factory=lambda: next(NUMBERS))
 
     def __post_init__(self) -> None:
-        _POOLS[self.number] = self
+        CACHES[self.number] = self
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
@@ -105,20 +105,29 @@ class PagedKV:
         return attend_packed(self.prefill, query, key, value, scale, softcap, window)
 
 
-_POOLS: weakref.WeakValueDictionary[int, PagedKV] = weakref.WeakValueDictionary()
+class AttendingCache(Protocol):
+    """What a model attends through when it is given the cache's number: the tokens' own keys and values are stored."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
+    ) -> Tensor: ...
+
+
+NUMBERS = itertools.count()
+CACHES: weakref.WeakValueDictionary[int, AttendingCache] = weakref.WeakValueDictionary()
 
 
 @torch.library.custom_op("gspo::paged_attention", mutates_args=())
 def paged_attention(
-    query: Tensor, key: Tensor, value: Tensor, pool: int, scale: float, softcap: float, window: int
+    query: Tensor, key: Tensor, value: Tensor, cache: int, scale: float, softcap: float, window: int
 ) -> Tensor:
-    """Attention through pool number `pool`, whose pages change behind the compiler's back, as only this op reads them."""
-    return _POOLS[pool].attend(query, key, value, scale, softcap, window).contiguous()
+    """Attention through cache number `cache`, which changes behind the compiler's back, as only this op reads it."""
+    return CACHES[cache].attend(query, key, value, scale, softcap, window).contiguous()
 
 
 @paged_attention.register_fake
 def _(
-    query: Tensor, key: Tensor, value: Tensor, pool: int, scale: float, softcap: float, window: int
+    query: Tensor, key: Tensor, value: Tensor, cache: int, scale: float, softcap: float, window: int
 ) -> Tensor:
     return query.new_empty(query.shape)
 

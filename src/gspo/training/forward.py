@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,8 @@ from gspo.training.batching import Kind, MicroBatch, micro_batch
 from gspo.training.graphed import GraphedDecoder
 from gspo.training.packed_attention import FLASH, FLEX, PADDED, configs_of, packed_attention
 from gspo.types import TrainBatch
+
+log = logging.getLogger(__name__)
 
 
 class MadeMicroBatches:
@@ -62,7 +65,8 @@ class Forward:
     def of(decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False) -> Forward:
         """The layout asked for if the decoder gives the same hidden states in it as in padded rows; else padded rows.
 
-        Only what attends by the flash kernel is compiled: other layouts are cut differently for every batch.
+        On a GPU only what attends by the flash kernel is compiled, as a whole; on a CPU all but attention is, which is
+        cut differently for every batch.
         """
         if kind == "plain":
             return Forward(decoder, kind)
@@ -76,7 +80,10 @@ class Forward:
                 return replace(wanted, layers=CompiledLayers(decoder), graphed=graphed)
         wanted = Forward(decoder, kind, kernels, None, configs)
         reason = _unsupported(configs, kernels) or _mismatch(wanted)
-        return wanted if reason is None else Forward(decoder, "plain", reason=reason)
+        if reason is not None:
+            return Forward(decoder, "plain", reason=reason)
+        on_cpu = next(decoder.parameters()).device.type == "cpu"
+        return _with_compiled_layers(wanted) if compiled and on_cpu and not flex else wanted
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward, in this layout; those of the latest batch are made once."""
@@ -153,6 +160,32 @@ def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
     return None
 
 
+def _with_compiled_layers(forward: Forward) -> Forward:
+    """The same with compiled layers, or without where they do not compile.
+
+    They are compiled here, on a batch that is always the same: compiled code depends on the sizes that it first met,
+    and a run that is resumed must compute the same bits.
+    """
+    compiled = replace(forward, layers=CompiledLayers(forward.decoder))
+    try:
+        _run_once(compiled)
+    except Exception as error:  # a compiler that is broken or lacks headers, a model that cannot be traced
+        log.warning("training runs uncompiled: %s: %s", type(error).__name__, str(error).split("\n")[0])
+        return forward
+    return compiled
+
+
+def _run_once(forward: Forward) -> None:
+    """A forward, and a backward where something is trained, that leave nothing behind."""
+    decoder = forward.decoder
+    batch = _probe(decoder.get_input_embeddings().num_embeddings, times=16)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    trained = [p for p in decoder.parameters() if p.requires_grad]
+    with torch.set_grad_enabled(bool(trained)), forward.running():
+        hidden = forward.hidden(forward.micro(batch, range(batch.num_sequences), "cpu"))
+        if trained:
+            torch.autograd.grad(hidden.sum(), trained, allow_unused=True)
+
+
 @torch.no_grad()
 def _mismatch(forward: Forward) -> str | None:
     """Why the packed hidden states of a few tokens are not those of padded rows; None when they are."""
@@ -182,14 +215,14 @@ def _mismatch(forward: Forward) -> str | None:
     return None if worst <= allowed else f"{name}: packed hidden states differ by {worst:.2g} of their size"
 
 
-def _probe(num_tokens: int) -> TrainBatch:
-    """Three groups with prompts and responses of several lengths."""
+def _probe(num_tokens: int, times: int = 1) -> TrainBatch:
+    """Three groups with prompts and responses of several lengths, some 31 · `times` tokens."""
     shape = [(3, (4, 2, 1)), (5, (3, 6)), (2, (5,))]
     prompts, responses, groups = [], [], []
     for group, (size, answers) in enumerate(shape):
         for i, num in enumerate(answers):
-            prompts.append(tuple((7 * group + 3 * j + 1) % num_tokens for j in range(size)))
-            responses.append(tuple((5 * i + 11 * j + group) % num_tokens for j in range(num)))
+            prompts.append(tuple((7 * group + 3 * j + 1) % num_tokens for j in range(size * times)))
+            responses.append(tuple((5 * i + 11 * j + group) % num_tokens for j in range(num * times)))
             groups.append(group)
     width = max(len(r) for r in responses)
     mask = torch.zeros(len(responses), width)

@@ -1,0 +1,91 @@
+"""Decode steps on a CPU with compiled layers: everything between attention and products is one pass over memory."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gspo.models import few_rows
+from gspo.models.compiled import CompiledLayers
+from gspo.models.few_rows import FewRows
+from gspo.models.fused import FusedProjections
+from gspo.models.head import Head, UnsupportedModel
+from gspo.rollout.attention import DecodeMasks, attend_by
+from gspo.rollout.kv_cache import SlotCache
+from gspo.rollout.pages import CACHES, NUMBERS, PAGED
+
+log = logging.getLogger(__name__)
+
+TRIED_ROWS = 16  # of the step that is compiled, always: compiled code depends on the sizes that it first met
+
+
+class CompiledDecoder:
+    """Logits of one new token a row, for rows in a SlotCache."""
+
+    def __init__(self, model: Any, configs: list[Any], masks: DecodeMasks) -> None:
+        self._model, self._configs, self._masks = model, configs, masks
+        self._head = Head.of(model)
+        self._speedups = [FusedProjections(model), FewRows(model), CompiledLayers(model.base_model)]
+
+    def logits(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
+        """Float32 logits [B,V], B > 1, after appending `tokens` [B] at positions `lengths` [B]; `cache` is aimed there."""
+        cache.masks = self._masks.by_window(lengths, width)
+        with ExitStack() as stack:
+            stack.enter_context(attend_by(PAGED["sdpa"], self._configs))
+            for speedup in self._speedups:
+                stack.enter_context(speedup.active())
+            out = self._model.base_model(
+                input_ids=tokens[None], position_ids=lengths[None], use_cache=False, paged=_number(cache)
+            )
+        return self._head.logits(out.last_hidden_state[0], multiply=few_rows.linear)
+
+    @staticmethod
+    @torch.no_grad()
+    def of(model: Any, configs: list[Any], masks: DecodeMasks) -> CompiledDecoder | None:
+        """The model with compiled layers if it then gives the logits that it gave before; the reason if not is logged."""
+        if len({id(c) for m in model.modules() if (c := getattr(m, "config", None)) is not None}) != len(
+            configs
+        ):
+            return None  # some layers attend by other means than sdpa
+        try:
+            compiled = CompiledDecoder(model, configs, masks)
+            problem = compiled._problem()
+        except UnsupportedModel as error:
+            problem = str(error)
+        except (
+            Exception
+        ) as error:  # a compiler that is broken or lacks headers, a model that cannot be traced
+            problem = f"{type(error).__name__}: {error}".split("\n")[0]
+        if problem is None:
+            return compiled
+        log.warning("generation runs uncompiled: %s", problem)
+        return None
+
+    def _problem(self) -> str | None:
+        """Why the second token of a few rows does not get the logits of a plain forward; None when it does."""
+        model, num = self._model, self._model.get_input_embeddings().num_embeddings
+        ids = torch.arange(2 * TRIED_ROWS).view(TRIED_ROWS, 2) * 7 % num
+        cache = SlotCache(TRIED_ROWS, 2)
+        was_training = model.training
+        model.eval()
+        try:
+            want = model(input_ids=ids, use_cache=False).logits[:, 1].float()
+            for position in range(2):
+                lengths = torch.full((TRIED_ROWS,), position)
+                cache.aim(lengths, position + 1)
+                got = self.logits(ids[:, position], lengths, cache, position + 1)
+        finally:
+            model.train(was_training)
+        worst = ((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)).max().item()
+        return None if worst <= 1e-3 else f"its logits differ by {worst:.2g} of their size"
+
+
+def _number(cache: SlotCache) -> int:
+    if cache.number is None:
+        cache.number = next(NUMBERS)
+        CACHES[cache.number] = cache
+    return cache.number
