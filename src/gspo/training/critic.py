@@ -117,6 +117,7 @@ class Critic:
         totals = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
+        self.optimizer.begin(len(micros))
         with self.layout.running():
             for rows in micros:
                 out = self._micro_step(batch, rows, totals)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from gspo.training.conveyor import Conveyor
-from gspo.training.optimizer import MOMENTS, MasterOptimizer
+from gspo.training.optimizer import MOMENTS, MasterOptimizer, widened
 from gspo.training.pinned import PinnedFloats
 
 PIECE_ELEMENTS = 1 << 24  # 64 MiB of each row: some milliseconds of a bus
@@ -111,18 +111,18 @@ class OffloadedOptimizer(MasterOptimizer):
         return {key: self._in_row(key, name) for key in MOMENTS}
 
     @torch.no_grad()
-    def _apply(self, found_inf: Tensor | None) -> None:
+    def _apply(self, found_inf: Tensor | None, scale: Tensor | None) -> None:
         grads = {
-            name: _flat(summed.grad, self.parameters[name])
+            name: _flat(grad, self.parameters[name])
             for name, summed in self._summed.items()
-            if summed.grad is not None
+            if (grad := self._sums.narrow.get(summed, summed.grad)) is not None
         }
         self.prepare_state(grads)
         work = [(p.rows, [s for s in p.segments if s.name in grads]) for p in self._pieces]
         work = [(rows, segments) for rows, segments in work if segments]
 
         def compute(index: int, rows: Sequence[Tensor]) -> None:
-            self._move(work[index][1], grads, rows, found_inf)
+            self._move(work[index][1], grads, rows, found_inf, scale)
 
         self._conveyor.carry([rows for rows, _ in work], compute)
         steps = [self._step_of(name) for name in grads]
@@ -137,6 +137,7 @@ class OffloadedOptimizer(MasterOptimizer):
         grads: dict[str, Tensor],
         rows: Sequence[Tensor],
         found_inf: Tensor | None,
+        scale: Tensor | None,
     ) -> None:
         """AdamW, and its masters' rounding, on the segments of a piece whose rows are on the device."""
         masters, exp_avg, exp_avg_sq = rows
@@ -145,7 +146,7 @@ class OffloadedOptimizer(MasterOptimizer):
         wide = [w if w.dtype == torch.float32 else s.within(masters) for w, s in zip(weights, segments)]
         adamw(
             wide,
-            [s.of(grads[s.name]) for s in segments],
+            [_sum_of(s.of(grads[s.name]), scale) for s in segments],
             [s.within(exp_avg) for s in segments],
             [s.within(exp_avg_sq) for s in segments],
             [],
@@ -184,6 +185,11 @@ class OffloadedOptimizer(MasterOptimizer):
         self.prepare_state([name])
         for key, value in state.items():
             self.adamw.state[self.masters[name]][key].copy_(value)
+
+
+def _sum_of(grad: Tensor, scale: Tensor | None) -> Tensor:
+    """A gradient sum, or what stands for it when one gradient was all there was."""
+    return grad if grad.dtype == torch.float32 else widened([grad], scale)[0]
 
 
 def _is_own(parameter: nn.Parameter) -> bool:

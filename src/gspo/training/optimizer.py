@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 WAITING_BYTES = 1 << 28  # of half-precision gradients before they are added to their sums
 LARGE_ELEMENTS = 1 << 20  # of a gradient worth a call of its own, which makes no float32 copy on a GPU
+WIDENED_ELEMENTS = 1 << 26  # of half-precision gradients that AdamW takes at a time
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
 
@@ -35,17 +36,23 @@ class _GradientSums:
     """Adds the gradients of half-precision parameters to those of their float32 masters, many tensors a call.
 
     Gradients wait for the end of the backward, or until there are many of them, so that those of a large model need
-    not all be there at once.
+    not all be there at once. Those of a backward that is the only one stay as they are: they are their own sums.
     """
 
     def __init__(self) -> None:
         self._new: dict[Tensor, Tensor] = {}  # by master
         self._num_bytes = 0
+        self.only_one = False  # backward until the next step
+        self.narrow: dict[Tensor, Tensor] = {}  # its gradients, by master
 
     def take(self, master: Tensor, parameter: Tensor) -> None:
         """Called in a backward when the parameter's gradient is there."""
         grad, parameter.grad = parameter.grad, None
         assert grad is not None
+        if self.only_one and grad.itemsize < master.itemsize:
+            assert master not in self.narrow, "a second backward after `begin(1)`"
+            self.narrow[master] = grad
+            return
         # Every time: what waits may be of a backward that failed, or of one that this one runs within.
         torch.autograd.Variable._execution_engine.queue_callback(self._add)  # pyright: ignore[reportAttributeAccessIssue]
         if master in self._new:
@@ -57,6 +64,7 @@ class _GradientSums:
 
     def forget(self) -> None:
         self._new, self._num_bytes = {}, 0
+        self.narrow = {}
 
     @torch.no_grad()
     def _add(self) -> None:
@@ -75,7 +83,7 @@ class _GradientSums:
             sums, wide = [s for s, _ in small], [torch.empty_like(s) for s, _ in small]
             torch._foreach_copy_(wide, [grad for _, grad in small])
             torch._foreach_add_(sums, wide)
-        self.forget()
+        self._new, self._num_bytes = {}, 0
 
 
 class MasterOptimizer:
@@ -119,6 +127,11 @@ class MasterOptimizer:
         """Whose `grad` is the float32 sum of a parameter's gradients, by name."""
         return self.masters
 
+    def begin(self, num_backwards: int) -> None:
+        """Say how many backwards come before the next step: the gradients of one alone need no float32 sums."""
+        self.zero_grad()
+        self._sums.only_one = num_backwards == 1
+
     def zero_grad(self) -> None:
         self._sums.forget()
         for summed in self._summed.values():
@@ -126,30 +139,44 @@ class MasterOptimizer:
 
     def step(self, lr: float, loss: Tensor | None = None) -> StepResult:
         """Clip and apply; a non-finite gradient or `loss` leaves weights and moments untouched to the bit."""
-        grads = [s.grad for s in self._summed.values() if s.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads) if grads else torch.zeros(())
-        if isinstance(norm, DTensor):  # of sharded gradients: over all shards
-            norm = norm.full_tensor()
+        wide, narrow = [s.grad for s in self._summed.values() if s.grad is not None], self._sums.narrow
+        grads = [*wide, *narrow.values()]
+        norm = _total_norm(wide, list(narrow.values()))
         finite = norm.isfinite() if loss is None else norm.isfinite() & loss.isfinite().to(norm.device)
         result = StepResult(norm, finite)
         found_inf = (~finite).float() if self._skips_on_device(grads) else None
         if found_inf is None and not result.applied:
             self.zero_grad()
             return result
+        scale = None
         if self.grad_clip and (
             norm.is_cuda or norm > self.grad_clip
         ):  # a pass over memory, where it can be spared
             torch.nn.utils.clip_grads_with_norm_(list(self._summed.values()), self.grad_clip, norm)
+            scale = (self.grad_clip / (norm + 1e-6)).clamp(
+                max=1.0
+            )  # the same for gradients that are not widened yet
         for group in self.adamw.param_groups:
             group["lr"] = lr
-        self._apply(found_inf)
+        self._apply(found_inf, scale)
         self.zero_grad()
         return result
 
-    def _apply(self, found_inf: Tensor | None) -> None:
-        """Move masters, moments and parameters by the gradient sums; where `found_inf` is 1, by nothing."""
+    def _apply(self, found_inf: Tensor | None, scale: Tensor | None) -> None:
+        """Move masters, moments and parameters by the gradient sums; where `found_inf` is 1, by nothing.
+
+        Gradients without a sum are widened and multiplied by `scale`, some of them at a time.
+        """
         self.adamw.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]
         self.adamw.step()
+        for master in self.masters.values():
+            master.grad = None
+        for part in _parts(self._sums.narrow.items()):
+            for (master, _), wide in zip(part, widened([grad for _, grad in part], scale)):
+                master.grad = wide
+            self.adamw.step()
+            for master, _ in part:
+                master.grad = None
         self._publish()
 
     def _skips_on_device(self, grads: list[Tensor]) -> bool:
@@ -211,3 +238,35 @@ class MasterOptimizer:
         """Go on from this step count and these moments of a parameter."""
         master = self.masters[name]
         self.adamw.state[master] = {key: value.to(master.device).clone() for key, value in state.items()}
+
+
+def _total_norm(wide: list[Tensor], narrow: list[Tensor]) -> Tensor:
+    """Of all gradients, in float32 whatever they are kept in."""
+    if narrow:
+        norms = [n for some in (wide, narrow) if some for n in torch._foreach_norm(some, 2.0, torch.float32)]
+        return torch.linalg.vector_norm(torch.stack(norms))
+    norm = torch.nn.utils.get_total_norm(wide) if wide else torch.zeros(())
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm  # of sharded gradients: over all shards
+
+
+def widened(grads: list[Tensor], scale: Tensor | None) -> list[Tensor]:
+    """Float32 copies, multiplied by `scale`."""
+    wide = [torch.empty_like(grad, dtype=torch.float32) for grad in grads]
+    torch._foreach_copy_(wide, grads)
+    if scale is not None:
+        torch._foreach_mul_(wide, scale)
+    return wide
+
+
+def _parts(gradients: Iterable[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """Runs of them that take little memory when they are widened, or one that is large by itself."""
+    part: list[tuple[Tensor, Tensor]] = []
+    num_elements = 0
+    for master, grad in gradients:
+        if part and num_elements + grad.numel() > WIDENED_ELEMENTS:
+            yield part
+            part, num_elements = [], 0
+        part.append((master, grad))
+        num_elements += grad.numel()
+    if part:
+        yield part

@@ -198,6 +198,7 @@ class Policy(TokenScorer):
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         seen: list[Seen] = []
+        self.optimizer.begin(len(micros))
         with self.layout.running():
             for rows in micros:
                 out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen)

@@ -1,0 +1,115 @@
+"""A mini-batch of one micro-batch: its half-precision gradients are their own sums."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gspo.training import optimizer as module
+from gspo.training.offload import OffloadedOptimizer
+from gspo.training.optimizer import MasterOptimizer
+
+from .models import llama
+from .test_offload import assert_same, offloaded, state
+
+IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 1]])
+
+
+def step(model, optimizer: MasterOptimizer, *, scale: float = 1.0, alone: bool = True, lr: float = 1e-3):
+    if alone:
+        optimizer.begin(1)
+    (scale * model(IDS).logits.float() ** 2).sum().backward()
+    return optimizer.step(lr)
+
+
+def pair(make=MasterOptimizer, dtype=torch.bfloat16, **settings):
+    """A model and its optimiser, twice."""
+    models = [llama().to(dtype) for _ in range(2)]
+    return [(m, make(m.named_parameters(), lr=1.0, weight_decay=0.1, **settings)) for m in models]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("make", [MasterOptimizer, offloaded])
+def test_one_backward_moves_weights_by_the_bits_of_a_sum_of_one(make, fused, monkeypatch):
+    monkeypatch.setattr(module, "WIDENED_ELEMENTS", 1000)  # several parts, some of one large tensor
+    (model, optimizer), (same, other) = pair(make, fused=fused, grad_clip=None)
+    for lr in (1e-3, 5e-3):
+        got, want = step(model, optimizer, lr=lr), step(same, other, alone=False, lr=lr)
+        assert got.applied and want.applied
+        assert got.grad_norm == pytest.approx(want.grad_norm, rel=1e-6)
+    assert_same(state(optimizer), state(other))
+
+
+@pytest.mark.parametrize("make", [MasterOptimizer, offloaded])
+def test_gradients_without_sums_are_clipped_in_float32(make):
+    (model, optimizer), (same, other) = pair(make, grad_clip=0.1)
+    assert step(model, optimizer).grad_norm > 0.1
+    step(same, other, alone=False)
+    got, want = state(optimizer), state(other)
+    for name in want:
+        assert torch.allclose(got[name].float(), want[name].float(), rtol=1e-5, atol=1e-9), name
+
+
+@pytest.mark.parametrize("make", [MasterOptimizer, offloaded])
+def test_a_bad_gradient_without_a_sum_changes_nothing_and_is_forgotten(make):
+    (model, optimizer), (same, other) = pair(make)
+    step(model, optimizer), step(same, other)
+    before = state(optimizer)
+    assert not step(model, optimizer, scale=float("inf")).applied
+    assert_same(state(optimizer), before)
+    step(model, optimizer), step(same, other)
+    assert_same(state(optimizer), state(other))
+
+
+def test_no_float32_gradient_is_there_between_the_backward_and_the_step():
+    ((model, optimizer), _) = pair()
+    optimizer.begin(1)
+    model(IDS).logits.float().sum().backward()
+    assert all(m.grad is None for m in optimizer.masters.values())
+    assert all(p.grad is None for p in model.parameters())
+    assert {g.dtype for g in optimizer._sums.narrow.values()} == {torch.bfloat16}
+
+
+def test_what_a_failed_backward_left_is_not_in_the_next_step():
+    (model, optimizer), (same, other) = pair()
+    optimizer.begin(1)
+    model(IDS).logits.float().sum().backward()  # and then something fails before the step
+    step(model, optimizer), step(same, other)
+    assert_same(state(optimizer), state(other))
+
+
+def test_a_second_backward_after_only_one_was_announced_is_refused():
+    ((model, optimizer), _) = pair()
+    optimizer.begin(1)
+    model(IDS).logits.float().sum().backward()
+    with pytest.raises(AssertionError, match="second backward"):
+        model(IDS).logits.float().sum().backward()
+
+
+def test_float32_parameters_are_summed_as_ever():
+    (model, optimizer), (same, other) = pair(dtype=torch.float32)
+    step(model, optimizer), step(same, other, alone=False)
+    assert_same(state(optimizer), state(other))
+
+
+def test_a_model_of_mixed_precision_steps_once():
+    models = [llama().to(torch.bfloat16) for _ in range(2)]
+    for m in models:
+        m.model.norm.float()
+    made = [MasterOptimizer(m.named_parameters(), lr=1.0, grad_clip=None) for m in models]
+    for m, optimizer, alone in zip(models, made, (True, False)):
+        if alone:
+            optimizer.begin(1)
+        hidden = m.model.embed_tokens(IDS).float()
+        (m.model.norm(hidden) ** 2).sum().backward()
+        optimizer.step(1e-2)
+    assert_same(state(made[0]), state(made[1]))
+    assert {float(t) for name, t in state(made[0]).items() if name.startswith("step/")} == {1.0}
+
+
+def test_offloaded_pieces_widen_what_they_take(monkeypatch):
+    (model, optimizer), (same, other) = pair(
+        lambda named, **s: OffloadedOptimizer(named, piece_elements=64, **s), grad_clip=None
+    )
+    step(model, optimizer), step(same, other, alone=False)
+    assert_same(state(optimizer), state(other))
