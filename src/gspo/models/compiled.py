@@ -12,8 +12,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._functorch import config as _functorch_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+# A process holds a handful of variants of a layer's code (trained, frozen, decoding, each window, few or many tokens).
+# torch keeps 8 and runs the next as they are, whose bits would depend on what came first.
+MAX_VARIANTS = 64
 # On a CPU. Compiling takes some 20 s the first time, which the few seconds that a run of a smaller model saves in a
 # hundred steps do not pay for.
 MIN_PARAMETERS = 4_000_000
@@ -27,7 +31,10 @@ class CompiledLayers:
     """
 
     def __init__(self, model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
+        dynamo = torch._dynamo.config
+        dynamo.recompile_limit = max(dynamo.recompile_limit, MAX_VARIANTS)
         self._layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        self._recomputes = next(model.parameters()).is_cuda
         self._forwards: dict[type, Callable[..., Any]] = {
             kind: torch.compile(kind.forward, dynamic=True, backend=backend)
             for kind in {type(m) for m in self._layers}
@@ -35,11 +42,16 @@ class CompiledLayers:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within this the layers run compiled."""
+        """Within this the layers run compiled.
+
+        What is cheap to compute again is not kept for the backward: a fifth of a large model's memory for 1 % of its
+        time (docs/performance.md).
+        """
         for layer in self._layers:
             layer.forward = partial(self._forwards[type(layer)], layer)
         try:
-            yield
+            with _functorch_config.patch(aggressive_recomputation=self._recomputes):
+                yield
         finally:
             for layer in self._layers:
                 layer.__dict__.pop("forward", None)
@@ -51,10 +63,14 @@ def worth_compiling(model: nn.Module) -> bool:
     Experts route tokens by their values, which compiled code handles in pieces; and a kernel compiled for a GPU chooses
     how it sums by measuring, so two processes may choose differently.
     """
-    is_dense = not any("experts" in name for name, _ in model.named_modules())
-    if not is_dense or torch.are_deterministic_algorithms_enabled():
+    if not is_dense(model) or torch.are_deterministic_algorithms_enabled():
         return False
     return next(model.parameters()).is_cuda or _pays_on_a_cpu(model)
+
+
+def is_dense(model: nn.Module) -> bool:
+    """Whether every token goes through all of the model."""
+    return not any("experts" in name for name, _ in model.named_modules())
 
 
 def _pays_on_a_cpu(model: nn.Module) -> bool:

@@ -12,6 +12,7 @@ from gspo.config.plan import roles
 from gspo.loop.build_roles import compute_dtype
 from gspo.loop.role_settings import layout_kind
 from gspo.models import resolve
+from gspo.models.compiled import MIN_PARAMETERS, has_cpp_compiler
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.pages import PAGE
 from gspo.training.head import CHUNK_ELEMENTS
@@ -20,6 +21,7 @@ from gspo.validate.activations import measure_activations
 FUSED_CHUNK_ELEMENTS = 1 << 27  # of training/head_kernels.py, which only a machine with Triton can import
 LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once
 FLOAT = 4
+COMPILER = 200 << 20  # what torch's compiler and its code take of a process on a CPU
 GIB = 1 << 30
 
 
@@ -87,7 +89,7 @@ def plan_memory(
     kept = measure_activations(model, dtype)
     held = _held(config, counts, size)
     on_host = _offload(config, held) if device.type == "cuda" else 0
-    tokens, targets = _micro_batch(config, _is_half_on_gpu(size, device))
+    rows, tokens, targets = _micro_batch(config, _is_half_on_gpu(size, device))
     cache = _cache(config, shape, size, device, available)
     activations = _activations(config, shape, kept, size, tokens)
     logits = (
@@ -106,7 +108,11 @@ def plan_memory(
         config.actor_rollout_ref.rollout.max_num_seqs, num_val * config.actor_rollout_ref.rollout.val_kwargs.n
     )
     length = config.data.max_prompt_length + config.data.max_response_length
-    gradients = FLOAT * counts.trained
+    # Those of one micro-batch alone stay in the model's precision.
+    is_one = rows == BatchPlan.of(config).mini_batch_rollouts
+    gradients = (size if is_one else FLOAT) * counts.trained
+    if _compiles_on_cpu(config, counts, dtype, device):
+        base += COMPILER
     held |= {"KV cache": cache, "activations of a micro-batch": activations, "logits of a chunk": logits}
     held["gradients"] = gradients
     return MemoryPlan(
@@ -121,6 +127,14 @@ def plan_memory(
         available=available,
         on_host=on_host,
     )
+
+
+def _compiles_on_cpu(config: TrainerConfig, counts: Counts, dtype: torch.dtype, device: torch.device) -> bool:
+    is_wanted = (
+        config.actor_rollout_ref.actor.use_torch_compile and config.actor_rollout_ref.model.lora_rank == 0
+    )
+    on_cpu = device.type == "cpu" and dtype == torch.float32
+    return is_wanted and on_cpu and counts.parameters >= MIN_PARAMETERS and has_cpp_compiler()
 
 
 def _shape(config: Any, name: str) -> ModelShape:
@@ -173,8 +187,8 @@ def _cache(config: TrainerConfig, shape: ModelShape, size: int, device: torch.de
     return min(pages, int(rollout.gpu_memory_utilization * available))
 
 
-def _micro_batch(config: TrainerConfig, flash: bool) -> tuple[int, int]:
-    """Tokens and response tokens of the largest training forward.
+def _micro_batch(config: TrainerConfig, flash: bool) -> tuple[int, int, int]:
+    """Responses, tokens and response tokens of the largest training forward.
 
     By the flash kernel as the layout counts them; without it attention pads its own copies of a packed row.
     """
@@ -190,7 +204,7 @@ def _micro_batch(config: TrainerConfig, flash: bool) -> tuple[int, int]:
         rows = min(rows, max(1, int(actor.ppo_max_token_len_per_gpu / per_row)))
     else:
         rows = min(rows, actor.ppo_micro_batch_size_per_gpu)
-    return int(rows * per_row), rows * response
+    return rows, int(rows * per_row), rows * response
 
 
 def _activations(config: TrainerConfig, shape: ModelShape, kept: Any, size: int, tokens: int) -> int:
