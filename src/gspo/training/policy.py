@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from gspo.training.host_memory import keep_freed_memory
 from gspo.training.optimizer import MasterOptimizer, StepResult
 from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
+from gspo.training.tied_embedding import added_in_place
 from gspo.training.transfer import upload
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
@@ -199,13 +201,17 @@ class Policy(TokenScorer):
         total = torch.zeros((), device=self.device)
         seen: list[Seen] = []
         self.optimizer.begin(len(micros))
-        with self.layout.running():
+        with self.layout.running(), self._adding_in_place():
             for rows in micros:
                 out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
         total = self.ranks.sum(total)
         return _MiniBatch(metrics, total, self.optimizer.step(lr, total), seen)
+
+    def _adding_in_place(self) -> AbstractContextManager[None]:
+        # Sharded gradients are summed over ranks as they are.
+        return added_in_place(self.model, self.head) if self.ranks is ALONE else nullcontext()
 
     def _micro_step(
         self,

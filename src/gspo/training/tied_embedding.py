@@ -1,0 +1,30 @@
+"""The gradient of an embedding that is the output layer's weight as well, without a tensor of its own on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from gspo.models.head import Head
+
+
+@contextmanager
+def added_in_place(decoder: Any, head: Head) -> Iterator[None]:
+    """Within this a backward adds the rows of the tokens to the output layer's gradient, where the two share a weight.
+
+    Otherwise autograd fills a gradient of the whole vocabulary with zeros and adds all of it. Only around backwards
+    that reach the output layer: an embedding's gradient alone would be left as rows.
+    """
+    embedding = decoder.get_input_embeddings()
+    shares = isinstance(embedding, nn.Embedding) and embedding.weight is head.linear.weight
+    if not shares or embedding.weight.device.type != "cpu" or embedding.sparse:
+        yield
+        return
+    embedding.sparse = True
+    try:
+        yield
+    finally:
+        embedding.sparse = False

@@ -1,0 +1,62 @@
+"""The gradient of a tied embedding is the same when its rows are added to the output layer's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gspo.models.head import Head
+from gspo.training.tied_embedding import added_in_place
+
+from .models import llama
+
+IDS = torch.tensor([[1, 2, 3, 2], [5, 2, 7, 1]])  # some tokens several times
+
+
+def backward(model, head: Head, num_chunks: int) -> None:
+    hidden = model.base_model(IDS, use_cache=False).last_hidden_state.flatten(0, 1)
+    for part in hidden.chunk(num_chunks):
+        (head.logits(part) ** 2).sum().backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("num_chunks", [1, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_gradients_are_those_of_autograd(tied, num_chunks):
+    model = llama(tie_word_embeddings=tied).double()
+    head, embedding = Head.of(model), model.get_input_embeddings()
+    assert (embedding.weight is head.linear.weight) == tied
+    backward(model, head, num_chunks)
+    want = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    with added_in_place(model, head):
+        assert embedding.sparse == tied
+        backward(model, head, num_chunks)
+    assert not embedding.sparse
+    for name, p in model.named_parameters():
+        assert p.grad.layout == torch.strided, name
+        assert torch.allclose(p.grad, want[name], rtol=1e-12, atol=1e-12), name
+
+
+def test_the_same_with_logits_that_are_computed_again():
+    model = llama(tie_word_embeddings=True).double()
+    head = Head.of(model)
+
+    def run():
+        hidden = model.base_model(IDS, use_cache=False).last_hidden_state
+        checkpoint(lambda h: (head.logits(h) ** 2).sum(), hidden, use_reentrant=False).backward()
+
+    run()
+    want = model.get_input_embeddings().weight.grad
+    model.zero_grad()
+    with added_in_place(model, head):
+        run()
+    got = model.get_input_embeddings().weight.grad
+    assert torch.allclose(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_an_error_leaves_the_embedding_as_it_was():
+    model = llama(tie_word_embeddings=True)
+    with pytest.raises(ValueError), added_in_place(model, Head.of(model)):
+        raise ValueError
+    assert not model.get_input_embeddings().sparse
