@@ -51,15 +51,17 @@ class CompiledDecoder:
             configs
         ):
             return None  # some layers attend by other means than sdpa
+        was_training = model.training
+        model.eval()
         try:
             compiled = CompiledDecoder(model, configs, masks)
             problem = compiled._problem()
         except UnsupportedModel as error:
             problem = str(error)
-        except (
-            Exception
-        ) as error:  # a compiler that is broken or lacks headers, a model that cannot be traced
+        except Exception as error:  # a broken compiler, missing headers, a model that cannot be traced
             problem = f"{type(error).__name__}: {error}".split("\n")[0]
+        finally:
+            model.train(was_training)
         if problem is None:
             return compiled
         log.warning("generation runs uncompiled: %s", problem)
@@ -70,16 +72,11 @@ class CompiledDecoder:
         model, num = self._model, self._model.get_input_embeddings().num_embeddings
         ids = torch.arange(2 * TRIED_ROWS).view(TRIED_ROWS, 2) * 7 % num
         cache = SlotCache(TRIED_ROWS, 2)
-        was_training = model.training
-        model.eval()
-        try:
-            want = model(input_ids=ids, use_cache=False).logits[:, 1].float()
-            for position in range(2):
-                lengths = torch.full((TRIED_ROWS,), position)
-                cache.aim(lengths, position + 1)
-                got = self.logits(ids[:, position], lengths, cache, position + 1)
-        finally:
-            model.train(was_training)
+        want = model(input_ids=ids, use_cache=False).logits[:, 1].float()
+        for position in range(2):
+            lengths = torch.full((TRIED_ROWS,), position)
+            cache.aim(lengths, position + 1)
+            got = self.logits(ids[:, position], lengths, cache, position + 1)
         worst = ((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)).max().item()
         return None if worst <= 1e-3 else f"its logits differ by {worst:.2g} of their size"
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gspo.models.compiled import CompiledLayers
+from gspo.models.compiled import CompiledLayers, is_dense
 from gspo.training import flash
 from gspo.training.batching import Kind, MicroBatch, micro_batch
 from gspo.training.graphed import GraphedDecoder
@@ -83,7 +83,9 @@ class Forward:
         if reason is not None:
             return Forward(decoder, "plain", reason=reason)
         on_cpu = next(decoder.parameters()).device.type == "cpu"
-        return _with_compiled_layers(wanted) if compiled and on_cpu and not flex else wanted
+        # A reference has the policy's settings and may be another model.
+        compiles = compiled and on_cpu and not flex and is_dense(decoder)
+        return _with_compiled_layers(wanted) if compiles else wanted
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward, in this layout; those of the latest batch are made once."""
@@ -177,8 +179,9 @@ def _with_compiled_layers(forward: Forward) -> Forward:
 
 def _run_once(forward: Forward) -> None:
     """A forward, and a backward where something is trained, that leave nothing behind."""
-    decoder = forward.decoder
-    batch = _probe(decoder.get_input_embeddings().num_embeddings, times=16)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+    decoder: Any = forward.decoder
+    positions = getattr(decoder.config.get_text_config(), "max_position_embeddings", None) or 1024
+    batch = _probe(decoder.get_input_embeddings().num_embeddings, times=max(1, min(16, positions // 11)))
     trained = [p for p in decoder.parameters() if p.requires_grad]
     with torch.set_grad_enabled(bool(trained)), forward.running():
         hidden = forward.hidden(forward.micro(batch, range(batch.num_sequences), "cpu"))
@@ -216,7 +219,7 @@ def _mismatch(forward: Forward) -> str | None:
 
 
 def _probe(num_tokens: int, times: int = 1) -> TrainBatch:
-    """Three groups with prompts and responses of several lengths, some 31 · `times` tokens."""
+    """Three groups with prompts and responses of several lengths, 31 · `times` tokens, 11 · `times` the longest."""
     shape = [(3, (4, 2, 1)), (5, (3, 6)), (2, (5,))]
     prompts, responses, groups = [], [], []
     for group, (size, answers) in enumerate(shape):

@@ -65,7 +65,7 @@ def attend_padded(
     for block in layout.blocks:
         out = _sdpa(block, *_cut_out(block, q, k, v), scaling, sliding_window)
         outs.append(block.queries.unpad(out.transpose(1, 2)))
-    return (outs[0] if len(outs) == 1 else torch.cat(outs))[None], None
+    return _joined(outs), None
 
 
 @torch.compiler.disable
@@ -96,7 +96,7 @@ def attend_eager(
         scores = scores + block.mask(sliding_window, scores.dtype)
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
         outs.append(block.queries.unpad((weights @ bv).transpose(1, 2)))
-    return (outs[0] if len(outs) == 1 else torch.cat(outs))[None], None
+    return _joined(outs), None
 
 
 def _cut_out(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,6 +132,15 @@ def _mask(block: Block, window: int | None, query: Tensor, key: Tensor) -> Any:
     if query.is_cuda and window is None and same_prefix:
         return causal_lower_right(query.shape[2], key.shape[2])
     return block.mask(window, query.dtype)
+
+
+def _joined(outs: list[Tensor]) -> Tensor:
+    """The blocks' tokens one after another, [1, N, heads, size].
+
+    A lone block is copied where compiled layers take it up: a view of whatever attention gave would be compiled anew.
+    """
+    out = outs[0] if len(outs) == 1 and (outs[0].is_cuda or not outs[0]._is_view()) else torch.cat(outs)
+    return out[None]
 
 
 def attend_flash(
