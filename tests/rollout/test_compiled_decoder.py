@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch._inductor.config as inductor
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -153,7 +154,7 @@ def test_a_compiler_that_fails_leaves_generation_as_it_was(monkeypatch, tmp_path
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     model = make_model("llama")
     with (
-        torch._inductor.config.patch({"cpp.cxx": (None, str(program))}),
+        inductor.patch({"cpp.cxx": (None, str(program))}),
         caplog.at_level(logging.WARNING),
     ):
         engine = make_engine(model, num_slots=16)
