@@ -123,7 +123,9 @@ class ActorConfig(Section):
     ulysses_sequence_parallel_size: int = key(default=1, doc="Devices that share one sequence.", ge=1)
     use_torch_compile: bool = key(
         default=True,
-        doc="One GPU, half precision: compile the layers and capture forward and backward as CUDA graphs.",
+        doc="One GPU, half precision: compile the layers and capture forward and backward as CUDA graphs. One CPU "
+        "process, float32, 4 million parameters or more and a C++ compiler (CXX, else g++): compile the layers. Not "
+        "with LoRA or experts.",
     )
 
 

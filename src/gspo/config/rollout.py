@@ -64,7 +64,11 @@ class RolloutConfig(Section):
         default=0.5, doc="Share of the GPU's memory for the engine's cache.", gt=0, le=1
     )
     tensor_model_parallel_size: int = key(default=1, doc="vllm: devices that share one engine.", ge=1)
-    enforce_eager: bool = key(default=False, doc="No compilation and no CUDA graphs.")
+    enforce_eager: bool = key(
+        default=False,
+        doc="No compilation and no CUDA graphs. Without it a CPU too compiles the layers of float32 models of 4 "
+        "million parameters or more, where there is a C++ compiler (CXX, else g++).",
+    )
     enable_chunked_prefill: bool = key(default=True, doc="vllm: mix prefill and decoding.")
     enable_prefix_caching: bool = key(default=True, doc="vllm: keep the cache of shared prefixes.")
     free_cache_engine: bool = key(default=True, doc="Give the cache's memory back while training.")
