@@ -96,7 +96,7 @@ def test_a_run_with_the_key_has_the_bits_of_one_without_and_each_resumes_the_oth
     steps = []
     apply = OffloadedOptimizer._apply
     monkeypatch.setattr(
-        OffloadedOptimizer, "_apply", lambda self, bad: (steps.append(self), apply(self, bad))
+        OffloadedOptimizer, "_apply", lambda self, *given: (steps.append(self), apply(self, *given))
     )
     model = save_model(tmp_path / "model", hidden_size=128, num_attention_heads=4)
     words = ("trainer.deterministic=true", "trainer.device=cuda", f"actor_rollout_ref.model.dtype={dtype}")
