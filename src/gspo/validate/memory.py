@@ -16,11 +16,14 @@ from gspo.models.compiled import MIN_PARAMETERS, has_cpp_compiler
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.pages import PAGE
 from gspo.training.head import CHUNK_ELEMENTS
-from gspo.validate.activations import measure_activations
+from gspo.validate.activations import Activations, measure_activations
 
 FUSED_CHUNK_ELEMENTS = 1 << 27  # of training/head_kernels.py, which only a machine with Triton can import
 LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once
 FLOAT = 4
+COMPILED_SHARE = (
+    0.6  # of an eager layer's activations that a compiled one keeps on a GPU (docs/performance.md)
+)
 COMPILER = 200 << 20  # what torch's compiler and its code take of a process on a CPU
 GIB = 1 << 30
 
@@ -91,6 +94,8 @@ def plan_memory(
     on_host = _offload(config, held) if device.type == "cuda" else 0
     rows, tokens, targets = _micro_batch(config, _is_half_on_gpu(size, device))
     cache = _cache(config, shape, size, device, available)
+    if _is_half_on_gpu(size, device) and _compiles(config, shape) and not c.enable_gradient_checkpointing:
+        kept = Activations(COMPILED_SHARE * kept.per_layer, COMPILED_SHARE * kept.beside)
     activations = _activations(config, shape, kept, size, tokens)
     logits = (
         _fused_logits(targets, shape, size)
@@ -111,7 +116,8 @@ def plan_memory(
     # Those of one micro-batch alone stay in the model's precision.
     is_one = rows == BatchPlan.of(config).mini_batch_rollouts
     gradients = (size if is_one else FLOAT) * counts.trained
-    if _compiles_on_cpu(config, counts, dtype, device):
+    is_large = counts.parameters >= MIN_PARAMETERS and dtype == torch.float32
+    if device.type == "cpu" and is_large and has_cpp_compiler() and _compiles(config, shape):
         base += COMPILER
     held |= {"KV cache": cache, "activations of a micro-batch": activations, "logits of a chunk": logits}
     held["gradients"] = gradients
@@ -120,7 +126,7 @@ def plan_memory(
         stages={
             "generation": static + cache + answering,
             "scoring": static + cache + int(tokens * transient) + logits,
-            "update": static + cache + gradients + activations + int(tokens * transient) + logits,
+            "update": static + cache + gradients + int(activations + tokens * transient) + logits,
             "evaluation": static + cache + answering + val_rows * length * shape.kv_bytes(size),
         },
         base=base,
@@ -129,12 +135,11 @@ def plan_memory(
     )
 
 
-def _compiles_on_cpu(config: TrainerConfig, counts: Counts, dtype: torch.dtype, device: torch.device) -> bool:
-    is_wanted = (
-        config.actor_rollout_ref.actor.use_torch_compile and config.actor_rollout_ref.model.lora_rank == 0
-    )
-    on_cpu = device.type == "cpu" and dtype == torch.float32
-    return is_wanted and on_cpu and counts.parameters >= MIN_PARAMETERS and has_cpp_compiler()
+def _compiles(config: TrainerConfig, shape: ModelShape) -> bool:
+    """Whether the policy's layers are compiled, on a device where that pays."""
+    actor, lora_rank = config.actor_rollout_ref.actor, config.actor_rollout_ref.model.lora_rank
+    alone = actor.strategy == "local" and lora_rank == 0 and not config.trainer.deterministic
+    return actor.use_torch_compile and alone and not shape.experts
 
 
 def _shape(config: Any, name: str) -> ModelShape:
