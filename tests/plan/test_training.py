@@ -7,10 +7,12 @@ import dataclasses
 import pytest
 
 from gspo.plan.constants import (
+    ATTENTION_SHARE,
     CAPTURED_SHARE,
-    CAPTURED_TRAIN_SHARE,
     COLLECTIVE_SHARE,
+    COMPILED_TRAIN_SHARE,
     HOP_S,
+    OFFLOAD_COPY,
     TRAIN_SHARE,
     in_float32,
 )
@@ -18,7 +20,7 @@ from gspo.plan.lengths import Lengths
 from gspo.plan.measured import BENCHMARKS
 from gspo.plan.network import checkpoint_seconds, gather_seconds, publish_seconds, reduce_seconds
 from gspo.plan.shape import SHAPES
-from gspo.plan.training import EXCHANGE, LAUNCH, PRODUCTS, UNEVEN, Trainer
+from gspo.plan.training import ATTENTION, EXCHANGE, LAUNCH, OPTIMIZER, PRODUCTS, UNEVEN, Trainer
 from gspo.plan.workload import Workload
 
 
@@ -45,13 +47,35 @@ def test_captured_training_starts_fewer_kernels(seven, h200, work):
 def test_products_by_hand(shape, h200):
     work = Workload(2, 4, 10.0, 10, Lengths(20.0, 20, 0.0), layout="packed")
     tokens, pairs = 8 * 30, 8 * (10**2 / 2 + 10 * 20 + 20**2 / 2)
-    forward = (tokens * 2 * (2 * 656 + 8) + 4 * 2 * 8 * pairs) / 790e12 / CAPTURED_TRAIN_SHARE
+    forward = tokens * 2 * (2 * 656 + 8) / 790e12
+    attention = 4 * 2 * 8 * pairs / 790e12 / ATTENTION_SHARE
+    eager = dataclasses.replace(work, compiled=False)
     trainer = Trainer(shape, h200)
-    assert trainer.score(work)[PRODUCTS] == pytest.approx(forward, rel=1e-3)
-    assert trainer.update(work)[PRODUCTS] == pytest.approx(3 * forward, rel=1e-3)
-    again = dataclasses.replace(trainer, checkpointing=True)
-    slower = CAPTURED_TRAIN_SHARE / TRAIN_SHARE  # what is computed again is not captured
-    assert again.update(work)[PRODUCTS] == pytest.approx(4 * forward * slower, rel=1e-3)
+    for passes, kind in ((3, trainer), (4, dataclasses.replace(trainer, checkpointing=True))):
+        for share, asked in ((COMPILED_TRAIN_SHARE, work), (TRAIN_SHARE, eager)):
+            update = kind.update(asked)
+            assert update[PRODUCTS] == pytest.approx(passes * forward / share)
+            assert update[ATTENTION] == pytest.approx(passes * attention)  # one kernel, compiled or not
+    assert trainer.score(work)[PRODUCTS] == pytest.approx(forward / COMPILED_TRAIN_SHARE)
+    assert trainer.reference(work)[PRODUCTS] == pytest.approx(forward / TRAIN_SHARE)
+
+
+def test_what_is_recomputed_is_compiled_and_not_captured(seven, h200, work):
+    again = Trainer(seven, h200, checkpointing=True)
+    assert again.compiles(work) and not again.captures(work)
+    for trainer in (Trainer(seven, h200, 8, 8), Trainer(SHAPES["30b-a3b"], h200)):
+        assert not trainer.compiles(work)
+
+
+def test_an_optimiser_in_host_memory_takes_the_time_of_the_way(seven, h200, work):
+    away = dataclasses.replace(work, offload=True)
+    steps = work.epochs * work.mini_batches
+    there = 12 * seven.parameters / OFFLOAD_COPY
+    assert Trainer(seven, h200).update(away)[OPTIMIZER] == pytest.approx(steps * there)
+    wide = Trainer(seven, in_float32(h200)).update(away)[OPTIMIZER]
+    assert wide == pytest.approx(steps * there * 8 / 12)  # a float32 parameter is its own master
+    ranks = Trainer(seven, h200, 8, 8)
+    assert ranks.update(away)[OPTIMIZER] == ranks.update(work)[OPTIMIZER]
 
 
 def test_shared_prompts_are_computed_once():

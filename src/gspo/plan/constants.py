@@ -51,6 +51,11 @@ class Device:
         return self.matmul if fused and self.number_bytes < 4 else self.float32 * FLOAT32_SHARE
 
     @property
+    def attention_rate(self) -> float:
+        """Operations a second of training's attention, whose kernel is the same compiled or not."""
+        return self.matmul * (TRAIN_SHARE_CPU if self.name == "cpu" else ATTENTION_SHARE)
+
+    @property
     def train_share(self) -> float:
         """What training as a whole reaches of the rates above."""
         return TRAIN_SHARE_CPU if self.name == "cpu" else TRAIN_SHARE
@@ -110,16 +115,16 @@ OVERLAP = Figure(0.70, "assumed", "share of computing behind which FSDP's exchan
 
 # Decoding
 DECODE_LAYER_S = Figure(
-    35.6e-6,
+    37.8e-6,
     "fitted",
     "time a layer and decode step that does not grow with the batch: docs/performance.md, On a GPU, rollout of smol, "
-    "143,300 tok/s at batch 256 and 270,800 at 1,024",
+    "143,300 tok/s at batch 256 and 288,900 at 1,024",
 )
 SAMPLING_PASSES = Figure(
-    12.3,
+    8.4,
     "fitted",
     "passes over a row's float32 logits: with ROW_LAYER_S and DECODE_LAYER_S from three points, rollout of smol at batch "
-    "256 and 1,024 and of qwen1.5b at 256 (0.425 s); as many constants as points",
+    "256 and 1,024 and of qwen1.5b at 256 (0.41 s); as many constants as points",
 )
 EAGER_LAYER_S = Figure(
     0.9e-3,
@@ -133,7 +138,7 @@ ROW_PASSES = Figure(
     "passes over a row's intermediate results in decoding; the three points do not tell it apart",
 )
 ROW_LAYER_S = Figure(
-    27.6e-9,
+    24.0e-9,
     "fitted",
     "time a row, layer and decode step that neither bytes nor operations account for; see SAMPLING_PASSES",
 )
@@ -142,15 +147,20 @@ ROW_LAYER_S = Figure(
 TRAIN_SHARE = Figure(
     0.65,
     "fitted",
-    "not captured; docs/performance.md, On a GPU: training of qwen1.5b on 8 × 8,192 and 2 × 32,768 tokens (3.07 s, and "
-    "4.7 s with its warm-up), and of qwen1.5b and smol eager and padded (4.09 and 0.84 s)",
+    "of the rates, all but attention, with nothing compiled; docs/performance.md, On a GPU: training of qwen1.5b on 8 × "
+    "8,192 tokens (3.07 s), and of qwen1.5b and smol eager and padded (4.09 and 0.84 s)",
 )
-CAPTURED_TRAIN_SHARE = Figure(
+COMPILED_TRAIN_SHARE = Figure(
     1.0,
     "fitted",
-    "as TRAIN_SHARE, compiled and captured: docs/performance.md, On a GPU, training of qwen1.5b (0.882 s, 6 % over) and "
-    "smol (0.199 s, 14 % under). Products reach less, 0.5 of 0.58 s in a profile; fusion saves passes over memory that "
-    "TRAFFIC_PASSES counts",
+    "as TRAIN_SHARE, compiled: docs/performance.md, On a GPU, training of qwen1.5b (0.977 s) and of 8 × 8,192 tokens "
+    "(2.38 s). Products reach less, 0.5 of 0.58 s in a profile; fusion saves passes over memory that TRAFFIC_PASSES counts",
+)
+ATTENTION_SHARE = Figure(
+    0.5,
+    "fitted",
+    "of the matrix products' rate that attention reaches in training, its backward counted as two forwards: "
+    "docs/performance.md, On a GPU, training of qwen1.5b on 8 × 8,192 and, offloaded, 2 × 32,768 tokens (2.38 and 4.55 s)",
 )
 TRAIN_SHARE_CPU = Figure(0.37, "fitted", "update of `make train` on 2 idle cores, 0.72 s a step")
 TRAFFIC_PASSES = Figure(2.5, "assumed", "passes over what a layer keeps for its backward, a forward")
@@ -158,13 +168,20 @@ LOGIT_PASSES = Figure(4, "assumed", "passes over float32 logits, a forward of th
 KERNELS_LAYER = Figure(35, "assumed", "kernels a layer's forward launches in transformers")
 KERNEL_S = Figure(8e-6, "assumed", "seconds a launched kernel from Python")
 CAPTURED_SHARE = Figure(
-    0.16,
+    0.32,
     "fitted",
-    "what is left of starting kernels when forward and backward are captured, 2 µs of the device each: with "
-    "CAPTURED_TRAIN_SHARE to training of smol (0.199 s). Scoring of 64 short sequences, 14 ms against 131, asks for less",
+    "what is left of starting kernels when forward and backward are captured, 4 µs of the device each: with "
+    "COMPILED_TRAIN_SHARE between training of smol (0.221 s, still under) and of qwen1.5b (0.977 and, in another run, "
+    "0.912 s). Scoring of 64 short sequences, 14 ms against 131, asks for less",
 )
 OPTIMIZER_BYTES = Figure(
     30, "assumed", "bytes read and written a parameter: gradient, master, two moments, bf16 copy"
+)
+OFFLOAD_COPY = Figure(
+    32 * GB,
+    "fitted",
+    "bytes a second each way, both at once, of masters and moments kept in pinned host memory: docs/performance.md, On a "
+    "GPU, 8 × 8,192 tokens of qwen1.5b with optimizer_offload (2.95 s against 2.38)",
 )
 CHUNK_ELEMENTS = 1 << 24  # as gspo.training.head, which needs torch; a test keeps them equal
 KEEP_ELEMENTS = 1 << 26
@@ -181,6 +198,12 @@ STORAGE_TOTAL = Figure(100 * GB, "assumed", "bytes a second the shared storage t
 # Memory
 RESERVED = Figure(2 * GIB, "assumed", "CUDA context, NCCL buffers and libraries, a GPU")
 FRAGMENTATION = Figure(1.05, "assumed", "what the allocator holds over what is in use")
+COMPILED_KEPT = Figure(
+    0.6,
+    "fitted",
+    "of what an eager layer keeps for its backward that a compiled one keeps on a GPU: docs/performance.md, On a GPU, "
+    "peaks of smol and qwen1.5b with 8,500 tokens a micro-batch, the larger of what the two ask for",
+)
 
 # Faults
 MTBF_DEVICE_S = Figure(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gspo.plan.constants import (
+    COMPILED_KEPT,
     FRAGMENTATION,
     FUSED_CHUNK_ELEMENTS,
     LOGIT_COPIES,
@@ -13,7 +14,7 @@ from gspo.plan.constants import (
     Device,
 )
 from gspo.plan.shape import ModelShape
-from gspo.plan.training import chunk_rows
+from gspo.plan.training import Trainer, chunk_rows
 from gspo.plan.workload import Workload
 
 FLOAT = 4
@@ -47,7 +48,8 @@ def trainer_memory(
     """Of one rank in a shard group of `shard`: one rank alone keeps whole weights, several a shard and two layers."""
     size, numbers = device.number_bytes, shape.parameters
     held: dict[str, float] = {}
-    offloaded = work.offload and ranks == 1 and device.name != "cpu"
+    trainer = Trainer(shape, device, ranks, shard, checkpointing)
+    offloaded = trainer.offloads(work)
     if shard == 1:
         held["parameters"] = float(size * numbers)
         if size < FLOAT and not offloaded:
@@ -60,14 +62,17 @@ def trainer_memory(
         held["gathered layers"] = float(size * (2 * shape.layer_parameters + ends))
     if not offloaded:
         held["optimiser"] = 2 * FLOAT * numbers / shard
-    held["gradients"] = FLOAT * numbers / shard
+    held["gradients"] = gradient_bytes(trainer, work) * numbers / shard
     if work.reference:
         held["reference"] = size * numbers / shard
     if work.critic:
         held["critic"] = (size + 3 * FLOAT + (FLOAT if size < FLOAT else 0)) * numbers / shard
     tokens = micro_tokens(work, ranks)
     kept = shape.kept_bytes(size)
-    layers = shape.layers * shape.hidden * size + kept if checkpointing else shape.layers * kept
+    if checkpointing:  # each layer's input, and all of one: what it does not keep its backward makes again
+        layers = shape.layers * shape.hidden * size + kept
+    else:
+        layers = shape.layers * kept * (COMPILED_KEPT if trainer.compiles(work) else 1.0)
     transient = size * (3 * widest(shape) + 4 * shape.hidden)
     held["activations of a micro-batch"] = tokens * (layers + 3 * shape.hidden * size)
     held["temporaries of a layer"] = tokens * transient
@@ -75,6 +80,14 @@ def trainer_memory(
         shape, device, tokens * work.lengths.longest / work.longest, work.fused_head
     )
     return Memory(held)
+
+
+def gradient_bytes(trainer: Trainer, work: Workload) -> int:
+    """A parameter: float32 sums, beside the narrow gradients that graphs write; those of one micro-batch are their own sums."""
+    size = trainer.device.number_bytes
+    if trainer.ranks == 1 and work.is_one_micro_batch:
+        return size
+    return FLOAT + (size if trainer.captures(work) else 0)
 
 
 def engine_memory(shape: ModelShape, device: Device, work: Workload, *, tp: int, slots: float) -> Memory:
@@ -93,11 +106,16 @@ def engine_memory(shape: ModelShape, device: Device, work: Workload, *, tp: int,
 
 
 def colocated_memory(trainer: Memory, engine: Memory, *, one_process: bool, paged: bool) -> Memory:
-    """Both on one device: alone in its process the engine reads the trainer's weights; a paged cache sleeps in training."""
+    """Both on one device: in one process the engine reads the trainer's weights and its cache stays; a paged one elsewhere sleeps in training.
+
+    What a prefill frees, training in the same process takes.
+    """
     held = dict(trainer.held)
     other = {name: size for name, size in engine.held.items() if name != "parameters"}
-    if not one_process:
-        held["engine's weights"] = engine.held["parameters"]
+    if one_process:
+        beyond = other.pop("prefill", 0.0) - sum(held[n] for n in TRAINING)
+        return Memory({**held, **other, **({"prefill": beyond} if beyond > 0 else {})})
+    held["engine's weights"] = engine.held["parameters"]
     if paged:
         training = sum(held.pop(n) for n in TRAINING)
         generating = sum(other.values())

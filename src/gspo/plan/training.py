@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from gspo.plan.constants import (
     CAPTURED_SHARE,
-    CAPTURED_TRAIN_SHARE,
     CHUNK_ELEMENTS,
+    COMPILED_TRAIN_SHARE,
     KEEP_ELEMENTS,
     KERNEL_S,
     KERNELS_LAYER,
     LOGIT_PASSES,
+    OFFLOAD_COPY,
     OPTIMIZER_BYTES,
     OVERLAP,
     TRAFFIC_PASSES,
@@ -24,6 +25,7 @@ from gspo.plan.shape import ModelShape
 from gspo.plan.workload import Workload
 
 PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's output head", "training's memory traffic"
+ATTENTION = "training's attention"
 LAUNCH, OPTIMIZER, EXCHANGE = "starting training kernels", "optimiser", "FSDP exchange"
 UNEVEN = "ranks without an answer to train on"
 
@@ -41,11 +43,11 @@ class Trainer:
 
     def score(self, work: Workload) -> Parts:
         """Seconds of π_old: a forward over the share of the batch that needs one."""
-        return self._passes(work, work.score_share, body=1, head=1, gathers=1, captured=self.captures(work))
+        return self._passes(work, work.score_share, body=1, head=1, gathers=1, policy=True)
 
     def reference(self, work: Workload) -> Parts:
         """Seconds of the reference's forward over the whole batch."""
-        return self._passes(work, 1.0, body=1, head=1, gathers=1, captured=False)
+        return self._passes(work, 1.0, body=1, head=1, gathers=1, policy=False)
 
     def update(self, work: Workload) -> Parts:
         """Seconds of all optimiser steps: forward, backward (twice a forward), what is computed again, exchange."""
@@ -55,18 +57,26 @@ class Trainer:
         head = 4 if fused or logits > KEEP_ELEMENTS else 3
         scatter = 4 / self.device.number_bytes  # gradients are reduced in float32
         gathers = (2 if self.reshard else 1) + scatter
-        parts = self._passes(work, float(work.epochs), body, head, gathers, self.captures(work))
+        parts = self._passes(work, float(work.epochs), body, head, gathers, policy=True)
         steps = work.epochs * work.mini_batches
-        parts.add({OPTIMIZER: self._optimizer(), EXCHANGE: self._reduce()}, steps)
+        parts.add({OPTIMIZER: self._optimizer(work), EXCHANGE: self._reduce()}, steps)
         return parts
 
-    def captures(self, work: Workload) -> bool:
-        """Whether forward and backward are captured: dense, packed, in half precision, whole weights, nothing recomputed."""
-        whole = self.ranks == 1 and not self.checkpointing and not self.shape.experts
+    def compiles(self, work: Workload) -> bool:
+        """Whether the policy's layers are compiled: dense, packed, in half precision, whole weights."""
+        whole = self.ranks == 1 and not self.shape.experts
         return whole and work.compiled and work.layout != "plain" and self.device.number_bytes < 4
 
+    def captures(self, work: Workload) -> bool:
+        """Whether forward and backward are captured as well: nothing is recomputed."""
+        return self.compiles(work) and not self.checkpointing
+
+    def offloads(self, work: Workload) -> bool:
+        """Whether masters and moments lie in host memory."""
+        return work.offload and self.ranks == 1 and self.device.name != "cpu"
+
     def _passes(
-        self, work: Workload, share: float, body: float, head: float, gathers: float, captured: bool
+        self, work: Workload, share: float, body: float, head: float, gathers: float, policy: bool
     ) -> Parts:
         if share <= 0:
             return Parts()
@@ -74,11 +84,11 @@ class Trainer:
         tokens = work.train_tokens * part
         longest = work.prompt + work.lengths.longest_of(work.rows / work.mini_batches)
         own = max(tokens, min(longest, float(work.longest)))
-        compute = self._compute(work, part, tokens, body, head, captured)
+        compute = self._compute(work, part, tokens, body, head, policy and self.compiles(work))
         scale = own / tokens
         micros = math.ceil(own / max(work.token_budget, longest))
         launches = self.shape.layers * KERNELS_LAYER * KERNEL_S * micros * body / self.device.train_share
-        if captured:
+        if policy and self.captures(work):
             launches *= CAPTURED_SHARE
         if self.device.name == "cpu":
             launches = 0.0  # inside the products: nothing runs beside the host
@@ -91,17 +101,19 @@ class Trainer:
         return parts.times(share * work.mini_batches)
 
     def _compute(
-        self, work: Workload, part: float, tokens: float, body: float, head: float, captured: bool
+        self, work: Workload, part: float, tokens: float, body: float, head: float, compiled: bool
     ) -> Parts:
         s, d = self.shape, self.device
-        reached = CAPTURED_TRAIN_SHARE if captured else d.train_share
+        reached = COMPILED_TRAIN_SHARE if compiled else d.train_share
         targets = work.targets * part
-        products = tokens * 2 * s.active_body + s.attention_operations(work.train_pairs * part)
+        products = tokens * 2 * s.active_body
+        attention = s.attention_operations(work.train_pairs * part)
         kept = tokens * s.layers * s.kept_bytes(d.number_bytes)
         traffic = body * TRAFFIC_PASSES * kept + head * LOGIT_PASSES * targets * s.vocab * 4
         return Parts(
             {
                 PRODUCTS: body * products / d.matmul / reached,
+                ATTENTION: body * attention / d.attention_rate,
                 HEAD: head * 2.0 * targets * s.head / d.head_rate(work.fused_head) / reached,
                 TRAFFIC: traffic / d.reached_bandwidth / reached,
             }
@@ -115,14 +127,13 @@ class Trainer:
     def _reduce(self) -> float:
         return reduce_seconds(self.device, self.ranks // self.shard, 4.0 * self.shape.parameters / self.shard)
 
-    def _optimizer(self) -> float:
-        return (
-            OPTIMIZER_BYTES
-            * self.shape.parameters
-            / self.shard
-            / self.device.reached_bandwidth
-            / self.device.train_share
-        )
+    def _optimizer(self, work: Workload) -> float:
+        """AdamW as memory goes by; masters and moments in host memory come and go beside it, at once."""
+        d, numbers = self.device, self.shape.parameters / self.shard
+        own = OPTIMIZER_BYTES * numbers / d.reached_bandwidth / d.train_share
+        if not self.offloads(work):
+            return own
+        return max(own, (12 if d.number_bytes < 4 else 8) * numbers / OFFLOAD_COPY)
 
 
 def chunk_rows(vocab: int) -> int:

@@ -34,11 +34,14 @@ class Workload:
     reference: bool = False
     critic: bool = False
     token_budget: int = 16384
+    micro_rows: int | None = (
+        None  # answers of a training forward, where they are counted and not their tokens
+    )
     prefill_tokens: int = 8192
     slots: int = 1024  # answers an engine runs at once, at most
     checkpointing: bool | None = None  # None: where memory asks for it
     eager: bool = False
-    paged: bool = True  # on a GPU: the cache follows use and sleeps in training; else each slot has room for the longest
+    paged: bool = True  # on a GPU: the cache follows use; else each slot has room for the longest
     fused_head: bool = True  # on a GPU in half precision
     reshard: bool = True
     compiled: bool = True  # training's forward and backward, where they can be
@@ -106,6 +109,15 @@ class Workload:
         return self.rows * self.longest**2 / 2
 
     @property
+    def is_one_micro_batch(self) -> bool:
+        """Whether one forward takes a whole mini-batch, all answers as long as can be."""
+        rows = self.rows / self.mini_batches
+        if self.micro_rows is not None:
+            return rows <= self.micro_rows
+        prompt = self.longest_prompt / (self.group if self.layout == "shared" else 1)
+        return rows * (prompt + self.lengths.longest) <= self.token_budget
+
+    @property
     def targets(self) -> float:
         """Positions whose logits are computed."""
         return self.rows * (self.lengths.longest if self.layout == "plain" else self.lengths.mean)
@@ -161,6 +173,7 @@ def workload_of(
         reference=wanted["reference"],
         critic=wanted["critic"],
         token_budget=_budget(config, plan),
+        micro_rows=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
         prefill_tokens=rollout.max_num_batched_tokens,
         slots=rollout.max_num_seqs,
         checkpointing=ar.model.enable_gradient_checkpointing or None,
