@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from gspo.plan.search import search
 from gspo.plan.shape import SHAPES
 from gspo.plan.simulate import simulate
 
-CALM = {"mtbf_s": math.inf, "sigma": 0.0, "slow_share": 0.0}
+CALM: dict[str, Any] = {"mtbf_s": math.inf, "sigma": 0.0, "slow_share": 0.0}
 ONE = Scenario(
     workers=1, places=1, batch=1, group=1, lengths=Lengths(100.0, 100, 0.0), token_s=0.01, single_s=0.01, train_s=0.5,
     save_s=0.1, steps=10, **CALM,

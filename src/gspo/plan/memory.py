@@ -106,9 +106,10 @@ def engine_memory(shape: ModelShape, device: Device, work: Workload, *, tp: int,
 
 
 def colocated_memory(trainer: Memory, engine: Memory, *, one_process: bool, paged: bool) -> Memory:
-    """Both on one device: in one process the engine reads the trainer's weights and its cache stays; a paged one elsewhere sleeps in training.
+    """Both on one device; in one process the engine reads the trainer's weights.
 
-    What a prefill frees, training in the same process takes.
+    There its cache stays while the trainer works, which takes what a prefill freed; a paged one of another process
+    sleeps.
     """
     held = dict(trainer.held)
     other = {name: size for name, size in engine.held.items() if name != "parameters"}
