@@ -5,6 +5,10 @@ Prints one JSON line. Every answer is forced to --new tokens; the first run warm
 
 from __future__ import annotations
 
+import gspo  # noqa: F401  before torch, whose threads read how long to spin when they start
+
+# isort: split
+
 import argparse
 import json
 import statistics

@@ -9,6 +9,10 @@ rate of this machine's own matrix product. One JSON line a row, then the slope o
 
 from __future__ import annotations
 
+import gspo  # noqa: F401  before torch, whose threads read how long to spin when they start
+
+# isort: split
+
 import argparse
 import json
 import math

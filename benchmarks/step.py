@@ -10,6 +10,10 @@ masters and moments in host memory.
 
 from __future__ import annotations
 
+import gspo  # noqa: F401  before torch, whose threads read how long to spin when they start
+
+# isort: split
+
 import argparse
 import itertools
 import json
