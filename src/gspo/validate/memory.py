@@ -92,16 +92,14 @@ def plan_memory(
     kept = measure_activations(model, dtype)
     held = _held(config, counts, size)
     on_host = _offload(config, held) if device.type == "cuda" else 0
-    rows, tokens, targets = _micro_batch(config, _is_half_on_gpu(size, device))
+    half_on_gpu = _is_half_on_gpu(size, device)
+    rows, tokens, targets = _micro_batch(config, half_on_gpu)
     cache = _cache(config, shape, size, device, available)
-    if _is_half_on_gpu(size, device) and _compiles(config, shape) and not c.enable_gradient_checkpointing:
+    captured = half_on_gpu and _compiles(config, shape) and not c.enable_gradient_checkpointing
+    if captured:
         kept = Activations(COMPILED_SHARE * kept.per_layer, COMPILED_SHARE * kept.beside)
     activations = _activations(config, shape, kept, size, tokens)
-    logits = (
-        _fused_logits(targets, shape, size)
-        if _is_half_on_gpu(size, device)
-        else _logits(targets, shape, size)
-    )
+    logits = (_fused_logits if half_on_gpu else _logits)(targets, shape, size)
     static = sum(held.values())
     transient = _transient(shape, size)
     prefill = min(
@@ -113,9 +111,8 @@ def plan_memory(
         config.actor_rollout_ref.rollout.max_num_seqs, num_val * config.actor_rollout_ref.rollout.val_kwargs.n
     )
     length = config.data.max_prompt_length + config.data.max_response_length
-    # Those of one micro-batch alone stay in the model's precision.
     is_one = rows == BatchPlan.of(config).mini_batch_rollouts
-    gradients = (size if is_one else FLOAT) * counts.trained
+    gradients = _gradient_bytes(size, is_one, captured) * counts.trained
     is_large = counts.parameters >= MIN_PARAMETERS and dtype == torch.float32
     if device.type == "cpu" and is_large and has_cpp_compiler() and _compiles(config, shape):
         base += COMPILER
@@ -133,6 +130,16 @@ def plan_memory(
         available=available,
         on_host=on_host,
     )
+
+
+def _gradient_bytes(size: int, is_one: bool, captured: bool) -> int:
+    """Of a parameter: float32 sums, and the model's precision alone where one micro-batch is all there is.
+
+    A captured backward keeps what it wrote beside the sums.
+    """
+    if is_one:
+        return size
+    return FLOAT + size if captured else FLOAT
 
 
 def _compiles(config: TrainerConfig, shape: ModelShape) -> bool:
