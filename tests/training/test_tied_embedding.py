@@ -60,3 +60,9 @@ def test_an_error_leaves_the_embedding_as_it_was():
     with pytest.raises(ValueError), added_in_place(model, Head.of(model)):
         raise ValueError
     assert not model.get_input_embeddings().sparse
+
+
+def test_half_precision_is_not_rounded_once_more_a_row():
+    model = llama(tie_word_embeddings=True).bfloat16()
+    with added_in_place(model, Head.of(model)):
+        assert not model.get_input_embeddings().sparse

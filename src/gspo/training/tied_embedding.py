@@ -10,17 +10,20 @@ from torch import nn
 
 from gspo.models.head import Head
 
+FLOAT = 4  # bytes
+
 
 @contextmanager
 def added_in_place(decoder: Any, head: Head) -> Iterator[None]:
     """Within this a backward adds the rows of the tokens to the output layer's gradient, where the two share a weight.
 
     Otherwise autograd fills a gradient of the whole vocabulary with zeros and adds all of it. Only around backwards
-    that reach the output layer: an embedding's gradient alone would be left as rows.
+    that reach the output layer: an embedding's gradient alone would be left as rows. In half precision every row that
+    is added rounds the sum again, so there it stays as it is.
     """
-    embedding = decoder.get_input_embeddings()
-    shares = isinstance(embedding, nn.Embedding) and embedding.weight is head.linear.weight
-    if not shares or embedding.weight.device.type != "cpu" or embedding.sparse:
+    embedding, weight = decoder.get_input_embeddings(), head.linear.weight
+    shares = isinstance(embedding, nn.Embedding) and embedding.weight is weight and not embedding.sparse
+    if not shares or weight.device.type != "cpu" or weight.itemsize < FLOAT:
         yield
         return
     embedding.sparse = True
