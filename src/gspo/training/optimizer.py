@@ -149,13 +149,11 @@ class MasterOptimizer:
             self.zero_grad()
             return result
         scale = None
-        if self.grad_clip and (
-            norm.is_cuda or norm > self.grad_clip
-        ):  # a pass over memory, where it can be spared
+        # A pass over memory, spared where that can be known without waiting for a GPU.
+        if self.grad_clip and (norm.is_cuda or norm > self.grad_clip):
             torch.nn.utils.clip_grads_with_norm_(list(self._summed.values()), self.grad_clip, norm)
-            scale = (self.grad_clip / (norm + 1e-6)).clamp(
-                max=1.0
-            )  # the same for gradients that are not widened yet
+            # The same for gradients that are not widened yet.
+            scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
         for group in self.adamw.param_groups:
             group["lr"] = lr
         self._apply(found_inf, scale)
