@@ -7,9 +7,16 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gspo.models.head import Head
+from gspo.training import tied_embedding
 from gspo.training.tied_embedding import added_in_place
 
 from .models import llama
+
+
+@pytest.fixture(autouse=True)
+def _any_size(monkeypatch):
+    monkeypatch.setattr(tied_embedding, "MIN_ELEMENTS", 0)
+
 
 IDS = torch.tensor([[1, 2, 3, 2], [5, 2, 7, 1]])  # some tokens several times
 
@@ -64,5 +71,12 @@ def test_an_error_leaves_the_embedding_as_it_was():
 
 def test_half_precision_is_not_rounded_once_more_a_row():
     model = llama(tie_word_embeddings=True).bfloat16()
+    with added_in_place(model, Head.of(model)):
+        assert not model.get_input_embeddings().sparse
+
+
+def test_a_small_vocabulary_is_not_worth_it(monkeypatch):
+    model = llama(tie_word_embeddings=True)
+    monkeypatch.setattr(tied_embedding, "MIN_ELEMENTS", model.get_input_embeddings().weight.numel() + 1)
     with added_in_place(model, Head.of(model)):
         assert not model.get_input_embeddings().sparse

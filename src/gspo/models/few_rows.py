@@ -43,7 +43,8 @@ class _Turned(nn.Linear):
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As F.linear without gradients. To a compiler it is one operation, whatever the number of rows."""
-    rows = torch.ops.gspo.few_rows_linear(input.reshape(-1, input.shape[-1]), weight, bias)
+    multiply = torch.ops.gspo.few_rows_linear if torch.compiler.is_compiling() else _linear
+    rows = multiply(input.reshape(-1, input.shape[-1]), weight, bias)
     return rows.view(*input.shape[:-1], weight.shape[0])
 
 

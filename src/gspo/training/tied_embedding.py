@@ -11,6 +11,7 @@ from torch import nn
 from gspo.models.head import Head
 
 FLOAT = 4  # bytes
+MIN_ELEMENTS = 1 << 20  # of a weight whose zeros cost more than the bookkeeping of rows
 
 
 @contextmanager
@@ -23,7 +24,8 @@ def added_in_place(decoder: Any, head: Head) -> Iterator[None]:
     """
     embedding, weight = decoder.get_input_embeddings(), head.linear.weight
     shares = isinstance(embedding, nn.Embedding) and embedding.weight is weight and not embedding.sparse
-    if not shares or weight.device.type != "cpu" or weight.itemsize < FLOAT:
+    pays = weight.device.type == "cpu" and weight.itemsize >= FLOAT and weight.numel() >= MIN_ELEMENTS
+    if not (shares and pays):
         yield
         return
     embedding.sparse = True
