@@ -129,7 +129,7 @@ def _note(config: TrainerConfig) -> None:
     if fsdp.param_offload or fsdp.offload_policy:
         typer.echo("note: actor_rollout_ref.actor.fsdp_config: offloading is not planned for", err=True)
     elif fsdp.optimizer_offload:
-        text = "planned for one trainer rank, without the time to and from host memory"
+        text = "planned for one trainer rank"
         typer.echo(f"note: actor_rollout_ref.actor.fsdp_config.optimizer_offload: {text}", err=True)
 
 

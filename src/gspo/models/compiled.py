@@ -18,7 +18,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 # A process holds a handful of variants of a layer's code (trained, frozen, decoding, each window, few or many tokens).
 # torch keeps 8 and runs the next as they are, whose bits would depend on what came first.
 MAX_VARIANTS = 64
-# On a CPU. Compiling takes some 20 s the first time, which the few seconds that a run of a smaller model saves in a
+# On a CPU. Compiling takes some 30 s the first time, which the few seconds that a run of a smaller model saves in a
 # hundred steps do not pay for.
 MIN_PARAMETERS = 4_000_000
 
@@ -44,8 +44,8 @@ class CompiledLayers:
     def active(self) -> Iterator[None]:
         """Within this the layers run compiled.
 
-        What is cheap to compute again is not kept for the backward: a fifth of a large model's memory for 1 % of its
-        time (docs/performance.md).
+        What is cheap to compute again is not kept for the backward: a tenth of a large model's memory for 3 % of its
+        step (docs/performance.md).
         """
         for layer in self._layers:
             layer.forward = partial(self._forwards[type(layer)], layer)

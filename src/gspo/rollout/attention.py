@@ -112,15 +112,22 @@ def grouped_attention(
     The same numbers as transformers' sdpa, which repeats keys and values for every query head when a mask is given:
     for a decode step that copy of the whole cache costs several times the attention itself.
     """
-    num_rows, num_heads, num_new, size = query.shape
-    assert num_new == 1, "decode attention takes one new token a row"
+    assert query.shape[2] == 1, "decode attention takes one new token a row"
     if kwargs.get("position_bias") is not None:
         raise EngineError(
             f"{type(module).__name__} adds a position bias, which the native engine does not run"
         )
-    grouped = query.reshape(num_rows, key.shape[1], num_heads // key.shape[1], size)
-    out = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scaling)
-    return out.reshape(num_rows, 1, num_heads, value.shape[3]), None
+    out = attend_grouped(query[:, :, 0], key, value, attention_mask, scaling)
+    return out[:, None], None
+
+
+def attend_grouped(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
+) -> Tensor:
+    """Attention [B, heads, size] of one token a row, `query` [B, heads, size], to what stands in a cache."""
+    grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
+    out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
+    return out.reshape(*query.shape[:2], values.shape[-1])
 
 
 AttentionInterface.register(_DECODE_ATTENTION, grouped_attention)

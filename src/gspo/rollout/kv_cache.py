@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache, DynamicCache
+
+from gspo.rollout.attention import attend_grouped
 
 LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head size]
 
@@ -48,10 +49,7 @@ class SlotCache(Cache):
         """
         keys, values = self.update(key[:, :, None], value[:, :, None], self._next_layer)
         self._next_layer += 1
-        grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
-        mask = self.masks[window or None]
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
-        return out.reshape(*query.shape[:2], values.shape[-1])
+        return attend_grouped(query, keys, values, self.masks[window or None], scale)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -23,9 +23,6 @@ FLEX = {"sdpa": "gspo_packed_flex"}
 FLASH = {"sdpa": "gspo_packed_flash"}
 
 
-# Blocks are cut differently for every batch, so what is compiled leaves them out (`torch.compiler.disable`).
-
-
 def configs_of(model: nn.Module) -> list[Any]:
     """The config objects that decide the attention of the model's layers."""
     found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
@@ -45,7 +42,7 @@ def packed_attention(configs: list[Any], kernels: dict[str, str]) -> Iterator[No
             config._attn_implementation_internal = name
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # blocks are cut differently for every batch
 def attend_padded(
     module: nn.Module,
     query: Tensor,
