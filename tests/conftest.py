@@ -1,9 +1,10 @@
-"""Property tests draw the same examples every time; HYPOTHESIS_PROFILE=explore draws new ones."""
+"""Property tests draw the same examples every time (HYPOTHESIS_PROFILE=explore: new ones); fixtures for all."""
 
 from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -11,3 +12,15 @@ settings.register_profile(
 )
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture
+def no_compiled_code():
+    """None of other tests, which torch finds by the layer's class, and none left behind."""
+    import torch._dynamo
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()

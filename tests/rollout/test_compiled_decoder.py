@@ -18,15 +18,12 @@ from gspo.training.lora import Adapters, LoraSettings
 
 from .models import drain, make_engine, make_model, make_request, plain_log_probs
 
+pytestmark = pytest.mark.usefixtures("no_compiled_code")
+
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    """Every model is large enough, and no code of other tests is found by its layers' class."""
+def _large_enough(monkeypatch):
     monkeypatch.setattr(compiled, "MIN_PARAMETERS", 0)
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.fixture

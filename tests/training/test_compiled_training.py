@@ -20,14 +20,7 @@ from gspo.types import Prompt, TrainBatch
 from .models import VOCAB, gpt2, llama, qwen3_moe
 from .test_policy import groups
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    """No code of other tests: torch finds it by the layer's class."""
-    torch._dynamo.reset()
-    counters.clear()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("no_compiled_code")
 
 
 @pytest.fixture
