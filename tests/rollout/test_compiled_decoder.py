@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from gspo.models import compiled
 from gspo.models.compiled import CompiledLayers, has_cpp_compiler
-from gspo.rollout import compiled_decoder
+from gspo.rollout import packed_decoder
 from gspo.training.lora import Adapters, LoraSettings
 
 from .models import drain, make_engine, make_model, make_request, plain_log_probs
@@ -30,7 +30,7 @@ def _large_enough(monkeypatch):
 def traced(monkeypatch):
     """Layers are traced as for compiling, but run by torch's own kernels; no compiler is needed."""
     monkeypatch.setattr(compiled, "has_cpp_compiler", lambda: True)
-    monkeypatch.setattr(compiled_decoder, "CompiledLayers", partial(CompiledLayers, backend="eager"))
+    monkeypatch.setattr(packed_decoder, "CompiledLayers", partial(CompiledLayers, backend="eager"))
 
 
 def requests(temperature: float = 1.0):
@@ -136,8 +136,8 @@ def test_half_precision_runs_as_it_is(traced):
 
 
 def test_a_model_whose_logits_would_change_runs_as_it_is(traced, monkeypatch, caplog):
-    linear = compiled_decoder.few_rows.linear
-    monkeypatch.setattr(compiled_decoder.few_rows, "linear", lambda *args: linear(*args) * 1.01)
+    linear = packed_decoder.few_rows.linear
+    monkeypatch.setattr(packed_decoder.few_rows, "linear", lambda *args: linear(*args) * 1.01)
     with caplog.at_level(logging.WARNING):
         engine = make_engine(make_model("llama"))
     assert engine.description == "padded cache" and "logits differ by 0.01" in caplog.text

@@ -41,7 +41,7 @@ def test_spans_say_what_the_layouts_blocks_say(share, window):
     batch = collate(groups(num=4))
     rows = list(range(batch.num_sequences))
     _, layout, targets, slots = pack(batch, rows, "cpu", share=share)
-    ids, flash, *same = pack(batch, rows, "cpu", share=share, flash=True)
+    ids, flash, *same = pack(batch, rows, "cpu", share=share, spans_of=Spans.of)
     assert flash.spans is not None and torch.equal(same[0], targets) and torch.equal(same[1], slots)
     num, generator = ids.shape[1], torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(num, heads, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
@@ -53,7 +53,7 @@ def test_spans_say_what_the_layouts_blocks_say(share, window):
 
 def test_padding_to_a_bucket_changes_nothing_that_is_read():
     batch = collate(groups(num=3))
-    ids, layout, _, _ = pack(batch, list(range(batch.num_sequences)), "cpu", share=True, flash=True)
+    ids, layout, _, _ = pack(batch, list(range(batch.num_sequences)), "cpu", share=True, spans_of=Spans.of)
     assert layout.spans is not None
     key = _rounded(_size(ids.shape[1], layout.spans), varies=False)
     padded_ids, positions, *starts, keys = _pad(key, ids, layout.position_ids, layout.spans)

@@ -1,7 +1,7 @@
 """Linear layers over a few dozen rows on a CPU, whose library spreads the product over cores only from 64 rows on.
 
-x Wᵀ is then computed as (W xᵀ)ᵀ: its many rows are those of W, and all cores have work. With 2 threads a product of 16
-rows takes 0.4 to 0.6 of the time (docs/performance.md).
+A kernel of our own reads every weight once, as fast as memory gives them. Where it cannot be compiled, x Wᵀ is computed as
+(W xᵀ)ᵀ: its many rows are those of W, and all cores have work (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from torch.library import Library
 from torch.nn import functional as F
 
+from gspo.cpu.library import fits, library
+
+MOST_BY_KERNEL = 48  # rows that the kernel takes
 FEWEST, MOST = 12, 56  # rows between which turning the product round was seen to pay
 
 
@@ -21,14 +24,14 @@ class FewRows:
     """The linear layers of a model on a CPU. Their weights stay where they are."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._members = [m for m in model.modules() if type(m) is nn.Linear and _suits(m.weight)]
+        self._members = [m for m in model.modules() if type(m) is nn.Linear and fits(m.weight)]
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within this, and without gradients, products of few rows are turned round."""
-        members = [m for m in self._members if type(m) is nn.Linear] if torch.get_num_threads() > 1 else []
+        """Within this, and without gradients, products of few rows are computed by `linear`."""
+        members = [m for m in self._members if type(m) is nn.Linear]
         for member in members:
-            member.__class__ = _Turned
+            member.__class__ = _FewRowsLinear
         try:
             yield
         finally:
@@ -36,7 +39,7 @@ class FewRows:
                 member.__class__ = nn.Linear
 
 
-class _Turned(nn.Linear):
+class _FewRowsLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
@@ -49,9 +52,16 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if not FEWEST <= input.shape[0] <= MOST or torch.get_num_threads() == 1:
+    num = input.shape[0]
+    if 1 < num <= MOST_BY_KERNEL and (kernels := library()) and fits(weight) and weight.is_contiguous():
+        input, out = input.contiguous(), input.new_empty(num, weight.shape[0])
+        kernels.gspo_few_rows(
+            input.data_ptr(), weight.data_ptr(), out.data_ptr(), num, weight.shape[0], weight.shape[1]
+        )
+    elif FEWEST <= num <= MOST and torch.get_num_threads() > 1:
+        out = torch.mm(weight, input.t()).t().contiguous()
+    else:
         return F.linear(input, weight, bias)
-    out = torch.mm(weight, input.t()).t().contiguous()
     return out if bias is None else out.add_(bias)
 
 
@@ -65,5 +75,3 @@ _LIBRARY.impl("few_rows_linear", _linear, "CPU")
 _LIBRARY.impl("few_rows_linear", _like_linear, "Meta")
 
 
-def _suits(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype == torch.float32

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache
 
 from gspo.models.few_rows import FewRows
 from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
-from gspo.rollout.compiled_decoder import CompiledDecoder
+from gspo.rollout.packed_decoder import PackedDecoder
 from gspo.rollout.engine import EngineError
 from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
 
@@ -42,7 +42,8 @@ class Decoder:
         self._configs = attention_configs(model)
         self._few_rows = FewRows(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
-        self._compiled = CompiledDecoder.of(model, self._configs, self._masks) if compiled else None
+        on_cpu = device.type == "cpu"
+        self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
         forward = inspect.signature(model.forward).parameters
         # Only the last position's logits are wanted; a model that cannot be told so computes them all.
         self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
@@ -87,12 +88,12 @@ class Decoder:
     @property
     def compiled(self) -> bool:
         """Whether decode steps run compiled layers."""
-        return self._compiled is not None
+        return self._packed is not None and self._packed.compiled
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
         """Within this `decode` may be called."""
-        with nullcontext() if self.compiled else self._as_it_is():
+        with nullcontext() if self._packed else self._as_it_is():
             yield
 
     @contextmanager
@@ -102,10 +103,10 @@ class Decoder:
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B] to the rows `cache` is aimed at."""
-        if self._compiled is None:
+        if self._packed is None:
             return self._decode(tokens, lengths, cache, width)
         if len(tokens) > 1:
-            return self._compiled.logits(tokens, lengths, cache, width)
+            return self._packed.logits(tokens, lengths, cache, width)
         with self._as_it_is():  # a lone row would be compiled anew
             return self._decode(tokens, lengths, cache, width)
 

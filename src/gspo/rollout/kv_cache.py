@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
+from gspo.cpu.attention import decode_attend
 from gspo.rollout.attention import attend_grouped
+from gspo.rollout.sharing import SharedPrompts
 
 LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head size]
 
@@ -31,7 +33,8 @@ class SlotCache(Cache):
         self._positions: Tensor | None = None
         self._width = 0
         self._targets: dict[int, Tensor] = {}
-        self.masks: dict[int | None, Tensor] = {}  # of a step, by window, for `attend`
+        self.masks: dict[int | None, Tensor] | None = None  # of a step, by window; None: gspo's own kernel attends
+        self._shared = SharedPrompts(num_slots)
         self._next_layer = 0
 
     def aim(self, positions: Tensor, width: int) -> None:
@@ -47,9 +50,18 @@ class SlotCache(Cache):
 
         Layers are counted, not named: layers that are told their number would have to be compiled one by one.
         """
-        keys, values = self.update(key[:, :, None], value[:, :, None], self._next_layer)
+        layer = self._next_layer
         self._next_layer += 1
-        return attend_grouped(query, keys, values, self.masks[window or None], scale)
+        if self.masks is not None:
+            keys, values = self.update(key[:, :, None], value[:, :, None], layer)
+            return attend_grouped(query, keys, values, self.masks[window or None], scale)
+        assert self._positions is not None, "aim() comes before a decode step"
+        if layer not in self._keys:
+            self._allocate(layer, key[:, :, None], value[:, :, None])
+        rows, chunks = self._shared.chunks(len(query))
+        return decode_attend(
+            query, key, value, self._keys[layer], self._values[layer], self._positions, rows, chunks, scale, window
+        )
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -61,8 +73,19 @@ class SlotCache(Cache):
             self._values[layer_idx], value_states
         )
 
-    def store(self, first_row: int, source_rows: Tensor, prefix: Sequence[LayerKV]) -> None:
-        """Copy prefilled prompts into consecutive rows: row first_row+i takes row source_rows[i] of `prefix`."""
+    def store(
+        self,
+        first_row: int,
+        source_rows: Tensor,
+        prefix: Sequence[LayerKV],
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        """Copy prefilled prompts into consecutive rows: row first_row+i takes row source_rows[i] of `prefix`.
+
+        Rows that take the same one share `lengths[i]` tokens, which a kernel then reads once for all of them.
+        """
+        sources = source_rows.tolist()
+        self._shared.place(first_row, sources, [0] * len(sources) if lengths is None else lengths)
         last_row = first_row + len(source_rows)
         for layer_idx, (keys, values) in enumerate(prefix):
             if layer_idx not in self._keys:
@@ -72,6 +95,7 @@ class SlotCache(Cache):
 
     def move(self, targets: Tensor, sources: Tensor, width: int) -> None:
         """Copy the first `width` tokens of rows `sources` over rows `targets`."""
+        self._shared.move(targets.tolist(), sources.tolist())
         for buffers in (self._keys, self._values):
             for buffer in buffers.values():
                 read = buffer[:, :, :width]

@@ -55,7 +55,8 @@ class PaddedRows:
         params: Sequence[SamplingParams],
     ) -> None:
         first = self._num_rows
-        self._cache.store(first, torch.tensor(sources, device=self.slots.device), prefix)
+        rows = torch.tensor(sources, device=self.slots.device)
+        self._cache.store(first, rows, prefix, [s.length for s in starts])
         self.slots.place(first, starts)
         self._num_rows += len(starts)
         self._params += params

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gspo.training.packing import Layout, pack
+from gspo.training.packing import Layout, SpansOf, pack
 from gspo.training.ragged import flat, padded, ranges
 from gspo.training.ranks import ALONE, Ranks, split_over_ranks
 from gspo.training.transfer import upload
@@ -173,12 +173,12 @@ def micro_batch(
     device: torch.device | str,
     kind: Kind = "plain",
     *,
-    flash: bool = False,
+    spans_of: SpansOf | None = None,
 ) -> MicroBatch:
     """The tensors of one forward. In padded rows the pad token is 0: causality keeps it from being seen."""
     width = batch.mask.shape[1]
     if kind != "plain":
-        return _packed(batch, rows, device, kind == "shared", flash)
+        return _packed(batch, rows, device, kind == "shared", spans_of)
     length = max(len(batch.prompt_ids[r]) + len(batch.response_ids[r]) for r in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)
     for i, row in enumerate(rows):
@@ -197,9 +197,9 @@ def micro_batch(
 
 
 def _packed(
-    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, share: bool, flash: bool
+    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, share: bool, spans_of: SpansOf | None
 ) -> MicroBatch:
-    input_ids, layout, targets, slots = pack(batch, rows, device, share=share, flash=flash)
+    input_ids, layout, targets, slots = pack(batch, rows, device, share=share, spans_of=spans_of)
     return MicroBatch(
         rows=list(rows),
         input_ids=input_ids,

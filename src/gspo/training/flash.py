@@ -40,6 +40,14 @@ class Spans(NamedTuple):
         longest = torch.stack([lengths.max(), totals.max()])
         return Spans(query_starts, key_starts, upload(keys, device), longest)
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
+        """Causal attention [N, heads, size] of every sequence to its keys; `window` counts the token itself.
+
+        Causality is counted from the end of the keys, so a response sees its whole prompt.
+        """
+        left = _NO_WINDOW if window is None else window - 1
+        return packed_flash(q, k, v, *self, scale, left)[0]
+
 
 def takes(model: torch.nn.Module) -> bool:
     """Whether the kernel runs on this model: half precision on a GPU, with heads it knows."""
@@ -53,15 +61,6 @@ def takes(model: torch.nn.Module) -> bool:
         and size % 8 == 0
         and size <= 256
     )
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, spans: Spans, scale: float, window: int | None) -> Tensor:
-    """Causal attention [N, heads, size] of every sequence to its keys; `window` counts the token itself.
-
-    Causality is counted from the end of the keys, so a response sees its whole prompt.
-    """
-    left = _NO_WINDOW if window is None else window - 1
-    return packed_flash(q, k, v, *spans, scale, left)[0]
 
 
 @torch.library.custom_op("gspo::packed_flash", mutates_args=())

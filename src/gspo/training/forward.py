@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from gspo.cpu import attention as cpu_attention
 from gspo.models.compiled import CompiledLayers, is_dense
 from gspo.training import flash
 from gspo.training.batching import Kind, MicroBatch, micro_batch
 from gspo.training.graphed import GraphedDecoder
+from gspo.training.packing import SpansOf
 from gspo.training.packed_attention import FLASH, FLEX, PADDED, configs_of, packed_attention
 from gspo.types import TrainBatch
 
@@ -57,6 +59,7 @@ class Forward:
     kernels: dict[str, str] = field(default_factory=dict)
     reason: str | None = None
     configs: list[Any] = field(default_factory=list)
+    spans_of: SpansOf | None = None  # for a kernel that takes all sequences in one call
     layers: CompiledLayers | None = None
     graphed: GraphedDecoder | None = None
     made: MadeMicroBatches = field(default_factory=MadeMicroBatches)
@@ -65,34 +68,24 @@ class Forward:
     def of(decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False) -> Forward:
         """The layout asked for if the decoder gives the same hidden states in it as in padded rows; else padded rows.
 
-        On a GPU only what attends by the flash kernel is compiled, as a whole; on a CPU all but attention is, which is
-        cut differently for every batch.
+        Kernels that take all sequences in one call come first, SDPA over blocks of sequences after them.
         """
         if kind == "plain":
             return Forward(decoder, kind)
-        configs, kernels = configs_of(decoder), FLEX if flex else PADDED
-        if not flex and flash.takes(decoder) and _unsupported(configs, FLASH) is None:
-            wanted = Forward(decoder, kind, FLASH, None, configs)
-            if _mismatch(wanted) is None:
-                if not compiled:
-                    return wanted
-                graphed = GraphedDecoder(decoder) if _captures(decoder) else None
-                return replace(wanted, layers=CompiledLayers(decoder), graphed=graphed)
-        wanted = Forward(decoder, kind, kernels, None, configs)
-        reason = _unsupported(configs, kernels) or _mismatch(wanted)
-        if reason is not None:
-            return Forward(decoder, "plain", reason=reason)
-        on_cpu = next(decoder.parameters()).device.type == "cpu"
-        # A reference has the policy's settings and may be another model.
-        compiles = compiled and on_cpu and not flex and is_dense(decoder)
-        return _with_compiled_layers(wanted) if compiles else wanted
+        configs, reason = configs_of(decoder), None
+        for kernels, spans_of in _kernels(decoder, flex):
+            wanted = Forward(decoder, kind, kernels, None, configs, spans_of)
+            reason = _unsupported(configs, kernels) or _mismatch(wanted)
+            if reason is None:
+                return _compiled(wanted) if compiled and not flex else wanted
+        return Forward(decoder, "plain", reason=reason)
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward, in this layout; those of the latest batch are made once."""
         return self.made.get(
             batch,
             tuple(rows),
-            lambda: micro_batch(batch, rows, device, self.kind, flash=self.kernels is FLASH),
+            lambda: micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of),
         )
 
     def hidden(self, micro: MicroBatch) -> Tensor:
@@ -160,6 +153,30 @@ def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
         if getattr(config, "attention_chunk_size", None) is not None:
             return "chunked attention"
     return None
+
+
+def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], SpansOf | None]]:
+    """Ways to attend over packed tokens that a decoder of this device and precision may have, the best first."""
+    if flex:
+        yield FLEX, None
+        return
+    if flash.takes(decoder):
+        yield FLASH, flash.Spans.of
+    if cpu_attention.takes(decoder):
+        yield FLASH, cpu_attention.Families.of
+    yield PADDED, None
+
+
+def _compiled(forward: Forward) -> Forward:
+    """The same with compiled layers. On a GPU only what attends in one call is compiled, and captured where it may be."""
+    decoder = forward.decoder
+    if next(decoder.parameters()).device.type == "cpu":
+        # A reference has the policy's settings and may be another model.
+        return _with_compiled_layers(forward) if is_dense(decoder) else forward
+    if forward.spans_of is None:
+        return forward
+    graphed = GraphedDecoder(decoder) if _captures(decoder) else None
+    return replace(forward, layers=CompiledLayers(decoder), graphed=graphed)
 
 
 def _with_compiled_layers(forward: Forward) -> Forward:

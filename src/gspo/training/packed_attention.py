@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from gspo.training import flash
+from gspo.cpu.attention import Families
 from gspo.training.flash import Spans
 from gspo.training.packing import Block, Layout
 
@@ -147,16 +147,16 @@ def attend_flash(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    spans: Spans,
+    spans: Spans | Families,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """All sequences in one call of the flash kernel, without padding."""
+    """All sequences in one call of a kernel, without padding."""
     _refuse(module, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    return flash.attend(q, k, v, spans, scale, sliding_window)[None], None
+    return spans.attend(q, k, v, scale, sliding_window)[None], None
 
 
 def attend_flex(

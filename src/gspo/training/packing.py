@@ -7,12 +7,13 @@ last token is left out: nothing is predicted from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from gspo.cpu.attention import Families
 from gspo.training.flash import Spans
 from gspo.training.ragged import flat, ranges, repeated
 from gspo.training.transfer import upload
@@ -22,6 +23,8 @@ from gspo.types import TrainBatch
 CHEAP_SCORES = 1 << 20
 # Scores of a block whose rows need a mask each: above this the block is cut by group, whose rows share one.
 MASKED_SCORES = 1 << 26
+# What a kernel is told of sequences given as start, length, start of the prefix, its length, on a device.
+SpansOf = Callable[[Sequence[tuple[int, int, int, int]], torch.device | str], Spans | Families]
 
 
 class _Pick(torch.autograd.Function):
@@ -146,7 +149,7 @@ class Layout:
     own: Tensor
     shared: Tensor
     shared_by: Tensor
-    spans: Spans | None = None  # for the flash kernel
+    spans: Spans | Families | None = None  # for kernels that take all sequences in one call
     cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # kernels' own masks
 
     @property
@@ -181,7 +184,12 @@ class _Sequence:
 
 
 def pack(
-    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool, flash: bool = False
+    batch: TrainBatch,
+    rows: Sequence[int],
+    device: torch.device | str,
+    *,
+    share: bool,
+    spans_of: SpansOf | None = None,
 ) -> tuple[Tensor, Layout, Tensor, Tensor]:
     """Token ids [1,N] of these rows, their layout, and for each hidden state it gives the head the token it predicts and
     where that stands in a flat [rows, T].
@@ -195,8 +203,9 @@ def pack(
     sizes = [len(s.tokens) for s in ordered]
     ids = upload(flat(s.tokens for s in ordered), device)
     positions = ranges([s.first_position for s in ordered], sizes)
-    blocks = [] if flash else [_block(b, None, device) for b in whole]
-    blocks += [] if flash else [_block(b, prompts, device) for b in spread]
+    blocks = []
+    if spans_of is None:
+        blocks = [_block(b, None, device) for b in whole] + [_block(b, prompts, device) for b in spread]
     owners, readers = repeated([s.group for s in ordered], sizes), repeated([s.row for s in ordered], sizes)
     own, shared, shared_by = _predictions(batch, ordered, answers)
     targets, slots = (upload(x, device) for x in _wanted(batch, rows, ordered, answers))
@@ -208,7 +217,7 @@ def pack(
         own=upload(own, device),
         shared=upload(torch.tensor(shared, dtype=torch.long), device),
         shared_by=upload(torch.tensor(shared_by, dtype=torch.long), device),
-        spans=Spans.of([_extent(s, prompts) for s in ordered], device) if flash else None,
+        spans=None if spans_of is None else spans_of([_extent(s, prompts) for s in ordered], device),
     )
     return ids[None], layout, targets, slots
 

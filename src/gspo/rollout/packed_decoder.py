@@ -1,4 +1,4 @@
-"""Decode steps on a CPU with compiled layers: everything between attention and products is one pass over memory."""
+"""Decode steps on a CPU over one packed row: attention by gspo's own kernel, layers compiled where it pays."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.cpu.attention import takes
 from gspo.models import few_rows
 from gspo.models.compiled import CompiledLayers
 from gspo.models.few_rows import FewRows
@@ -23,17 +24,21 @@ log = logging.getLogger(__name__)
 TRIED_ROWS = 16  # of the step that is compiled, always: compiled code depends on the sizes that it first met
 
 
-class CompiledDecoder:
+class PackedDecoder:
     """Logits of one new token a row, for rows in a SlotCache."""
 
-    def __init__(self, model: Any, configs: list[Any], masks: DecodeMasks) -> None:
+    def __init__(self, model: Any, configs: list[Any], masks: DecodeMasks, compiled: bool) -> None:
         self._model, self._configs, self._masks = model, configs, masks
+        self.compiled = compiled
+        self._has_kernel = takes(model)
         self._head = Head.of(model)
-        self._speedups = [FusedProjections(model), FewRows(model), CompiledLayers(model.base_model)]
+        self._speedups: list[Any] = [FusedProjections(model), FewRows(model)]
+        if compiled:
+            self._speedups.append(CompiledLayers(model.base_model))
 
     def logits(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         """Float32 logits [B,V], B > 1, after appending `tokens` [B] at positions `lengths` [B]; `cache` is aimed there."""
-        cache.masks = self._masks.by_window(lengths, width)
+        cache.masks = None if self._has_kernel else self._masks.by_window(lengths, width)
         with ExitStack() as stack:
             stack.enter_context(attend_by(PAGED["sdpa"], self._configs))
             for speedup in self._speedups:
@@ -45,8 +50,10 @@ class CompiledDecoder:
 
     @staticmethod
     @torch.no_grad()
-    def of(model: Any, configs: list[Any], masks: DecodeMasks) -> CompiledDecoder | None:
-        """The model with compiled layers if it then gives the logits that it gave before; the reason if not is logged."""
+    def of(model: Any, configs: list[Any], masks: DecodeMasks, compiled: bool) -> PackedDecoder | None:
+        """The model decoding this way if it then gives the logits that it gave before; the reason if not is logged."""
+        if not compiled and not takes(model):
+            return None
         if len({id(c) for m in model.modules() if (c := getattr(m, "config", None)) is not None}) != len(
             configs
         ):
@@ -54,8 +61,8 @@ class CompiledDecoder:
         was_training = model.training
         model.eval()
         try:
-            compiled = CompiledDecoder(model, configs, masks)
-            problem = compiled._problem()
+            packed = PackedDecoder(model, configs, masks, compiled)
+            problem = packed._problem()
         except UnsupportedModel as error:
             problem = str(error)
         except Exception as error:  # a broken compiler, missing headers, a model that cannot be traced
@@ -63,8 +70,11 @@ class CompiledDecoder:
         finally:
             model.train(was_training)
         if problem is None:
-            return compiled
-        log.warning("generation runs uncompiled: %s", problem)
+            return packed
+        if compiled:
+            log.warning("generation runs uncompiled: %s", problem)
+            return PackedDecoder.of(model, configs, masks, compiled=False)
+        log.debug("generation runs without gspo's own kernels: %s", problem)
         return None
 
     def _problem(self) -> str | None:

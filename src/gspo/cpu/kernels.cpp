@@ -1,0 +1,462 @@
+// Float32 attention and products of few rows on a CPU.
+//
+// Everything is made of one step, a tile of a matrix product whose sums stay in registers. Vectors are the compiler's
+// own, so the same source serves every machine it can compile for. What a row of a result is does not depend on the
+// rows beside it or on the number of threads.
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr long LANES = 16;
+typedef float vec __attribute__((vector_size(64)));
+typedef int ivec __attribute__((vector_size(64)));
+typedef float loose __attribute__((vector_size(64), aligned(4), may_alias));
+
+#ifdef __AVX512F__
+constexpr int ROWS = 6, WIDE = 4;  // of a tile: 24 of 32 registers hold sums
+#else
+constexpr int ROWS = 6, WIDE = 1;
+#endif
+constexpr long BLOCK = 48;  // queries whose scores stand in memory at a time, at most
+
+#define UNROLL _Pragma("GCC unroll 16")
+
+inline vec load(const float* p) { return *(const loose*)p; }
+inline void store(float* p, vec x) { *(loose*)p = x; }
+inline vec all(float x) { return vec{} + x; }
+inline long up(long n) { return (n + LANES - 1) / LANES * LANES; }
+
+template <int... I>
+inline vec mix(vec a, vec b) {
+#ifdef __clang__
+    return __builtin_shufflevector(a, b, I...);
+#else
+    return __builtin_shuffle(a, b, ivec{I...});
+#endif
+}
+
+// Lanes joined in halves: always in the same order.
+inline vec crossed(vec x, int step) {
+    switch (step) {
+        case 8: return mix<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(x, x);
+        case 4: return mix<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(x, x);
+        case 2: return mix<2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13>(x, x);
+        default: return mix<1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14>(x, x);
+    }
+}
+
+inline float sum(vec x) {
+    UNROLL for (int step = 8; step; step /= 2) x += crossed(x, step);
+    return x[0];
+}
+
+inline float greatest(vec x) {
+    UNROLL for (int step = 8; step; step /= 2) {
+        const vec other = crossed(x, step);
+        x = other > x ? other : x;
+    }
+    return x[0];
+}
+
+// exp(x) for x <= 0 to about an ulp; 0 below -87.
+inline vec exponential(vec x) {
+    const vec kept = x < all(-87.0f) ? all(-87.0f) : x;
+    const vec shifted = kept * 1.44269504088896341f + 12582912.0f;  // 1.5 · 2²³: rounds to a whole number
+    const vec whole = shifted - 12582912.0f;
+    const vec r = kept - whole * 0.693359375f + whole * 2.12194440e-4f;
+    vec p = all(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + r + 1.0f;
+    const vec power = (vec)(((ivec)shifted << 23) + (ivec)all(1.0f));
+    return x < all(-87.0f) ? vec{} : p * power;
+}
+
+// c[m][0 … 16·N) (+)= Σ_k a[m·am + k·ak] · b[k·ldb + 0 … 16·N)
+template <int M, int N>
+inline void tile(long depth, const float* a, long am, long ak, const float* b, long ldb, float* c, long ldc, bool add) {
+    vec sums[M][N];
+    UNROLL for (int m = 0; m < M; m++)
+        UNROLL for (int n = 0; n < N; n++) sums[m][n] = add ? load(c + m * ldc + n * LANES) : vec{};
+    for (long k = 0; k < depth; k++) {
+        vec row[N];
+        UNROLL for (int n = 0; n < N; n++) row[n] = load(b + k * ldb + n * LANES);
+        UNROLL for (int m = 0; m < M; m++) {
+            const vec x = all(a[m * am + k * ak]);
+            UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
+        }
+    }
+    UNROLL for (int m = 0; m < M; m++)
+        UNROLL for (int n = 0; n < N; n++) store(c + m * ldc + n * LANES, sums[m][n]);
+}
+
+template <int N, int M>
+inline void strip(long rows, long depth, const float* a, long am, long ak, const float* b, long ldb, float* c, long ldc,
+                  bool add) {
+    for (; rows >= M; rows -= M, a += M * am, c += M * ldc) tile<M, N>(depth, a, am, ak, b, ldb, c, ldc, add);
+    if constexpr (M > 1)
+        if (rows) strip<N, M - 1>(rows, depth, a, am, ak, b, ldb, c, ldc, add);
+}
+
+// c [rows, columns] (+)= a [rows, depth] · b [depth, columns], a of any strides; columns a multiple of 16.
+void multiply(long rows, long columns, long depth, const float* a, long am, long ak, const float* b, long ldb, float* c,
+              long ldc, bool add) {
+    long at = 0;
+    for (; at + WIDE * LANES <= columns; at += WIDE * LANES)
+        strip<WIDE, ROWS>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
+    const long left = (columns - at) / LANES;
+    if (left == 3) strip<3, 8>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
+    if (left == 2) strip<2, 12>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
+    if (left == 1) strip<1, 16>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
+}
+
+// 16 × 16 numbers turned round.
+inline void turn(const float* from, long ldf, float* to, long ldt) {
+    vec x[16], y[16];
+    UNROLL for (int i = 0; i < 16; i++) x[i] = load(from + i * ldf);
+    UNROLL for (int i = 0; i < 8; i++) {
+        y[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(x[i], x[i + 8]);
+        y[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(x[i], x[i + 8]);
+    }
+    UNROLL for (int i = 0; i < 8; i++) {
+        x[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(y[i], y[i + 8]);
+        x[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(y[i], y[i + 8]);
+    }
+    UNROLL for (int i = 0; i < 8; i++) {
+        y[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(x[i], x[i + 8]);
+        y[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(x[i], x[i + 8]);
+    }
+    UNROLL for (int i = 0; i < 8; i++) {
+        x[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(y[i], y[i + 8]);
+        x[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(y[i], y[i + 8]);
+    }
+    UNROLL for (int i = 0; i < 16; i++) store(to + i * ldt, x[i]);
+}
+
+// to [size, up(num)] = from [num, size] turned round, zero beyond num.
+void transpose(const float* from, long ldf, long num, long size, float* to) {
+    const long ldt = up(num), whole = num / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES)
+        for (long d = 0; d + LANES <= size; d += LANES) turn(from + i * ldf + d, ldf, to + d * ldt + i, ldt);
+    for (long d = size / LANES * LANES; d < size; d++)
+        for (long i = 0; i < whole; i++) to[d * ldt + i] = from[i * ldf + d];
+    for (long d = 0; d < size && whole < num; d++)
+        for (long i = whole; i < ldt; i++) to[d * ldt + i] = i < num ? from[i * ldf + d] : 0.0f;
+}
+
+// Of `width` scores, a multiple of 16, a query sees [first, last): the others become -inf.
+inline void hide(float* scores, long first, long last, long width) {
+    const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const vec never = all(-INFINITY);
+    for (long i = 0; i < first; i += LANES)
+        store(scores + i, lane + (int)i < (int)first ? never : load(scores + i));
+    for (long i = last / LANES * LANES; i < width; i += LANES)
+        store(scores + i, lane + (int)i >= (int)last ? never : load(scores + i));
+}
+
+// exp(scale · (x - max)) in place over `width` columns, hidden ones -inf; the sum and the greatest scaled score.
+inline void soften(float* x, long width, float scale, float* total, float* top) {
+    vec most = load(x);
+    for (long i = LANES; i < width; i += LANES) {
+        const vec here = load(x + i);
+        most = here > most ? here : most;
+    }
+    const float shift = greatest(most) * scale;
+    vec sums{};
+    for (long i = 0; i < width; i += LANES) {
+        const vec weights = exponential(load(x + i) * scale - shift);
+        sums += weights;
+        store(x + i, weights);
+    }
+    *total = sum(sums);
+    *top = shift;
+}
+
+float* scratch(std::vector<float>& memory, long size) {
+    if ((long)memory.size() < size) memory.resize(size);
+    return memory.data();
+}
+
+thread_local std::vector<float> memories[8];
+
+// Sequences of a packed row: start and length of its own tokens and of the prefix that it continues.
+struct Sequence {
+    long start, length, prefix, prefix_length;
+};
+// Neighbours in the list of sequences that continue the same prefix; `partial`: where their sums for it stand.
+struct Chunk {
+    long first, count, partial;
+};
+
+struct Shape {
+    long heads, key_heads, size, window;
+    float scale;
+    long shared() const { return heads / key_heads; }
+};
+
+// Keys before this place of a sequence are out of sight for the query at `place`.
+inline long first_seen(const Shape& s, long place) { return s.window && place >= s.window ? place - s.window + 1 : 0; }
+
+// Queries of a sequence that are taken at a time: about the same number each time.
+inline long block_of(long length) {
+    const long times = (length + BLOCK - 1) / BLOCK, rows = (length + times - 1) / times;
+    return (rows + ROWS - 1) / ROWS * ROWS;
+}
+
+inline long clamp(long x, long most) { return x < 0 ? 0 : x > most ? most : x; }
+
+// Hides what query `row` of a sequence does not see in its scores: `before` columns of prefix, then `own` of its own.
+inline void hide_unseen(const Shape& s, const Sequence& q, long row, float* scores, long before, long own) {
+    const long first = first_seen(s, q.prefix_length + row);
+    hide(scores, clamp(first, q.prefix_length), q.prefix_length, before);
+    hide(scores + before, clamp(first - q.prefix_length, own), row + 1, own);
+}
+
+// `strip` of M rows of weights that stand one after another; what comes after them is fetched meanwhile.
+template <int M, int N>
+inline void stream(long depth, const float* w, const float* turned, float* c) {
+    vec sums[M][N] = {};
+    const float* ahead = w + M * depth;
+    for (long k = 0; k < depth; k++) {
+        vec row[N];
+        if (k % LANES < M) __builtin_prefetch(ahead + (k / LANES * M + k % LANES) * LANES, 0, 2);
+        UNROLL for (int n = 0; n < N; n++) row[n] = load(turned + (k * N + n) * LANES);
+        UNROLL for (int m = 0; m < M; m++) {
+            const vec x = all(w[m * depth + k]);
+            UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
+        }
+    }
+    UNROLL for (int m = 0; m < M; m++)
+        UNROLL for (int n = 0; n < N; n++) store(c + (m * N + n) * LANES, sums[m][n]);
+}
+
+// Some columns of a product of at most 16·N rows: wᵀ x, turned round while it is in the nearest memory.
+template <int N, int M>
+inline void few_rows(const float* turned, const float* w, float* out, long rows, long first, long last, long columns,
+                     long depth) {
+    float sums[LANES][N * LANES], back[N * LANES][LANES];
+    for (long at = first; at < last; at += LANES) {
+        const long num = last - at < LANES ? last - at : LANES;
+        if (num == LANES)
+            for (long i = 0; i < LANES; i += M) stream<M, N>(depth, w + (at + i) * depth, turned, sums[i]);
+        else
+            strip<N, M>(num, depth, w + at * depth, depth, 1, turned, N * LANES, sums[0], N * LANES, false);
+        for (int n = 0; n < N; n++) turn(sums[0] + n * LANES, N * LANES, back[n * LANES], LANES);
+        for (long row = 0; row < rows; row++) std::memcpy(out + row * columns + at, back[row], num * sizeof(float));
+    }
+}
+
+}  // namespace
+
+extern "C" {
+
+// out [rows, columns] = x [rows, depth] · wᵀ, w [columns, depth], at most 48 rows: every weight is read once.
+void gspo_few_rows(const float* x, const float* w, float* out, long rows, long columns, long depth) {
+    const long wide = up(rows), part = 4 * LANES;
+    float* turned = scratch(memories[7], depth * wide);
+    transpose(x, depth, rows, depth, turned);
+#pragma omp parallel for schedule(static)
+    for (long first = 0; first < columns; first += part) {
+        const long last = first + part < columns ? first + part : columns;
+        if (wide == LANES)
+            few_rows<1, 16>(turned, w, out, rows, first, last, columns, depth);
+        else if (wide == 2 * LANES)
+            few_rows<2, 8>(turned, w, out, rows, first, last, columns, depth);
+        else
+            few_rows<3, 8>(turned, w, out, rows, first, last, columns, depth);
+    }
+}
+
+// out [N, heads, size] and logs [heads, N] of the denominators; q as out, k and v [N, key heads, size].
+void gspo_attend(const float* q, const float* k, const float* v, float* out, float* logs, const Sequence* sequences,
+                 const Chunk* chunks, long num_chunks, long num_tokens, const Shape* shape) {
+    const Shape s = *shape;
+    const long ldq = s.heads * s.size, ldk = s.key_heads * s.size;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (long task = 0; task < num_chunks * s.key_heads; task++) {
+        const Chunk chunk = chunks[task / s.key_heads];
+        const long head = task % s.key_heads, before = sequences[chunk.first].prefix_length;
+        const float* prefix_k = k + sequences[chunk.first].prefix * ldk + head * s.size;
+        const float* prefix_v = v + sequences[chunk.first].prefix * ldk + head * s.size;
+        const long wide = up(before);
+        float* turned_prefix = scratch(memories[0], s.size * wide);
+        transpose(prefix_k, ldk, before, s.size, turned_prefix);
+        for (long i = chunk.first; i < chunk.first + chunk.count; i++) {
+            const Sequence seq = sequences[i];
+            const float* own_k = k + seq.start * ldk + head * s.size;
+            const float* own_v = v + seq.start * ldk + head * s.size;
+            const long ld = wide + up(seq.length), block = block_of(seq.length);
+            float* turned = scratch(memories[1], s.size * up(seq.length));
+            float* scores = scratch(memories[2], BLOCK * ld);
+            transpose(own_k, ldk, seq.length, s.size, turned);
+            for (long h = head * s.shared(); h < (head + 1) * s.shared(); h++)
+                for (long first = 0; first < seq.length; first += block) {
+                    const long rows = seq.length - first < block ? seq.length - first : block;
+                    const long seen = first + rows, own = up(seen);
+                    const float* queries = q + (seq.start + first) * ldq + h * s.size;
+                    float* results = out + (seq.start + first) * ldq + h * s.size;
+                    float totals[BLOCK];
+                    multiply(rows, wide, s.size, queries, ldq, 1, turned_prefix, wide, scores, ld, false);
+                    multiply(rows, own, s.size, queries, ldq, 1, turned, up(seq.length), scores + wide, ld, false);
+                    for (long row = 0; row < rows; row++) {
+                        float top;
+                        hide_unseen(s, seq, first + row, scores + row * ld, wide, own);
+                        soften(scores + row * ld, wide + own, s.scale, totals + row, &top);
+                        logs[h * num_tokens + seq.start + first + row] = top + std::log(totals[row]);
+                    }
+                    multiply(rows, s.size, before, scores, ld, 1, prefix_v, ldk, results, ldq, false);
+                    multiply(rows, s.size, seen, scores + wide, ld, 1, own_v, ldk, results, ldq, true);
+                    for (long row = 0; row < rows; row++)
+                        for (long d = 0; d < s.size; d += LANES) {
+                            float* at = results + row * ldq + d;
+                            store(at, load(at) * (1.0f / totals[row]));
+                        }
+                }
+        }
+    }
+}
+
+// Gradients of q, k and v. `partials` [2, places, key heads, size] hold what each chunk gives its prefix.
+void gspo_attend_backward(const float* grad, const float* q, const float* k, const float* v, const float* out,
+                          const float* logs, float* grad_q, float* grad_k, float* grad_v, float* partials,
+                          long num_places, const Sequence* sequences, const Chunk* chunks, long num_chunks,
+                          long num_tokens, const Shape* shape) {
+    const Shape s = *shape;
+    const long ldq = s.heads * s.size, ldk = s.key_heads * s.size;
+    float* partials_v = partials + num_places * ldk;
+#pragma omp parallel
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (long task = 0; task < num_chunks * s.key_heads; task++) {
+            const Chunk chunk = chunks[task / s.key_heads];
+            const long head = task % s.key_heads, shift = head * s.size;
+            const long before = sequences[chunk.first].prefix_length, wide = up(before);
+            const float* prefix_k = k + sequences[chunk.first].prefix * ldk + shift;
+            const float* prefix_v = v + sequences[chunk.first].prefix * ldk + shift;
+            float* prefix_gk = partials + chunk.partial * ldk + shift;
+            float* prefix_gv = partials_v + chunk.partial * ldk + shift;
+            float* turned_prefix_k = scratch(memories[0], s.size * wide);
+            float* turned_prefix_v = scratch(memories[1], s.size * wide);
+            transpose(prefix_k, ldk, before, s.size, turned_prefix_k);
+            transpose(prefix_v, ldk, before, s.size, turned_prefix_v);
+            bool fresh_prefix = true;
+            for (long i = chunk.first; i < chunk.first + chunk.count; i++) {
+                const Sequence seq = sequences[i];
+                const long own_at = seq.start * ldk + shift, most = up(seq.length), ld = wide + most, block = block_of(seq.length);
+                float* turned_k = scratch(memories[2], s.size * most);
+                float* turned_v = scratch(memories[3], s.size * most);
+                float* weights = scratch(memories[4], BLOCK * ld);
+                float* slopes = scratch(memories[5], BLOCK * ld);
+                transpose(k + own_at, ldk, seq.length, s.size, turned_k);
+                transpose(v + own_at, ldk, seq.length, s.size, turned_v);
+                for (long row = 0; row < seq.length; row++) {
+                    std::memset(grad_k + own_at + row * ldk, 0, s.size * sizeof(float));
+                    std::memset(grad_v + own_at + row * ldk, 0, s.size * sizeof(float));
+                }
+                for (long h = head * s.shared(); h < (head + 1) * s.shared(); h++)
+                    for (long first = 0; first < seq.length; first += block) {
+                        const long rows = seq.length - first < block ? seq.length - first : block;
+                        const long seen = first + rows, own = up(seen), at = (seq.start + first) * ldq + h * s.size;
+                        multiply(rows, wide, s.size, q + at, ldq, 1, turned_prefix_k, wide, weights, ld, false);
+                        multiply(rows, own, s.size, q + at, ldq, 1, turned_k, most, weights + wide, ld, false);
+                        multiply(rows, wide, s.size, grad + at, ldq, 1, turned_prefix_v, wide, slopes, ld, false);
+                        multiply(rows, own, s.size, grad + at, ldq, 1, turned_v, most, slopes + wide, ld, false);
+                        for (long row = 0; row < rows; row++) {
+                            float *w = weights + row * ld, *x = slopes + row * ld;
+                            vec sums{};
+                            for (long d = 0; d < s.size; d += LANES)
+                                sums += load(grad + at + row * ldq + d) * load(out + at + row * ldq + d);
+                            const float mean = sum(sums), log = logs[h * num_tokens + seq.start + first + row];
+                            hide_unseen(s, seq, first + row, w, wide, own);
+                            for (long j = 0; j < wide + own; j += LANES) {
+                                const vec weight = exponential(load(w + j) * s.scale - log);
+                                store(w + j, weight);
+                                store(x + j, weight * (load(x + j) - mean) * s.scale);
+                            }
+                        }
+                        multiply(rows, s.size, before, slopes, ld, 1, prefix_k, ldk, grad_q + at, ldq, false);
+                        multiply(rows, s.size, seen, slopes + wide, ld, 1, k + own_at, ldk, grad_q + at, ldq, true);
+                        multiply(before, s.size, rows, slopes, 1, ld, q + at, ldq, prefix_gk, ldk, !fresh_prefix);
+                        multiply(before, s.size, rows, weights, 1, ld, grad + at, ldq, prefix_gv, ldk, !fresh_prefix);
+                        multiply(seen, s.size, rows, slopes + wide, 1, ld, q + at, ldq, grad_k + own_at, ldk, true);
+                        multiply(seen, s.size, rows, weights + wide, 1, ld, grad + at, ldq, grad_v + own_at, ldk, true);
+                        fresh_prefix = false;
+                    }
+            }
+        }
+#pragma omp for schedule(static)
+        for (long head = 0; head < s.key_heads; head++)
+            for (long c = 0; c < num_chunks; c++) {
+                const Sequence seq = sequences[chunks[c].first];
+                for (long i = 0; i < seq.prefix_length; i++)
+                    for (long d = head * s.size; d < (head + 1) * s.size; d += LANES) {
+                        const long to = (seq.prefix + i) * ldk + d, from = (chunks[c].partial + i) * ldk + d;
+                        store(grad_k + to, load(grad_k + to) + load(partials + from));
+                        store(grad_v + to, load(grad_v + to) + load(partials_v + from));
+                    }
+            }
+    }
+}
+
+// One new token a row: its key and value are stored at place lengths[row] of the caches [slots, key heads, most, size],
+// then it attends. `rows` lists them so that those of a chunk, which begin with the same `partial` tokens, are neighbours.
+void gspo_decode_attend(const float* q, const float* k, const float* v, float* cache_k, float* cache_v, float* out,
+                        const long* lengths, const long* rows, const Chunk* chunks, long num_chunks, long most,
+                        const Shape* shape) {
+    const Shape s = *shape;
+    const long group = s.shared(), ldq = s.heads * s.size, ldk = s.key_heads * s.size, ldc = most * s.size;
+#pragma omp parallel for schedule(static)
+    for (long task = 0; task < num_chunks * s.key_heads; task++) {
+        const Chunk chunk = chunks[task / s.key_heads];
+        const long head = task % s.key_heads, *members = rows + chunk.first;
+        const long before = chunk.partial, wide = up(before), num = chunk.count * group;
+        long longest = 0;
+        for (long i = 0; i < chunk.count; i++) longest = lengths[members[i]] > longest ? lengths[members[i]] : longest;
+        const long ld = wide + up(longest + 1 - before);
+        float* queries = scratch(memories[0], num * s.size);
+        float* results = scratch(memories[1], num * s.size);
+        float* scores = scratch(memories[2], num * ld);
+        float* turned = scratch(memories[3], s.size * ld);
+        const long prefix = (members[0] * s.key_heads + head) * ldc;
+        for (long i = 0; i < chunk.count; i++)
+            std::memcpy(queries + i * group * s.size, q + members[i] * ldq + head * group * s.size,
+                        group * s.size * sizeof(float));
+        transpose(cache_k + prefix, s.size, before, s.size, turned);
+        multiply(num, wide, s.size, queries, s.size, 1, turned, wide, scores, ld, false);
+        for (long i = 0; i < chunk.count; i++) {
+            const long row = members[i], length = lengths[row], own = length + 1 - before;
+            float* own_k = cache_k + (row * s.key_heads + head) * ldc;
+            float* own_v = cache_v + (row * s.key_heads + head) * ldc;
+            std::memcpy(own_k + length * s.size, k + row * ldk + head * s.size, s.size * sizeof(float));
+            std::memcpy(own_v + length * s.size, v + row * ldk + head * s.size, s.size * sizeof(float));
+            const Sequence seq{0, own, 0, before};
+            transpose(own_k + before * s.size, s.size, own, s.size, turned);
+            multiply(group, up(own), s.size, queries + i * group * s.size, s.size, 1, turned, up(own),
+                     scores + i * group * ld + wide, ld, false);
+            for (long g = i * group; g < (i + 1) * group; g++) {
+                float total, top;
+                hide_unseen(s, seq, own - 1, scores + g * ld, wide, up(own));
+                soften(scores + g * ld, wide + up(own), s.scale, &total, &top);
+                for (long j = 0; j < wide + up(own); j += LANES)
+                    store(scores + g * ld + j, load(scores + g * ld + j) * (1.0f / total));
+            }
+        }
+        multiply(num, s.size, before, scores, ld, 1, cache_v + prefix, s.size, results, s.size, false);
+        for (long i = 0; i < chunk.count; i++) {
+            const long row = members[i], own = lengths[row] + 1 - before;
+            const float* own_v = cache_v + (row * s.key_heads + head) * ldc + before * s.size;
+            multiply(group, s.size, own, scores + i * group * ld + wide, ld, 1, own_v, s.size,
+                     results + i * group * s.size, s.size, true);
+            std::memcpy(out + row * ldq + head * group * s.size, results + i * group * s.size,
+                        group * s.size * sizeof(float));
+        }
+    }
+}
+
+}  // extern "C"

@@ -1,0 +1,113 @@
+"""kernels.cpp as a library that Python calls, compiled once for a machine and kept on disk."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+# Sums may not be reordered: two machines of a kind, and a run that is resumed, compute the same bits.
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-w")
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
+_ARGUMENTS = {
+    "gspo_attend": [_POINTER] * 7 + [_LONG] * 2 + [_POINTER],
+    "gspo_attend_backward": [_POINTER] * 10 + [_LONG] + [_POINTER] * 2 + [_LONG] * 2 + [_POINTER],
+    "gspo_decode_attend": [_POINTER] * 9 + [_LONG] * 2 + [_POINTER],
+    "gspo_few_rows": [_POINTER] * 3 + [_LONG] * 3,
+}
+
+
+class Shape(ctypes.Structure):
+    """Of an attention: what kernels.cpp calls by the same name."""
+
+    _fields_ = [(name, _LONG) for name in ("heads", "key_heads", "size", "window")] + [
+        ("scale", ctypes.c_float)
+    ]
+
+
+def compiler() -> str | None:
+    """The C++ compiler that torch would call, if it is there."""
+    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The kernels, or None where nothing compiles them; a compiler that fails costs a warning."""
+    command = compiler()
+    if command is None or sys.platform != "linux":
+        return None
+    try:
+        return _load(_built(command))
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        log.warning("gspo's CPU kernels are not used: %s", said.strip().split("\n")[0])
+        return None
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    return loaded
+
+
+def _built(command: str) -> Path:
+    """The compiled library, from disk if it was compiled by this compiler for this processor."""
+    folder = _folder()
+    version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
+    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), *FLAGS, version, _processor()))
+    target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
+    if target.exists():
+        return target
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
+        _run(command, *FLAGS, "-c", str(SOURCE), "-o", str(compiled))
+        # Without -fopenmp here: the calls of OpenMP then find the threads that torch has brought, and start no others.
+        _run(command, "-shared", str(compiled), "-o", str(linked))
+        os.replace(linked, target)
+    return target
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+
+
+def _folder() -> Path:
+    """Where compiled code is kept: the user's cache, or a new folder where that cannot be written."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="gspo-kernels-"))
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        lines = []
+    kept = ("model name", "flags", "Features", "CPU part", "vendor_id", "cpu family", "model\t")
+    return "\n".join([platform.machine(), *(line for line in lines if line.startswith(kept))])
+
+
+def fits(tensor: torch.Tensor) -> bool:
+    """Whether the kernels take numbers of this kind."""
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32
