@@ -178,6 +178,10 @@ inline void soften(float* x, long width, float scale, float* total, float* top) 
     *top = shift;
 }
 
+inline void fetch(const float* from, long num) {
+    for (long i = 0; i < num; i += LANES) __builtin_prefetch(from + i, 0, 2);
+}
+
 float* scratch(std::vector<float>& memory, long size) {
     if ((long)memory.size() < size) memory.resize(size);
     return memory.data();
@@ -436,6 +440,9 @@ void gspo_decode_attend(const float* q, const float* k, const float* v, float* c
             std::memcpy(own_k + length * s.size, k + row * ldk + head * s.size, s.size * sizeof(float));
             std::memcpy(own_v + length * s.size, v + row * ldk + head * s.size, s.size * sizeof(float));
             const Sequence seq{0, own, 0, before};
+            fetch(own_v + before * s.size, own * s.size);
+            if (i + 1 < chunk.count)
+                fetch(cache_k + ((members[i + 1] * s.key_heads + head) * most + before) * s.size, own * s.size);
             transpose(own_k + before * s.size, s.size, own, s.size, turned);
             multiply(group, up(own), s.size, queries + i * group * s.size, s.size, 1, turned, up(own),
                      scores + i * group * ld + wide, ld, false);
