@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.cpu import attention as cpu_attention
 from gspo.models.compiled import CompiledLayers, is_dense
+from gspo.models.fused import FusedProjections
 from gspo.training import flash
 from gspo.training.batching import Kind, MicroBatch, micro_batch
 from gspo.training.graphed import GraphedDecoder
@@ -60,6 +62,7 @@ class Forward:
     reason: str | None = None
     configs: list[Any] = field(default_factory=list)
     spans_of: SpansOf | None = None  # for a kernel that takes all sequences in one call
+    fused: FusedProjections | None = None
     layers: CompiledLayers | None = None
     graphed: GraphedDecoder | None = None
     made: MadeMicroBatches = field(default_factory=MadeMicroBatches)
@@ -77,6 +80,8 @@ class Forward:
             wanted = Forward(decoder, kind, kernels, None, configs, spans_of)
             reason = _unsupported(configs, kernels) or _mismatch(wanted)
             if reason is None:
+                if spans_of is cpu_attention.Families.of and not _is_sharded(decoder):
+                    wanted = replace(wanted, fused=FusedProjections(decoder))
                 return _compiled(wanted) if compiled and not flex else wanted
         return Forward(decoder, "plain", reason=reason)
 
@@ -101,6 +106,8 @@ class Forward:
         with ExitStack() as stack:
             if self.kind != "plain":
                 stack.enter_context(packed_attention(self.configs, self.kernels))
+            if self.fused is not None:
+                stack.enter_context(self.fused.active())
             if self.layers is not None:
                 stack.enter_context(self.layers.active())
             stack.enter_context(_checkpointing(self.decoder))
@@ -153,6 +160,10 @@ def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
         if getattr(config, "attention_chunk_size", None) is not None:
             return "chunked attention"
     return None
+
+
+def _is_sharded(decoder: nn.Module) -> bool:
+    return any(isinstance(p, DTensor) for p in decoder.parameters())
 
 
 def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], SpansOf | None]]:
