@@ -1,4 +1,4 @@
-"""Products of few rows turned round on a CPU: the same numbers, and nothing else about the model."""
+"""Products of few rows on a CPU, by our own kernel or turned round: the same numbers, and nothing else about the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from gspo.models.few_rows import FEWEST, MOST, FewRows
+from gspo.cpu.library import compiler, library
+from gspo.models import few_rows
+from gspo.models.few_rows import FEWEST, MOST, MOST_BY_KERNEL, FewRows
 
 from ..rollout.models import drain, make_engine, make_model, make_request
 
@@ -19,10 +21,19 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("rows", [1, FEWEST - 1, FEWEST, 16, MOST, MOST + 1])
+@pytest.fixture(params=["kernel", "turned"])
+def way(request, monkeypatch):
+    if request.param == "turned":
+        monkeypatch.setattr(few_rows, "library", lambda: None)
+    elif compiler() is None:
+        pytest.skip("no C++ compiler")
+    return request.param
+
+
+@pytest.mark.parametrize("rows", [1, 2, FEWEST - 1, FEWEST, 16, 33, MOST_BY_KERNEL, MOST, MOST + 1])
 @pytest.mark.parametrize("bias", [False, True])
-def test_outputs_are_those_of_the_layer(two_threads, rows, bias):
-    layer = nn.Linear(24, 40, bias=bias)
+def test_outputs_are_those_of_the_layer(two_threads, way, rows, bias):
+    layer = nn.Linear(24, 41, bias=bias)
     x = torch.randn(rows, 1, 24)
     with torch.no_grad():
         want = layer(x)
@@ -35,12 +46,26 @@ def test_outputs_are_those_of_the_layer(two_threads, rows, bias):
 
 def test_a_wide_layer_takes_the_other_product(two_threads, monkeypatch):
     calls = []
+    monkeypatch.setattr(few_rows, "library", lambda: None)
     monkeypatch.setattr(torch, "mm", lambda a, b: calls.append(a.shape) or a @ b)
     layer = nn.Linear(8, 6, bias=False)
     with torch.no_grad(), FewRows(layer).active():
         layer(torch.ones(16, 8))
         layer(torch.ones(MOST + 1, 8))
     assert calls == [(6, 8)]
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("depth, columns", [(16, 3), (48, 64), (50, 130), (576, 1000)])
+def test_a_row_does_not_depend_on_those_beside_it(two_threads, depth, columns):
+    assert library() is not None
+    x, w = torch.randn(MOST_BY_KERNEL, depth), torch.randn(columns, depth)
+    whole = few_rows._linear(x, w, None)
+    assert torch.allclose(whole, x @ w.t(), atol=1e-4)
+    for rows in (2, 15, 16, 17, 32, 40):
+        assert torch.equal(few_rows._linear(x[:rows], w, None), whole[:rows])
+    torch.set_num_threads(1)
+    assert torch.equal(few_rows._linear(x, w, None), whole)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3-moe", "gemma3"])

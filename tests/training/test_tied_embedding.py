@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from gspo.models.head import Head
 from gspo.training import tied_embedding
-from gspo.training.tied_embedding import added_in_place
+from gspo.training.tied_embedding import HeadGradient
 
 from .models import llama
 
@@ -36,10 +38,16 @@ def test_gradients_are_those_of_autograd(tied, num_chunks):
     backward(model, head, num_chunks)
     want = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
-    with added_in_place(model, head):
-        assert embedding.sparse == tied
-        backward(model, head, num_chunks)
-    assert not embedding.sparse
+    gradient = HeadGradient(head)
+    head = replace(head, multiply=gradient.multiply)
+    for _ in range(2):  # the second time in the memory of the first
+        model.zero_grad()
+        with gradient.active(model):
+            assert embedding.sparse == tied
+            backward(model, head, num_chunks)
+        assert not embedding.sparse
+        memory = head.linear.weight.grad
+    assert memory is head.linear.weight.grad and memory is gradient._memory
     for name, p in model.named_parameters():
         assert p.grad.layout == torch.strided, name
         assert torch.allclose(p.grad, want[name], rtol=1e-12, atol=1e-12), name
@@ -56,27 +64,39 @@ def test_the_same_with_logits_that_are_computed_again():
     run()
     want = model.get_input_embeddings().weight.grad
     model.zero_grad()
-    with added_in_place(model, head):
+    gradient = HeadGradient(head)
+    head = replace(head, multiply=gradient.multiply)
+    with gradient.active(model):
         run()
     got = model.get_input_embeddings().weight.grad
     assert torch.allclose(got, want, rtol=1e-12, atol=1e-12)
 
 
+def test_outside_a_step_the_gradient_is_autograds():
+    model = llama(tie_word_embeddings=False).double()
+    gradient = HeadGradient(Head.of(model))
+    hidden = torch.randn(3, model.config.hidden_size, dtype=torch.float64)
+    weight = gradient._weight
+    got = torch.autograd.grad(gradient.multiply(hidden, weight).square().sum(), weight)[0]
+    want = torch.autograd.grad((hidden @ weight.t()).square().sum(), weight)[0]
+    assert torch.allclose(got, want, rtol=1e-12) and weight.grad is None
+
+
 def test_an_error_leaves_the_embedding_as_it_was():
     model = llama(tie_word_embeddings=True)
-    with pytest.raises(ValueError), added_in_place(model, Head.of(model)):
+    with pytest.raises(ValueError), HeadGradient(Head.of(model)).active(model):
         raise ValueError
     assert not model.get_input_embeddings().sparse
 
 
 def test_half_precision_is_not_rounded_once_more_a_row():
     model = llama(tie_word_embeddings=True).bfloat16()
-    with added_in_place(model, Head.of(model)):
+    with HeadGradient(Head.of(model)).active(model):
         assert not model.get_input_embeddings().sparse
 
 
 def test_a_small_vocabulary_is_not_worth_it(monkeypatch):
     model = llama(tie_word_embeddings=True)
     monkeypatch.setattr(tied_embedding, "MIN_ELEMENTS", model.get_input_embeddings().weight.numel() + 1)
-    with added_in_place(model, Head.of(model)):
+    with HeadGradient(Head.of(model)).active(model):
         assert not model.get_input_embeddings().sparse

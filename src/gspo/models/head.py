@@ -24,6 +24,7 @@ class Head:
     linear: nn.Linear
     softcap: float | None = None
     scale: float = 1.0
+    multiply: Multiply | None = None  # in place of `wide_linear`
 
     @staticmethod
     def of(model: Any) -> Head:
@@ -48,7 +49,7 @@ class Head:
 
         `multiply` takes the place of the product, which is then its own business.
         """
-        out = (multiply or wide_linear)(hidden, self.linear.weight)
+        out = (multiply or self.multiply or wide_linear)(hidden, self.linear.weight)
         if self.linear.bias is not None:
             out = out + self.linear.bias
         if self.scale != 1.0:

@@ -19,7 +19,7 @@ from gspo.training.host_memory import keep_freed_memory
 from gspo.training.optimizer import MasterOptimizer, StepResult
 from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
-from gspo.training.tied_embedding import added_in_place
+from gspo.training.tied_embedding import HeadGradient
 from gspo.training.transfer import upload
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
@@ -145,6 +145,8 @@ class Policy(TokenScorer):
         super().__init__(model, settings, ranks)
         self.optimizer = optimizer
         self.schedule = schedule
+        self._head_gradient = HeadGradient(self.head)
+        self.head = dataclasses.replace(self.head, multiply=self._head_gradient.multiply)
 
     def score(self, batch: TrainBatch) -> TrainBatch:
         """The batch with `old_log_probs`, from the same micro-batches the update will run (exact-ratio mode).
@@ -211,7 +213,7 @@ class Policy(TokenScorer):
 
     def _adding_in_place(self) -> AbstractContextManager[None]:
         # Sharded gradients are summed over ranks as they are.
-        return added_in_place(self.model, self.head) if self.ranks is ALONE else nullcontext()
+        return self._head_gradient.active(self.model) if self.ranks is ALONE else nullcontext()
 
     def _micro_step(
         self,
