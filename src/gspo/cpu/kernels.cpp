@@ -222,58 +222,70 @@ inline void hide_unseen(const Shape& s, const Sequence& q, long row, float* scor
     hide(scores + before, clamp(first - q.prefix_length, own), row + 1, own);
 }
 
-// `strip` of M rows of weights that stand one after another; what comes after them is fetched meanwhile.
+// `tile` of M rows of weights that stand one after another; what comes after them is fetched meanwhile.
 template <int M, int N>
 inline void stream(long depth, const float* w, const float* turned, float* c) {
     vec sums[M][N] = {};
     const float* ahead = w + M * depth;
-    for (long k = 0; k < depth; k++) {
-        vec row[N];
-        if (k % LANES < M) __builtin_prefetch(ahead + (k / LANES * M + k % LANES) * LANES, 0, 2);
-        UNROLL for (int n = 0; n < N; n++) row[n] = load(turned + (k * N + n) * LANES);
-        UNROLL for (int m = 0; m < M; m++) {
-            const vec x = all(w[m * depth + k]);
-            UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
+    for (long first = 0; first < depth; first += LANES, ahead += M * LANES) {
+        UNROLL for (int m = 0; m < M; m++) __builtin_prefetch(ahead + m * LANES, 0, 2);
+        const long last = first + LANES < depth ? first + LANES : depth;
+        for (long k = first; k < last; k++) {
+            vec row[N];
+            UNROLL for (int n = 0; n < N; n++) row[n] = load(turned + (k * N + n) * LANES);
+            UNROLL for (int m = 0; m < M; m++) {
+                const vec x = all(w[m * depth + k]);
+                UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
+            }
         }
     }
     UNROLL for (int m = 0; m < M; m++)
         UNROLL for (int n = 0; n < N; n++) store(c + (m * N + n) * LANES, sums[m][n]);
 }
 
-// Some columns of a product of at most 16·N rows: wᵀ x, turned round while it is in the nearest memory.
+constexpr long COLUMNS = 48;  // of a product that are computed together: a multiple of every M below
+
+// COLUMNS columns, or the last `num`, of a product of at most 16·N rows: w xᵀ, turned round in the nearest memory.
 template <int N, int M>
-inline void few_rows(const float* turned, const float* w, float* out, long rows, long first, long last, long columns,
-                     long depth) {
-    float sums[LANES][N * LANES], back[N * LANES][LANES];
-    for (long at = first; at < last; at += LANES) {
-        const long num = last - at < LANES ? last - at : LANES;
-        if (num == LANES)
-            for (long i = 0; i < LANES; i += M) stream<M, N>(depth, w + (at + i) * depth, turned, sums[i]);
-        else
-            strip<N, M>(num, depth, w + at * depth, depth, 1, turned, N * LANES, sums[0], N * LANES, false);
-        for (int n = 0; n < N; n++) turn(sums[0] + n * LANES, N * LANES, back[n * LANES], LANES);
-        for (long row = 0; row < rows; row++) std::memcpy(out + row * columns + at, back[row], num * sizeof(float));
-    }
+inline void panel(const float* turned, const float* w, float* out, long rows, long num, long columns, long depth) {
+    float sums[COLUMNS * N * LANES], back[LANES * LANES];
+    if (num == COLUMNS)
+        for (long i = 0; i < COLUMNS; i += M) stream<M, N>(depth, w + i * depth, turned, sums + i * N * LANES);
+    else
+        strip<N, M>(num, depth, w, depth, 1, turned, N * LANES, sums, N * LANES, false);
+    for (long at = 0; at < num; at += LANES)
+        for (long first = 0; first < rows; first += LANES) {
+            turn(sums + at * N * LANES + first, N * LANES, back, LANES);
+            const long wide = num - at < LANES ? num - at : LANES, high = rows - first < LANES ? rows - first : LANES;
+            for (long i = 0; i < high; i++)
+                std::memcpy(out + (first + i) * columns + at, back + i * LANES, wide * sizeof(float));
+        }
 }
 
 }  // namespace
 
 extern "C" {
 
-// out [rows, columns] = x [rows, depth] · wᵀ, w [columns, depth], at most 48 rows: every weight is read once.
+// out [rows, columns] = x [rows, depth] · wᵀ, w [columns, depth]: every weight comes from memory once.
 void gspo_few_rows(const float* x, const float* w, float* out, long rows, long columns, long depth) {
-    const long wide = up(rows), part = 4 * LANES;
-    float* turned = scratch(memories[7], depth * wide);
-    transpose(x, depth, rows, depth, turned);
+    constexpr long most = WIDE * LANES;
+    float* turned = scratch(memories[7], depth * (up(rows) + most));
+    for (long first = 0; first < rows; first += most)
+        transpose(x + first * depth, depth, rows - first < most ? rows - first : most, depth, turned + first * depth);
 #pragma omp parallel for schedule(static)
-    for (long first = 0; first < columns; first += part) {
-        const long last = first + part < columns ? first + part : columns;
-        if (wide == LANES)
-            few_rows<1, 16>(turned, w, out, rows, first, last, columns, depth);
-        else if (wide == 2 * LANES)
-            few_rows<2, 8>(turned, w, out, rows, first, last, columns, depth);
-        else
-            few_rows<3, 8>(turned, w, out, rows, first, last, columns, depth);
+    for (long at = 0; at < columns; at += COLUMNS) {
+        const long num = columns - at < COLUMNS ? columns - at : COLUMNS;
+        for (long first = 0; first < rows; first += most) {
+            const long here = rows - first < most ? rows - first : most;
+            const float *from = turned + first * depth, *weights = w + at * depth;
+            float* to = out + first * columns + at;
+            switch (up(here) / LANES) {
+                case 1: panel<1, 16>(from, weights, to, here, num, columns, depth); break;
+                case 2: panel<2, 12>(from, weights, to, here, num, columns, depth); break;
+                case 3: panel<3, 8>(from, weights, to, here, num, columns, depth); break;
+                default: panel<4, 6>(from, weights, to, here, num, columns, depth);
+            }
+        }
     }
 }
 

@@ -41,6 +41,16 @@ class CompiledLayers:
         }
 
     @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within this, inside `active`, the layers run as they are."""
+        forwards = [layer.__dict__.pop("forward") for layer in self._layers]
+        try:
+            yield
+        finally:
+            for layer, forward in zip(self._layers, forwards):
+                layer.forward = forward
+
+    @contextmanager
     def active(self) -> Iterator[None]:
         """Within this the layers run compiled.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -93,24 +93,17 @@ class Decoder:
     @contextmanager
     def decoding(self) -> Iterator[None]:
         """Within this `decode` may be called."""
-        with nullcontext() if self._packed else self._as_it_is():
-            yield
-
-    @contextmanager
-    def _as_it_is(self) -> Iterator[None]:
+        if self._packed is not None:
+            with self._packed.active():
+                yield
+            return
         with decode_attention(self._configs), self._few_rows.active():
             yield
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B] to the rows `cache` is aimed at."""
-        if self._packed is None:
-            return self._decode(tokens, lengths, cache, width)
-        if len(tokens) > 1:
+        if self._packed is not None:
             return self._packed.logits(tokens, lengths, cache, width)
-        with self._as_it_is():  # a lone row would be compiled anew
-            return self._decode(tokens, lengths, cache, width)
-
-    def _decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         output = self.model(
             input_ids=tokens[:, None],
             attention_mask=self._masks.build(lengths, width),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -29,20 +30,31 @@ class PackedDecoder:
 
     def __init__(self, model: Any, configs: list[Any], masks: DecodeMasks, compiled: bool) -> None:
         self._model, self._configs, self._masks = model, configs, masks
-        self.compiled = compiled
         self._has_kernel = takes(model)
         self._head = Head.of(model)
-        self._speedups: list[Any] = [FusedProjections(model), FewRows(model)]
-        if compiled:
-            self._speedups.append(CompiledLayers(model.base_model))
+        self._fused, self._few_rows = FusedProjections(model), FewRows(model)
+        self._layers = CompiledLayers(model.base_model) if compiled else None
 
-    def logits(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
-        """Float32 logits [B,V], B > 1, after appending `tokens` [B] at positions `lengths` [B]; `cache` is aimed there."""
-        cache.masks = None if self._has_kernel else self._masks.by_window(lengths, width)
+    @property
+    def compiled(self) -> bool:
+        return self._layers is not None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within this `logits` may be called."""
         with ExitStack() as stack:
             stack.enter_context(attend_by(PAGED["sdpa"], self._configs))
-            for speedup in self._speedups:
-                stack.enter_context(speedup.active())
+            stack.enter_context(self._fused.active())
+            stack.enter_context(self._few_rows.active())
+            if self._layers is not None:
+                stack.enter_context(self._layers.active())
+            yield
+
+    def logits(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
+        """Float32 logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache` is aimed there."""
+        cache.masks = None if self._has_kernel else self._masks.by_window(lengths, width)
+        lone = len(tokens) == 1  # would be compiled anew
+        with self._layers.paused() if self._layers is not None and lone else nullcontext():
             out = self._model.base_model(
                 input_ids=tokens[None], position_ids=lengths[None], use_cache=False, paged=_number(cache)
             )
@@ -83,10 +95,11 @@ class PackedDecoder:
         ids = torch.arange(2 * TRIED_ROWS).view(TRIED_ROWS, 2) * 7 % num
         cache = SlotCache(TRIED_ROWS, 2)
         want = model(input_ids=ids, use_cache=False).logits[:, 1].float()
-        for position in range(2):
-            lengths = torch.full((TRIED_ROWS,), position)
-            cache.aim(lengths, position + 1)
-            got = self.logits(ids[:, position], lengths, cache, position + 1)
+        with self.active():
+            for position in range(2):
+                lengths = torch.full((TRIED_ROWS,), position)
+                cache.aim(lengths, position + 1)
+                got = self.logits(ids[:, position], lengths, cache, position + 1)
         worst = ((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)).max().item()
         return None if worst <= 1e-3 else f"its logits differ by {worst:.2g} of their size"
 
