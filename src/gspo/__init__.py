@@ -1,17 +1,22 @@
 """GSPO: post-train language models on verifiable rewards. Importing this is cheap; torch loads on first use."""
 
 import os
+import time
 
 __version__ = "0.1.0"
 
 
 def _is_idle() -> bool:
-    """Whether nothing but this process wants to run now, as far as Linux tells."""
-    try:
-        with open("/proc/loadavg") as f:
-            return int(f.read().split()[3].split("/")[0]) <= 1
-    except (OSError, ValueError, IndexError):
-        return False
+    """Whether nothing but this process wants to run, as far as Linux tells; a process that is just ending may."""
+    for _ in range(3):
+        try:
+            with open("/proc/loadavg") as f:
+                if int(f.read().split()[3].split("/")[0]) <= 1:
+                    return True
+        except (OSError, ValueError, IndexError):
+            return False
+        time.sleep(0.005)
+    return False
 
 
 # OpenMP threads spin while they wait for each other. When the machine does anything else beside training, a spinning

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 
@@ -15,6 +16,7 @@ from gspo.cpu.library import Shape, fits, library
 
 # Sequences of a prefix that one thread takes together. More than a few would leave threads idle.
 CHUNK = 8
+LANES = 16  # numbers of a vector
 
 
 class Families(NamedTuple):
@@ -42,24 +44,22 @@ class Families(NamedTuple):
 
 
 def takes(model: torch.nn.Module) -> bool:
-    """Whether the kernels run this model's attention: float32 on a CPU, heads of a multiple of 16 numbers."""
-    config = model.config.get_text_config()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
-    heads = getattr(config, "num_attention_heads", 0) or 1
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return fits(next(model.parameters())) and size % 16 == 0 and library() is not None
+    """Whether the kernels run this model's attention: float32 on a CPU that something compiles for."""
+    return fits(next(model.parameters())) and library() is not None
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, sequences: Tensor, chunks: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
     """Attention and the log of its denominators [heads, N]."""
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    size = q.shape[2]
+    q, k, v = _widened(q, k, v)
     out, logs = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
     _kernels().gspo_attend(
         *(x.data_ptr() for x in (q, k, v, out, logs, sequences, chunks)), len(chunks), len(q),
         _shape(q, k, scale, window),
     )  # fmt: skip
-    return out, logs
+    return _narrowed(out, size), logs
 
 
 def _attend_backward(
@@ -74,7 +74,9 @@ def _attend_backward(
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad, q, k, v = grad.contiguous(), q.contiguous(), k.contiguous(), v.contiguous()
+    size = q.shape[2]
+    q, k, v = _widened(q, k, v)
+    grad, out = _wide(grad), _wide(out)
     grads = [torch.empty_like(x) for x in (q, k, v)]
     first, _, place = chunks[-1].tolist()
     num_places = place + int(sequences[first, 3])
@@ -83,7 +85,8 @@ def _attend_backward(
         *(x.data_ptr() for x in (grad, q, k, v, out, logs, *grads, partials)), num_places,
         sequences.data_ptr(), chunks.data_ptr(), len(chunks), len(q), _shape(q, k, scale, window),
     )  # fmt: skip
-    return grads[0], grads[1], grads[2]
+    of_q, of_k, of_v = (_narrowed(x, size) for x in grads)
+    return of_q, of_k, of_v
 
 
 def decode_attend(
@@ -92,16 +95,36 @@ def decode_attend(
 ) -> Tensor:  # fmt: skip
     """Attention of one new token a row, whose key and value are stored at place `lengths` [B] of its row.
 
-    `keys` and `values` are [slots, key heads, places, size]. `rows` lists all rows, chunk by chunk; those of a chunk
+    `keys` and `values` are [slots, key heads, places, `wide_size(size)`]. `rows` lists all rows, chunk by chunk; those of a chunk
     [first, how many, tokens] begin with the same tokens, which are read from the first of them.
     """
-    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    size = q.shape[2]
+    q, k, v = _widened(q, k, v)
     out = torch.empty_like(q)
     _kernels().gspo_decode_attend(
         *(x.data_ptr() for x in (q, k, v, keys, values, out, lengths, rows, chunks)), len(chunks),
         keys.shape[2], _shape(q, k, scale, window),
     )  # fmt: skip
-    return out
+    return _narrowed(out, size)
+
+
+def wide_size(size: int) -> int:
+    """Numbers of a head as the kernels take them: whole vectors, zeros at the end."""
+    return size + -size % LANES
+
+
+def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if k.shape != v.shape:
+        raise ValueError(f"values of {v.shape[-1]} numbers a head where keys have {k.shape[-1]}")
+    return _wide(q), _wide(k), _wide(v)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return F.pad(x, (0, wide_size(x.shape[2]) - x.shape[2])) if x.shape[2] % LANES else x.contiguous()
+
+
+def _narrowed(x: Tensor, size: int) -> Tensor:
+    return x if x.shape[2] == size else x[:, :, :size].contiguous()
 
 
 def _kernels() -> ctypes.CDLL:

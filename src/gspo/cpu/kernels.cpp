@@ -222,21 +222,18 @@ inline void hide_unseen(const Shape& s, const Sequence& q, long row, float* scor
     hide(scores + before, clamp(first - q.prefix_length, own), row + 1, own);
 }
 
-// `tile` of M rows of weights that stand one after another; what comes after them is fetched meanwhile.
+// `tile` of M rows of weights that stand one after another; what comes after them is fetched meanwhile, little by little.
 template <int M, int N>
 inline void stream(long depth, const float* w, const float* turned, float* c) {
     vec sums[M][N] = {};
     const float* ahead = w + M * depth;
-    for (long first = 0; first < depth; first += LANES, ahead += M * LANES) {
-        UNROLL for (int m = 0; m < M; m++) __builtin_prefetch(ahead + m * LANES, 0, 2);
-        const long last = first + LANES < depth ? first + LANES : depth;
-        for (long k = first; k < last; k++) {
-            vec row[N];
-            UNROLL for (int n = 0; n < N; n++) row[n] = load(turned + (k * N + n) * LANES);
-            UNROLL for (int m = 0; m < M; m++) {
-                const vec x = all(w[m * depth + k]);
-                UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
-            }
+    for (long k = 0; k < depth; k++) {
+        vec row[N];
+        __builtin_prefetch(ahead + k * LANES, 0, 2);
+        UNROLL for (int n = 0; n < N; n++) row[n] = load(turned + (k * N + n) * LANES);
+        UNROLL for (int m = 0; m < M; m++) {
+            const vec x = all(w[m * depth + k]);
+            UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
         }
     }
     UNROLL for (int m = 0; m < M; m++)
@@ -286,6 +283,72 @@ void gspo_few_rows(const float* x, const float* w, float* out, long rows, long c
                 default: panel<4, 6>(from, weights, to, here, num, columns, depth);
             }
         }
+    }
+}
+
+// Of logits [rows, columns] the log-prob of each row's target, the entropy, and the log of the denominator.
+void gspo_chosen(const float* logits, const long* targets, float* chosen, float* entropies, float* logs, long rows,
+                 long columns) {
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < rows; row++) {
+        const float* x = logits + row * columns;
+        const long whole = columns / LANES * LANES;
+        vec tops = all(-INFINITY);
+        for (long i = 0; i < whole; i += LANES) {
+            const vec here = load(x + i);
+            tops = here > tops ? here : tops;
+        }
+        float top = greatest(tops);
+        for (long i = whole; i < columns; i++) top = x[i] > top ? x[i] : top;
+        double total = 0, mean = 0;  // of parts that are short enough for float32
+        for (long first = 0; first < columns; first += 64 * LANES) {
+            const long last = first + 64 * LANES < whole ? first + 64 * LANES : whole;
+            vec weights{}, means{};
+            for (long i = first; i < last; i += LANES) {
+                const vec shifted = load(x + i) - top, weight = exponential(shifted);
+                weights += weight;
+                means += weight * (shifted < all(-87.0f) ? all(-87.0f) : shifted);
+            }
+            total += sum(weights);
+            mean += sum(means);
+        }
+        if (whole < columns) {
+            vec rest = all(-INFINITY);
+            for (long i = whole; i < columns; i++) rest[i - whole] = x[i];
+            const vec shifted = rest - top, weight = exponential(shifted);
+            total += sum(weight);
+            mean += sum(weight * (shifted < all(-87.0f) ? all(-87.0f) : shifted));
+        }
+        const double log = std::log(total);
+        logs[row] = (float)(top + log);
+        chosen[row] = (float)(x[targets[row]] - top - log);
+        entropies[row] = (float)(log - mean / total);
+    }
+}
+
+// The gradient of the logits from those of the log-probs and, where given, of the entropies.
+void gspo_chosen_backward(const float* logits, const long* targets, const float* entropies, const float* logs,
+                          const float* of_chosen, const float* of_entropies, float* out, long rows, long columns) {
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < rows; row++) {
+        const float *x = logits + row * columns, slope = of_chosen[row];
+        const float extra = of_entropies ? of_entropies[row] : 0.0f, entropy = entropies[row], log = logs[row];
+        float* to = out + row * columns;
+        for (long i = 0; i < columns; i += LANES) {
+            const long num = columns - i < LANES ? columns - i : LANES;
+            vec here = all(-INFINITY);
+            if (num == LANES)
+                here = load(x + i);
+            else
+                for (long j = 0; j < num; j++) here[j] = x[i + j];
+            const vec shifted = here - log, seen = shifted < all(-87.0f) ? all(-87.0f) : shifted;
+            const vec grads = exponential(shifted) * (all(-slope) - (seen + entropy) * extra);
+            if (num == LANES)
+                store(to + i, grads);
+            else
+                for (long j = 0; j < num; j++) to[i + j] = grads[j];
+        }
+        to[targets[row]] += slope;
     }
 }
 

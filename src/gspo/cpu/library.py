@@ -26,6 +26,8 @@ _ARGUMENTS = {
     "gspo_attend": [_POINTER] * 7 + [_LONG] * 2 + [_POINTER],
     "gspo_attend_backward": [_POINTER] * 10 + [_LONG] + [_POINTER] * 2 + [_LONG] * 2 + [_POINTER],
     "gspo_decode_attend": [_POINTER] * 9 + [_LONG] * 2 + [_POINTER],
+    "gspo_chosen": [_POINTER] * 5 + [_LONG] * 2,
+    "gspo_chosen_backward": [_POINTER] * 7 + [_LONG] * 2,
     "gspo_few_rows": [_POINTER] * 3 + [_LONG] * 3,
 }
 

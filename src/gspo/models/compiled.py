@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +11,8 @@ import torch
 from torch import nn
 from torch._functorch import config as _functorch_config
 from transformers.modeling_layers import GradientCheckpointingLayer
+
+from gspo.cpu.library import compiler
 
 # A process holds a handful of variants of a layer's code (trained, frozen, decoding, each window, few or many tokens).
 # torch keeps 8 and runs the next as they are, whose bits would depend on what came first.
@@ -95,4 +94,4 @@ def _pays_on_a_cpu(model: nn.Module) -> bool:
 
 def has_cpp_compiler() -> bool:
     """Whether the compiler that torch would call is there; whether it works turns out when it is called."""
-    return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")) is not None
+    return compiler() is not None

@@ -86,6 +86,11 @@ class Decoder:
         return layers_of(cache)
 
     @property
+    def by_kernel(self) -> bool:
+        """Whether decode steps attend by gspo's own kernel."""
+        return self._packed is not None and self._packed.by_kernel
+
+    @property
     def compiled(self) -> bool:
         """Whether decode steps run compiled layers."""
         return self._packed is not None and self._packed.compiled

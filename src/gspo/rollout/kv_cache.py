@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from gspo.cpu.attention import decode_attend
+from gspo.cpu.attention import decode_attend, wide_size
 from gspo.rollout.attention import attend_grouped
 from gspo.rollout.sharing import SharedPrompts
 
@@ -23,8 +23,9 @@ class SlotCache(Cache):
     Buffers are made on first use, with the heads and sizes each layer turns out to have.
     """
 
-    def __init__(self, num_slots: int, max_length: int) -> None:
+    def __init__(self, num_slots: int, max_length: int, by_kernel: bool = False) -> None:
         super().__init__(layers=[])
+        self._by_kernel = by_kernel  # `attend` is gspo's own, which takes heads of whole vectors
         self.num_slots = num_slots
         self.max_length = max_length
         self.number: int | None = None  # by which a compiled model knows it
@@ -33,7 +34,7 @@ class SlotCache(Cache):
         self._positions: Tensor | None = None
         self._width = 0
         self._targets: dict[int, Tensor] = {}
-        self.masks: dict[int | None, Tensor] | None = None  # of a step, by window; None: gspo's own kernel attends
+        self.masks: dict[int | None, Tensor] = {}  # of a step, by window, for `attend`
         self._shared = SharedPrompts(num_slots)
         self._next_layer = 0
 
@@ -52,7 +53,7 @@ class SlotCache(Cache):
         """
         layer = self._next_layer
         self._next_layer += 1
-        if self.masks is not None:
+        if not self._by_kernel:
             keys, values = self.update(key[:, :, None], value[:, :, None], layer)
             return attend_grouped(query, keys, values, self.masks[window or None], scale)
         assert self._positions is not None, "aim() comes before a decode step"
@@ -91,7 +92,7 @@ class SlotCache(Cache):
             if layer_idx not in self._keys:
                 self._allocate(layer_idx, keys, values)
             for buffer, new in ((self._keys[layer_idx], keys), (self._values[layer_idx], values)):
-                buffer[first_row:last_row, :, : new.shape[2]] = new[source_rows]
+                buffer[first_row:last_row, :, : new.shape[2], : new.shape[3]] = new[source_rows]
 
     def move(self, targets: Tensor, sources: Tensor, width: int) -> None:
         """Copy the first `width` tokens of rows `sources` over rows `targets`."""
@@ -107,7 +108,8 @@ class SlotCache(Cache):
     def _allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
         # Zeros, because masked positions are multiplied by a weight of 0 and must not hold NaN.
         for buffers, like in ((self._keys, keys), (self._values, values)):
-            shape = (self.num_slots, like.shape[1], self.max_length, like.shape[3])
+            size = wide_size(like.shape[3]) if self._by_kernel else like.shape[3]
+            shape = (self.num_slots, like.shape[1], self.max_length, size)
             buffers[layer_idx] = torch.zeros(shape, dtype=like.dtype, device=like.device)
 
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:

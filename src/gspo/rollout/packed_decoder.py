@@ -30,7 +30,7 @@ class PackedDecoder:
 
     def __init__(self, model: Any, configs: list[Any], masks: DecodeMasks, compiled: bool) -> None:
         self._model, self._configs, self._masks = model, configs, masks
-        self._has_kernel = takes(model)
+        self.by_kernel = takes(model)
         self._head = Head.of(model)
         self._fused, self._few_rows = FusedProjections(model), FewRows(model)
         self._layers = CompiledLayers(model.base_model) if compiled else None
@@ -52,7 +52,8 @@ class PackedDecoder:
 
     def logits(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         """Float32 logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache` is aimed there."""
-        cache.masks = None if self._has_kernel else self._masks.by_window(lengths, width)
+        if not self.by_kernel:
+            cache.masks = self._masks.by_window(lengths, width)
         lone = len(tokens) == 1  # would be compiled anew
         with self._layers.paused() if self._layers is not None and lone else nullcontext():
             out = self._model.base_model(
@@ -93,7 +94,7 @@ class PackedDecoder:
         """Why the second token of a few rows does not get the logits of a plain forward; None when it does."""
         model, num = self._model, self._model.get_input_embeddings().num_embeddings
         ids = torch.arange(2 * TRIED_ROWS).view(TRIED_ROWS, 2) * 7 % num
-        cache = SlotCache(TRIED_ROWS, 2)
+        cache = SlotCache(TRIED_ROWS, 2, self.by_kernel)
         want = model(input_ids=ids, use_cache=False).logits[:, 1].float()
         with self.active():
             for position in range(2):

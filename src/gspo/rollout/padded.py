@@ -22,7 +22,7 @@ class PaddedRows:
 
     def __init__(self, decoder: Decoder, num_slots: int, max_length: int) -> None:
         self._decoder = decoder
-        self._cache = SlotCache(num_slots, max_length)
+        self._cache = SlotCache(num_slots, max_length, decoder.by_kernel)
         self.slots = Slots(num_slots, max_length, decoder.device)
         # Reading a flag costs a device synchronisation on a GPU and nothing on a CPU.
         self.looks_each_step = decoder.device.type == "cpu"

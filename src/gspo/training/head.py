@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gspo.cpu import log_probs as cpu_log_probs
 from gspo.models.head import Head, UnsupportedModel, decode_hidden, halves_on_gpu
 
 __all__ = ["CHUNK_ELEMENTS", "Head", "UnsupportedModel", "chosen_log_probs", "decode_hidden"]
@@ -63,6 +64,9 @@ def _chunk(
     logits = head.logits(hidden)
     if temperature != 1.0:
         logits = logits / temperature
+    if cpu_log_probs.takes(logits):
+        chosen, entropies = cpu_log_probs.ChosenLogProbs.apply(logits, targets)
+        return chosen, (entropies if entropy_grad else entropies.detach()) if entropy else None
     log_probs = F.log_softmax(logits, dim=-1)
     chosen = log_probs.gather(-1, targets[:, None]).squeeze(-1)
     if not entropy:

@@ -1,0 +1,40 @@
+"""Log-probs of chosen tokens and entropies in one pass over the logits, and their gradient in another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gspo.cpu.library import fits, library
+
+
+def takes(logits: Tensor) -> bool:
+    return fits(logits) and library() is not None
+
+
+class ChosenLogProbs(torch.autograd.Function):
+    """Log-probs [N] of `targets` [N] and entropies [N] by logits [N,V]. Nothing of the size of logits is kept but these."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        kernels, logits, targets = library(), logits.contiguous(), targets.contiguous()
+        assert kernels is not None, "asked for only where `takes` says so"
+        chosen, entropies, logs = (logits.new_empty(len(logits)) for _ in range(3))
+        kernels.gspo_chosen(*(x.data_ptr() for x in (logits, targets, chosen, entropies, logs)), *logits.shape)
+        ctx.save_for_backward(logits, targets, entropies, logs)
+        ctx.set_materialize_grads(False)
+        return chosen, entropies
+
+    @staticmethod
+    def backward(ctx, of_chosen: Tensor | None, of_entropies: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits, targets, entropies, logs = ctx.saved_tensors
+        kernels = library()
+        assert kernels is not None
+        slopes = torch.zeros_like(entropies) if of_chosen is None else of_chosen.contiguous()
+        extra = None if of_entropies is None else of_entropies.contiguous()
+        out = torch.empty_like(logits)
+        kernels.gspo_chosen_backward(
+            *(x.data_ptr() for x in (logits, targets, entropies, logs, slopes)),
+            None if extra is None else extra.data_ptr(), out.data_ptr(), *logits.shape,
+        )  # fmt: skip
+        return out, None
