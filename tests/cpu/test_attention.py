@@ -55,7 +55,9 @@ def plain(q: Tensor, k: Tensor, v: Tensor, extents: list[Extent], scale: float, 
     return torch.cat(outs)
 
 
-@pytest.mark.parametrize("heads, key_heads, size", [(4, 2, 64), (6, 2, 32), (2, 1, 16), (3, 3, 80), (1, 1, 128), (4, 2, 36)])
+@pytest.mark.parametrize(
+    "heads, key_heads, size", [(4, 2, 64), (6, 2, 32), (2, 1, 16), (3, 3, 80), (1, 1, 128), (4, 2, 36)]
+)
 @pytest.mark.parametrize("window", [None, 1, 20])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_are_those_of_plain_attention(shape, window, heads, key_heads, size):
@@ -112,7 +114,9 @@ def test_a_sequence_does_not_depend_on_those_beside_it_nor_on_threads():
     whole = Families.of(extents).attend(q, k, v, 0.2, None)
     start, length, prefix, size = extents[2]
     keys = [*range(prefix, prefix + size), *range(start, start + length)]
-    alone = Families.of([(0, size, 0, 0), (size, length, 0, size)]).attend(q[keys], k[keys], v[keys], 0.2, None)
+    alone = Families.of([(0, size, 0, 0), (size, length, 0, size)]).attend(
+        q[keys], k[keys], v[keys], 0.2, None
+    )
     assert torch.equal(alone[size:], whole[start : start + length])
     threads = torch.get_num_threads()
     grads = []
@@ -147,12 +151,23 @@ def test_a_decode_step_attends_to_the_cache_and_stores_its_token(group, window):
             rest = [i for i in range(most) if i != length]
             assert torch.equal(cache[row][:, rest], old[row][:, rest])
         first = max(0, length + 1 - window) if window else 0
-        own_k, own_v = (x[row, :, first : length + 1].repeat_interleave(2, 0).double() for x in (keys, values))
+        own_k, own_v = (
+            x[row, :, first : length + 1].repeat_interleave(2, 0).double() for x in (keys, values)
+        )
         weights = (own_k @ q[row].double()[:, :, None] * 0.2).softmax(1)
         assert torch.allclose(got[row].double(), (weights * own_v).sum(1), atol=1e-5)
     alone = SharedPrompts(rows)
     same = decode_attend(q, k, v, keys, values, lengths, *alone.chunks(rows), 0.2, window)
-    assert torch.equal(same, got) if group == 1 else torch.allclose(same, got, atol=1e-5)
+    assert torch.allclose(same, got, atol=1e-5)
+    threads = torch.get_num_threads()
+    for num_threads, num in ((1, rows), (2, rows), (2, 11)):  # other chunks
+        torch.set_num_threads(num_threads)
+        shared.move([], [])
+        again = decode_attend(
+            q[:num], k[:num], v[:num], keys, values, lengths[:num], *shared.chunks(num), 0.2, window
+        )
+        assert torch.equal(again, got[:num])
+    torch.set_num_threads(threads)
 
 
 def test_rows_that_share_a_prompt_are_taken_together_until_they_part():
@@ -167,11 +182,20 @@ def test_rows_that_share_a_prompt_are_taken_together_until_they_part():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        assert together(5) == [([0, 1], 5), ([2], 0), ([3, 4], 5)]
+        assert together(5) == [([0, 1], 5), ([2], 4), ([3, 4], 5)]
         shared.move([0], [4])  # row 0 ended
-        assert together(4) == [([1], 0), ([2], 0), ([0, 3], 5)]
+        assert together(4) == [([1], 5), ([2], 4), ([0, 3], 5)]
     finally:
         torch.set_num_threads(threads)
+
+
+def test_half_precision_is_refused_and_nothing_is_no_trouble():
+    x = torch.zeros(4, 2, 16, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"attention in torch\.bfloat16"):
+        Families.of([(0, 4, 0, 0)]).attend(x, x, x, 1.0, None)
+    none = torch.zeros(0, 2, 16, requires_grad=True)
+    Families.of([]).attend(none, none, none, 1.0, None).sum().backward()
+    assert none.grad is not None and none.grad.shape == none.shape
 
 
 def test_values_of_another_size_than_keys_are_refused():

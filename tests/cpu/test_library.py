@@ -37,14 +37,44 @@ def test_it_is_compiled_once(tmp_path, monkeypatch):
     (kept,) = (tmp_path / "gspo").iterdir()
     made = kept.stat().st_mtime_ns
     library.cache_clear()
-    monkeypatch.setattr(module, "_run", lambda *command: pytest.fail("compiled again"))
+    monkeypatch.setattr(os, "replace", lambda *paths: pytest.fail("compiled again"))
     assert library() is not None and kept.stat().st_mtime_ns == made
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "gspo").write_text("not a folder")
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path / "other"))
+    (tmp_path / "other").mkdir()
     assert library() is not None
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_a_damaged_library_is_compiled_again(tmp_path):
+    command = compiler()
+    assert command is not None
+    kept = module._built(command)
+    kept.write_text("damaged")
+    assert library() is not None and kept.stat().st_size > 1000
+
+
+def test_without_a_home_there_is_still_a_place(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(module.Path, "home", homeless)
+    (folder,) = module._folders()
+    assert folder.parent == tmp_path and stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_compiler_that_speaks_no_utf8_is_listened_to(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", a_compiler(tmp_path / "c++", "printf '\\377 no\\n' >&2; exit 1"))
+    with caplog.at_level(logging.WARNING):
+        assert library() is None
+    assert "CPU kernels are not used: \ufffd no" in caplog.text
 
 
 def test_without_a_compiler_attention_is_torchs(monkeypatch):

@@ -26,7 +26,9 @@ def test_values_and_gradients(size, spread):
         assert torch.allclose(g.double(), w, rtol=1e-6, atol=2e-6)
     for chosen, entropy in ((1, 0), (0, 1), (1, 1)):
         parts = [(i, slopes[i]) for i, used in enumerate((chosen, entropy)) if used]
-        ours = torch.autograd.grad([got[i] for i, _ in parts], logits, [s for _, s in parts], retain_graph=True)[0]
+        ours = torch.autograd.grad(
+            [got[i] for i, _ in parts], logits, [s for _, s in parts], retain_graph=True
+        )[0]
         theirs = torch.autograd.grad(
             [want[i] for i, _ in parts], wide, [s.double() for _, s in parts], retain_graph=True
         )[0]
@@ -36,7 +38,9 @@ def test_values_and_gradients(size, spread):
 def test_tokens_that_cannot_be_drawn_have_no_part():
     logits = torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf]], requires_grad=True)
     chosen, entropy = ChosenLogProbs.apply(logits, torch.tensor([2]))
-    assert torch.allclose(chosen, torch.tensor(0.5).log()) and torch.allclose(entropy, torch.tensor(2.0).log())
+    assert torch.allclose(chosen, torch.tensor(0.5).log()) and torch.allclose(
+        entropy, torch.tensor(2.0).log()
+    )
     (chosen + entropy).sum().backward()
     assert torch.allclose(logits.grad, torch.tensor([[-0.5, 0.0, 0.5, 0.0]]), atol=1e-6)
 
@@ -47,3 +51,9 @@ def test_bad_numbers_are_not_hidden(bad):
     logits[0, 17] = bad
     chosen, entropy = ChosenLogProbs.apply(logits, torch.tensor([3, 3]))
     assert chosen.isfinite().tolist() == entropy.isfinite().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("token", [-1, 40, 4000])
+def test_a_token_that_is_not_in_the_vocabulary_is_named(token):
+    with pytest.raises(IndexError, match=f"token {token} of a vocabulary of 40"):
+        ChosenLogProbs.apply(torch.zeros(2, 40), torch.tensor([3, token]))

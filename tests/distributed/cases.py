@@ -136,6 +136,11 @@ def copies(sharded: bool) -> Numbers:
     return updates(build_policy(llama(), sharded, sharding=sharding))
 
 
+def not_resharded(sharded: bool) -> Numbers:
+    """Gathered weights stay gathered between a forward and its backward."""
+    return updates(build_policy(llama(), sharded, sharding={"reshard_after_forward": False}))
+
+
 def reference_and_entropy(sharded: bool) -> Numbers:
     policy = build_policy(llama(), sharded, entropy_in_loss=True)
     frozen = llama(seed=1).requires_grad_(False)
@@ -232,6 +237,7 @@ CASES: dict[str, Case] = {
         clipped,
         fewer_rows_than_ranks,
         copies,
+        not_resharded,
         reference_and_entropy,
         critic,
         bad_numbers,

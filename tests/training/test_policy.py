@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gspo.training import head as head_module
 from gspo.training.batching import collate, split_by_tokens
@@ -82,6 +83,24 @@ def test_the_ratio_of_the_first_mini_batch_is_one_to_the_last_bit(family):
     assert metrics["off"].result() > 0
     first = policy(FAMILIES[family](), micro_batch_tokens=64, mini_batch_groups=6)
     assert first.update(ready(first), token_loss, step=0).metrics["off"].result() == 0
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [24, 400])
+def test_the_same_of_a_wide_model_with_biases(micro_batch_tokens):
+    """Products of few and of many rows, large enough that another way to compute them gives other bits."""
+    torch.manual_seed(0)
+    shape = {"hidden_size": 640, "intermediate_size": 1200, "num_hidden_layers": 2, "vocab_size": VOCAB}
+    model = Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=10, num_key_value_heads=2)).eval()
+    for name, parameter in model.named_parameters():
+        if "bias" in name:
+            nn.init.normal_(parameter)
+    p = policy(
+        model,
+        micro_batch_tokens=micro_batch_tokens,
+        mini_batch_groups=6,
+        old_log_prob_source="recompute",
+    )
+    assert p.update(ready(p), token_loss, step=0).metrics["off"].result() == 0
 
 
 @pytest.mark.parametrize("cut", [{"score_rows": 1}, {"score_tokens": 24}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 
-from gspo.cpu.library import Shape, fits, library
+from gspo.cpu.library import Shape, fits, kernels, library
 
 # Sequences of a prefix that one thread takes together. More than a few would leave threads idle.
 CHUNK = 8
@@ -20,14 +20,18 @@ LANES = 16  # numbers of a vector
 
 
 class Families(NamedTuple):
-    """The sequences of a packed row, those that continue the same prefix side by side."""
+    """The sequences of a packed row, those that continue the same prefix side by side.
 
-    sequences: Tensor  # [sequences, 4] start, length, start of the prefix, its length
-    chunks: Tensor  # [chunks, 3] first sequence, how many, where their prefix's gradients are summed
+    One list of numbers, so that a compiler has one size to know: how many sequences and chunks there are, then of each
+    sequence its start, length, start of the prefix and its length, and of each chunk its first sequence, how many, and
+    where their prefix's gradients are summed.
+    """
+
+    table: Tensor
 
     @staticmethod
     def of(sequences: Sequence[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Families:
-        """Of sequences given as start, length, start of the prefix, its length."""
+        """Of sequences given as start, length, start of the prefix, its length; `device` is the CPU."""
         ordered = sorted((s for s in sequences if s[1]), key=lambda s: s[2:])
         chunks, first, place = [], 0, 0
         for (_, size), members in groupby(ordered, key=lambda s: s[2:]):
@@ -36,11 +40,30 @@ class Families(NamedTuple):
                 count = min(left, CHUNK if size else 1)
                 chunks.append((first, count, place))
                 first, left, place = first + count, left - count, place + size
-        return Families(torch.tensor(ordered), torch.tensor(chunks))
+        return Families(torch.tensor([len(ordered), len(chunks), *chain(*ordered, *chunks)], device=device))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         """Causal attention [N, heads, size] of every sequence to its keys; `window` counts the token itself."""
-        return torch.ops.gspo.attend(q, k, v, self.sequences, self.chunks, scale, window or 0)[0]
+        return torch.ops.gspo.attend(q, k, v, self.table, scale, window or 0)[0]
+
+
+class _Places(NamedTuple):
+    """Where the lists of a table stand in memory."""
+
+    sequences: int
+    chunks: int
+    num_chunks: int
+    num_sums: int  # tokens of prefixes, once for every chunk
+
+    @staticmethod
+    def of(table: Tensor) -> _Places:
+        num, num_chunks = table[:2].tolist()
+        sequences, chunks = table[2 : 2 + 4 * num], table[2 + 4 * num :]
+        num_sums = 0
+        if num_chunks:
+            first, _, place = chunks[-3:].tolist()
+            num_sums = place + int(sequences[4 * first + 3])
+        return _Places(sequences.data_ptr(), chunks.data_ptr(), num_chunks, num_sums)
 
 
 def takes(model: torch.nn.Module) -> bool:
@@ -49,15 +72,16 @@ def takes(model: torch.nn.Module) -> bool:
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Tensor, chunks: Tensor, scale: float, window: int
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
     """Attention and the log of its denominators [heads, N]."""
     size = q.shape[2]
     q, k, v = _widened(q, k, v)
     out, logs = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
-    _kernels().gspo_attend(
-        *(x.data_ptr() for x in (q, k, v, out, logs, sequences, chunks)), len(chunks), len(q),
-        _shape(q, k, scale, window),
+    places = _Places.of(table)
+    kernels().gspo_attend(
+        *(x.data_ptr() for x in (q, k, v, out, logs)), places.sequences, places.chunks, places.num_chunks,
+        len(q), _shape(q, k, scale, window),
     )  # fmt: skip
     return _narrowed(out, size), logs
 
@@ -69,8 +93,7 @@ def _attend_backward(
     v: Tensor,
     out: Tensor,
     logs: Tensor,
-    sequences: Tensor,
-    chunks: Tensor,
+    table: Tensor,
     scale: float,
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,12 +101,11 @@ def _attend_backward(
     q, k, v = _widened(q, k, v)
     grad, out = _wide(grad), _wide(out)
     grads = [torch.empty_like(x) for x in (q, k, v)]
-    first, _, place = chunks[-1].tolist()
-    num_places = place + int(sequences[first, 3])
-    partials = q.new_empty(2, num_places, *k.shape[1:])
-    _kernels().gspo_attend_backward(
-        *(x.data_ptr() for x in (grad, q, k, v, out, logs, *grads, partials)), num_places,
-        sequences.data_ptr(), chunks.data_ptr(), len(chunks), len(q), _shape(q, k, scale, window),
+    places = _Places.of(table)
+    partials = q.new_empty(2, places.num_sums, *k.shape[1:])
+    kernels().gspo_attend_backward(
+        *(x.data_ptr() for x in (grad, q, k, v, out, logs, *grads, partials)), places.num_sums,
+        places.sequences, places.chunks, places.num_chunks, len(q), _shape(q, k, scale, window),
     )  # fmt: skip
     of_q, of_k, of_v = (_narrowed(x, size) for x in grads)
     return of_q, of_k, of_v
@@ -101,7 +123,7 @@ def decode_attend(
     size = q.shape[2]
     q, k, v = _widened(q, k, v)
     out = torch.empty_like(q)
-    _kernels().gspo_decode_attend(
+    kernels().gspo_decode_attend(
         *(x.data_ptr() for x in (q, k, v, keys, values, out, lengths, rows, chunks)), len(chunks),
         keys.shape[2], _shape(q, k, scale, window),
     )  # fmt: skip
@@ -116,6 +138,8 @@ def wide_size(size: int) -> int:
 def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if k.shape != v.shape:
         raise ValueError(f"values of {v.shape[-1]} numbers a head where keys have {k.shape[-1]}")
+    if not all(map(fits, (q, k, v))):
+        raise ValueError(f"attention in {q.dtype}, {k.dtype}, {v.dtype}, which the kernels do not take")
     return _wide(q), _wide(k), _wide(v)
 
 
@@ -125,12 +149,6 @@ def _wide(x: Tensor) -> Tensor:
 
 def _narrowed(x: Tensor, size: int) -> Tensor:
     return x if x.shape[2] == size else x[:, :, :size].contiguous()
-
-
-def _kernels() -> ctypes.CDLL:
-    kernels = library()
-    assert kernels is not None, "asked for only where the library is there"
-    return kernels
 
 
 def _shape(q: Tensor, k: Tensor, scale: float, window: int) -> Any:
@@ -151,20 +169,18 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _backward(ctx: Any, grad: Tensor, _grad_logs: Tensor) -> tuple[Tensor | None, ...]:
-    q, k, v, sequences, chunks, out, logs = ctx.saved_tensors
-    grads = torch.ops.gspo.attend_backward(
-        grad, q, k, v, out, logs, sequences, chunks, ctx.scale, ctx.window
-    )
-    return *grads, None, None, None, None
+    q, k, v, table, out, logs = ctx.saved_tensors
+    grads = torch.ops.gspo.attend_backward(grad, q, k, v, out, logs, table, ctx.scale, ctx.window)
+    return *grads, None, None, None
 
 
 _LIBRARY = Library("gspo", "FRAGMENT")
 _LIBRARY.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor sequences, Tensor chunks, float scale, int window) -> (Tensor, Tensor)"
+    "attend(Tensor q, Tensor k, Tensor v, Tensor table, float scale, int window) -> (Tensor, Tensor)"
 )
 _LIBRARY.define(
-    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, Tensor sequences, "
-    "Tensor chunks, float scale, int window) -> (Tensor, Tensor, Tensor)"
+    "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, Tensor table, "
+    "float scale, int window) -> (Tensor, Tensor, Tensor)"
 )
 _LIBRARY.impl("attend", _attend, "CPU")
 _LIBRARY.impl("attend", _like_attend, "Meta")

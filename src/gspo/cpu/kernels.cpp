@@ -31,11 +31,7 @@ inline long up(long n) { return (n + LANES - 1) / LANES * LANES; }
 
 template <int... I>
 inline vec mix(vec a, vec b) {
-#ifdef __clang__
-    return __builtin_shufflevector(a, b, I...);
-#else
     return __builtin_shuffle(a, b, ivec{I...});
-#endif
 }
 
 // Lanes joined in halves: always in the same order.
@@ -193,9 +189,10 @@ thread_local std::vector<float> memories[8];
 struct Sequence {
     long start, length, prefix, prefix_length;
 };
-// Neighbours in the list of sequences that continue the same prefix; `partial`: where their sums for it stand.
+// Neighbours in a list of sequences that continue the same prefix. `extra`: of a packed row, where their sums for the
+// prefix's gradients stand; of a decode step, the tokens of the prefix.
 struct Chunk {
-    long first, count, partial;
+    long first, count, extra;
 };
 
 struct Shape {
@@ -418,8 +415,8 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
             const long before = sequences[chunk.first].prefix_length, wide = up(before);
             const float* prefix_k = k + sequences[chunk.first].prefix * ldk + shift;
             const float* prefix_v = v + sequences[chunk.first].prefix * ldk + shift;
-            float* prefix_gk = partials + chunk.partial * ldk + shift;
-            float* prefix_gv = partials_v + chunk.partial * ldk + shift;
+            float* prefix_gk = partials + chunk.extra * ldk + shift;
+            float* prefix_gv = partials_v + chunk.extra * ldk + shift;
             float* turned_prefix_k = scratch(memories[0], s.size * wide);
             float* turned_prefix_v = scratch(memories[1], s.size * wide);
             transpose(prefix_k, ldk, before, s.size, turned_prefix_k);
@@ -475,7 +472,7 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
                 const Sequence seq = sequences[chunks[c].first];
                 for (long i = 0; i < seq.prefix_length; i++)
                     for (long d = head * s.size; d < (head + 1) * s.size; d += LANES) {
-                        const long to = (seq.prefix + i) * ldk + d, from = (chunks[c].partial + i) * ldk + d;
+                        const long to = (seq.prefix + i) * ldk + d, from = (chunks[c].extra + i) * ldk + d;
                         store(grad_k + to, load(grad_k + to) + load(partials + from));
                         store(grad_v + to, load(grad_v + to) + load(partials_v + from));
                     }
@@ -484,7 +481,7 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
 }
 
 // One new token a row: its key and value are stored at place lengths[row] of the caches [slots, key heads, most, size],
-// then it attends. `rows` lists them so that those of a chunk, which begin with the same `partial` tokens, are neighbours.
+// then it attends. `rows` lists them so that those of a chunk, which begin with the same `extra` tokens, are neighbours.
 void gspo_decode_attend(const float* q, const float* k, const float* v, float* cache_k, float* cache_v, float* out,
                         const long* lengths, const long* rows, const Chunk* chunks, long num_chunks, long most,
                         const Shape* shape) {
@@ -494,7 +491,7 @@ void gspo_decode_attend(const float* q, const float* k, const float* v, float* c
     for (long task = 0; task < num_chunks * s.key_heads; task++) {
         const Chunk chunk = chunks[task / s.key_heads];
         const long head = task % s.key_heads, *members = rows + chunk.first;
-        const long before = chunk.partial, wide = up(before), num = chunk.count * group;
+        const long before = chunk.extra, wide = up(before), num = chunk.count * group;
         long longest = 0;
         for (long i = 0; i < chunk.count; i++) longest = lengths[members[i]] > longest ? lengths[members[i]] : longest;
         const long ld = wide + up(longest + 1 - before);

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +21,16 @@ log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # Sums may not be reordered: two machines of a kind, and a run that is resumed, compute the same bits.
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-w")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-w",
+)
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _ARGUMENTS = {
     "gspo_attend": [_POINTER] * 7 + [_LONG] * 2 + [_POINTER],
@@ -52,11 +62,25 @@ def library() -> ctypes.CDLL | None:
     if command is None or sys.platform != "linux":
         return None
     try:
-        return _load(_built(command))
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        path = _built(command)
+        try:
+            return _load(path)
+        except (OSError, AttributeError):  # what lay there was damaged
+            path.unlink()
+            return _load(_built(command))
+    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or str(error)
+        said = said.decode(errors="replace") if isinstance(said, bytes) else said
         log.warning("gspo's CPU kernels are not used: %s", said.strip().split("\n")[0])
         return None
+
+
+def kernels() -> ctypes.CDLL:
+    """The kernels, to be called at once, where `library` has said that they are there."""
+    found = library()
+    assert found is not None
+    torch.get_num_threads()  # has torch tell OpenMP how many, which it does late in a new Python thread
+    return found
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -69,35 +93,39 @@ def _load(path: Path) -> ctypes.CDLL:
 
 def _built(command: str) -> Path:
     """The compiled library, from disk if it was compiled by this compiler for this processor."""
-    folder = _folder()
-    version = subprocess.run([command, "--version"], capture_output=True, text=True, check=True).stdout
-    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), *FLAGS, version, _processor()))
-    target = folder / f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
-    if target.exists():
-        return target
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    facts = "\0".join((SOURCE.read_text(encoding="utf-8"), *FLAGS, _run(command, "--version"), _processor()))
+    name = f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
+    folders = _folders()
+    for folder in folders:
+        if (folder / name).exists():
+            return folder / name
+    target = next(f for f in folders if os.access(f, os.W_OK)) / name
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
         _run(command, *FLAGS, "-c", str(SOURCE), "-o", str(compiled))
         # Without -fopenmp here: the calls of OpenMP then find the threads that torch has brought, and start no others.
         _run(command, "-shared", str(compiled), "-o", str(linked))
+        with open(linked, "rb") as f:
+            os.fsync(f.fileno())
         os.replace(linked, target)
     return target
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True, timeout=300)
+    return done.stdout
 
 
-def _folder() -> Path:
-    """Where compiled code is kept: the user's cache, or a new folder where that cannot be written."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="gspo-kernels-"))
+def _folders() -> list[Path]:
+    """Where compiled code is kept: the user's cache, or else a folder of the user's own among temporary files."""
+    user = os.getuid()
+    found = [Path(tempfile.gettempdir(), f"gspo-kernels-{user}")]
+    with suppress(RuntimeError):  # no home
+        found.insert(0, Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gspo")
+    for folder in found:
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return [f for f in found if f.is_dir() and f.stat().st_uid == user]
 
 
 def _processor() -> str:

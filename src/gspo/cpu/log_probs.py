@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gspo.cpu.library import fits, library
+from gspo.cpu.library import fits, kernels, library
 
 
 def takes(logits: Tensor) -> bool:
@@ -17,10 +17,15 @@ class ChosenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kernels, logits, targets = library(), logits.contiguous(), targets.contiguous()
-        assert kernels is not None, "asked for only where `takes` says so"
+        logits, targets = logits.contiguous(), targets.long().contiguous()
+        if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
+            raise IndexError(
+                f"token {_outside(targets, logits.shape[1])} of a vocabulary of {logits.shape[1]}"
+            )
         chosen, entropies, logs = (logits.new_empty(len(logits)) for _ in range(3))
-        kernels.gspo_chosen(*(x.data_ptr() for x in (logits, targets, chosen, entropies, logs)), *logits.shape)
+        kernels().gspo_chosen(
+            *(x.data_ptr() for x in (logits, targets, chosen, entropies, logs)), *logits.shape
+        )
         ctx.save_for_backward(logits, targets, entropies, logs)
         ctx.set_materialize_grads(False)
         return chosen, entropies
@@ -28,13 +33,15 @@ class ChosenLogProbs(torch.autograd.Function):
     @staticmethod
     def backward(ctx, of_chosen: Tensor | None, of_entropies: Tensor | None):  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets, entropies, logs = ctx.saved_tensors
-        kernels = library()
-        assert kernels is not None
         slopes = torch.zeros_like(entropies) if of_chosen is None else of_chosen.contiguous()
         extra = None if of_entropies is None else of_entropies.contiguous()
         out = torch.empty_like(logits)
-        kernels.gspo_chosen_backward(
+        kernels().gspo_chosen_backward(
             *(x.data_ptr() for x in (logits, targets, entropies, logs, slopes)),
             None if extra is None else extra.data_ptr(), out.data_ptr(), *logits.shape,
         )  # fmt: skip
         return out, None
+
+
+def _outside(targets: Tensor, size: int) -> int:
+    return int(targets[(targets < 0) | (targets >= size)][0])

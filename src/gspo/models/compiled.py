@@ -12,7 +12,7 @@ from torch import nn
 from torch._functorch import config as _functorch_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gspo.cpu.library import compiler
+from gspo.cpu.library import compiler, fits
 
 # A process holds a handful of variants of a layer's code (trained, frozen, decoding, each window, few or many tokens).
 # torch keeps 8 and runs the next as they are, whose bits would depend on what came first.
@@ -88,8 +88,11 @@ def _pays_on_a_cpu(model: nn.Module) -> bool:
     Decided by the model alone and not by the length of a run: a run that is resumed to go on further keeps its bits.
     """
     parameters = list(model.parameters())
-    fits = all(p.device.type == "cpu" and p.dtype == torch.float32 for p in parameters)
-    return fits and sum(p.numel() for p in parameters) >= MIN_PARAMETERS and has_cpp_compiler()
+    return (
+        all(map(fits, parameters))
+        and sum(p.numel() for p in parameters) >= MIN_PARAMETERS
+        and has_cpp_compiler()
+    )
 
 
 def has_cpp_compiler() -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.library import Library
 from torch.nn import functional as F
 
-from gspo.cpu.library import fits, library
+from gspo.cpu.library import fits, kernels, library
 
 MOST_BY_KERNEL = 48  # rows that the kernel takes
 FEWEST, MOST = 12, 56  # rows between which turning the product round was seen to pay
@@ -53,9 +53,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num = input.shape[0]
-    if 1 < num <= MOST_BY_KERNEL and (kernels := library()) and fits(weight) and weight.is_contiguous():
+    if 1 < num <= MOST_BY_KERNEL and library() and fits(weight) and weight.is_contiguous():
         input, out = input.contiguous(), input.new_empty(num, weight.shape[0])
-        kernels.gspo_few_rows(
+        kernels().gspo_few_rows(
             input.data_ptr(), weight.data_ptr(), out.data_ptr(), num, weight.shape[0], weight.shape[1]
         )
     elif FEWEST <= num <= MOST and torch.get_num_threads() > 1:
@@ -73,5 +73,3 @@ _LIBRARY = Library("gspo", "FRAGMENT")
 _LIBRARY.define("few_rows_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
 _LIBRARY.impl("few_rows_linear", _linear, "CPU")
 _LIBRARY.impl("few_rows_linear", _like_linear, "Meta")
-
-

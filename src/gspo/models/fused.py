@@ -1,8 +1,9 @@
 """Linear layers that read the same input, run as one product: q, k and v of attention, gate and up of an MLP.
 
 A decode step of a small batch is a long row of short products, each of which costs a GPU its start; one wide product
-does the work of three. On a CPU wide products are faster in training too. Their weights are laid side by side in one piece of memory and stay the parameters they were:
-whoever trains, saves or loads them finds them as before, and what is written to them is what the wide product reads.
+does the work of three. On a CPU wide products are faster in training too. Their weights are laid side by side in one
+piece of memory and stay the parameters they were: whoever trains, saves or loads them finds them as before, and what is
+written to them is what the wide product reads.
 """
 
 from __future__ import annotations
@@ -42,12 +43,17 @@ class FusedProjections:
         return len(self._members)
 
     @contextmanager
-    def active(self) -> Iterator[None]:
-        """Within this the first of a group computes for all."""
+    def active(self, *, trained: bool = False) -> Iterator[None]:
+        """Within this the first of a group computes for all; `trained` by a product that gives gradients.
+
+        That product is the same with gradients switched off, to the bit: scoring and updating must agree.
+        """
         if not all(map(_is_in_place, self._members)):  # it would generate from weights of the past
-            raise RuntimeError("the model's weights were moved to other memory after its engine was made")
+            raise RuntimeError(
+                "the model's weights were moved to other memory after they were laid side by side"
+            )
         for member in self._members:
-            member.__class__ = _Sibling
+            member.__class__ = _TrainedSibling if trained else _Sibling
         try:
             yield
         finally:
@@ -76,24 +82,26 @@ class _Sibling(nn.Linear):
         wide = self.wide
         product = wide.product
         if product is None or wide.input is not input:
-            if torch.is_grad_enabled():
-                product = _trained_product(input, wide)
-            else:
-                multiply = linear if input.device.type == "cpu" else F.linear
-                product = multiply(input, wide.weight, wide.bias)
+            product = self.multiply(input)
             wide.input, wide.product = input, product
         if self.is_last:
             wide.input = wide.product = None
         return product.narrow(-1, self.first, self.out_features)
 
+    def multiply(self, input: Tensor) -> Tensor:
+        multiply = linear if input.device.type == "cpu" else F.linear
+        return multiply(input, self.wide.weight, self.wide.bias)
 
-def _trained_product(input: Tensor, wide: _Wide) -> Tensor:
-    """The same product, whose gradient goes to the weights that it is made of."""
-    rows = input.reshape(-1, input.shape[-1])
-    product = torch.ops.gspo.wide_linear(rows, wide.weight, [m.weight for m in wide.members])
-    if wide.bias is not None:
-        product = product + torch.cat([m.bias for m in wide.members])
-    return product.view(*input.shape[:-1], product.shape[-1])
+
+class _TrainedSibling(_Sibling):
+    """The same, whose gradients go to the weights that the product is made of."""
+
+    def multiply(self, input: Tensor) -> Tensor:
+        wide, rows = self.wide, input.reshape(-1, input.shape[-1])
+        product = torch.ops.gspo.wide_linear(rows, wide.weight, [m.weight for m in wide.members])
+        if wide.bias is not None:
+            product = product + torch.cat([m.bias for m in wide.members])
+        return product.view(*input.shape[:-1], product.shape[-1])
 
 
 def _wide_linear(rows: Tensor, wide: Tensor, weights: Sequence[Tensor]) -> Tensor:
@@ -108,7 +116,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     rows, wide = ctx.saved_tensors
-    return torch.mm(grad, wide), None, list(torch.mm(grad.t(), rows).split(ctx.sizes))
+    wants_rows, _, wants_weights = ctx.needs_input_grad
+    of_rows = torch.mm(grad, wide) if wants_rows else None
+    if not any(wants_weights):
+        return of_rows, None, None
+    return of_rows, None, list(torch.mm(grad.t(), rows).split(ctx.sizes))
 
 
 _LIBRARY = Library("gspo", "FRAGMENT")

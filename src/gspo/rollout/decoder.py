@@ -13,9 +13,9 @@ from transformers.cache_utils import DynamicCache
 
 from gspo.models.few_rows import FewRows
 from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
-from gspo.rollout.packed_decoder import PackedDecoder
 from gspo.rollout.engine import EngineError
 from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
+from gspo.rollout.packed_decoder import PackedDecoder
 
 
 class Decoder:

@@ -61,7 +61,16 @@ class SlotCache(Cache):
             self._allocate(layer, key[:, :, None], value[:, :, None])
         rows, chunks = self._shared.chunks(len(query))
         return decode_attend(
-            query, key, value, self._keys[layer], self._values[layer], self._positions, rows, chunks, scale, window
+            query,
+            key,
+            value,
+            self._keys[layer],
+            self._values[layer],
+            self._positions,
+            rows,
+            chunks,
+            scale,
+            window,
         )
 
     def update(

@@ -132,7 +132,7 @@ def _like_attention(query: Tensor, *_: Any) -> Tensor:
 # Defined by hand: `custom_op` adds 100 µs to every call.
 _LIBRARY = Library("gspo", "FRAGMENT")
 _LIBRARY.define(
-    "paged_attention(Tensor query, Tensor key, Tensor value, int cache, float scale, float softcap, int window) -> Tensor"
+    "paged_attention(Tensor query, Tensor key, Tensor value, SymInt cache, float scale, float softcap, SymInt window) -> Tensor"
 )
 for _device in ("CPU", "CUDA"):
     _LIBRARY.impl("paged_attention", _paged_attention, _device)

@@ -36,7 +36,8 @@ class SharedPrompts:
     def chunks(self, num_rows: int) -> tuple[Tensor, Tensor]:
         """Rows 0 … num_rows - 1 ordered by prompt, and [first, how many, shared tokens] of those taken together.
 
-        Results do not depend on who is taken with whom: chunks are as small as is needed to give every thread some.
+        What a row gets does not depend on who is taken with it, to the bit: chunks are as small as is needed to give
+        every thread some.
         """
         if self._made is None or len(self._made[0]) != num_rows:
             most = max(1, min(MOST, num_rows // (2 * torch.get_num_threads())))
@@ -46,7 +47,7 @@ class SharedPrompts:
                 left = len(list(members))
                 while left:
                     num = min(left, most)
-                    chunks.append((first, num, length if num > 1 else 0))
+                    chunks.append((first, num, length))
                     first, left = first + num, left - num
             self._made = torch.tensor(rows), torch.tensor(chunks)
         return self._made

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -21,8 +22,8 @@ from gspo.models.fused import FusedProjections
 from gspo.training import flash
 from gspo.training.batching import Kind, MicroBatch, micro_batch
 from gspo.training.graphed import GraphedDecoder
-from gspo.training.packing import SpansOf
 from gspo.training.packed_attention import FLASH, FLEX, PADDED, configs_of, packed_attention
+from gspo.training.packing import SpansOf
 from gspo.types import TrainBatch
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class Forward:
             if self.kind != "plain":
                 stack.enter_context(packed_attention(self.configs, self.kernels))
             if self.fused is not None:
-                stack.enter_context(self.fused.active())
+                stack.enter_context(self.fused.active(trained=True))
             if self.layers is not None:
                 stack.enter_context(self.layers.active())
             stack.enter_context(_checkpointing(self.decoder))
@@ -163,7 +164,9 @@ def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
 
 
 def _is_sharded(decoder: nn.Module) -> bool:
-    return any(isinstance(p, DTensor) for p in decoder.parameters())
+    """Whether ranks hold parts of its weights, which may be gathered just now."""
+    gathers = any(isinstance(m, FSDPModule) for m in decoder.modules())
+    return gathers or any(isinstance(p, DTensor) for p in decoder.parameters())
 
 
 def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], SpansOf | None]]:
