@@ -31,6 +31,16 @@ def batch_with_returns(p: Critic, seed: int = 0):
     return dataclasses.replace(batch, returns=right[:, None] * batch.mask)
 
 
+def test_values_that_moved_less_than_the_clip_do_not_count_as_clipped():
+    generator = torch.Generator().manual_seed(0)
+    old, returns = (torch.randn(50, 40, generator=generator) for _ in range(2))
+    values = old + 0.4 * (2 * torch.rand(50, 40, generator=generator) - 1)
+    mask = torch.ones(50, 40)
+    out = value_loss(values, old, returns, mask, 0.5, count_totals(mask))
+    assert out.metrics["critic/vf_clipfrac"].result() == 0
+    assert out.loss == 0.5 * ((values - returns) ** 2).mean()
+
+
 def test_the_value_loss_is_its_formula_in_numbers_and_gradient():
     values = torch.tensor([[0.2, 0.9, -1.0], [0.5, 7.0, 7.0]], dtype=torch.float64, requires_grad=True)
     old = torch.tensor([[0.0, 0.1, -1.0], [0.5, 0.0, 0.0]], dtype=torch.float64)

@@ -20,7 +20,8 @@ def value_loss(
     mask = mask.bool()
     target_BT = torch.where(mask, returns, 0.0)
     values_BT, old_BT = torch.where(mask, values, 0.0), torch.where(mask, old_values, 0.0)
-    held_BT = old_BT + (values_BT - old_BT).clamp(-clip, clip)
+    # Not old + clamp(value - old): that rounds values within the range too, and they would count as clipped.
+    held_BT = values_BT.clamp(old_BT - clip, old_BT + clip)
     free_BT, clipped_BT = (values_BT - target_BT).square(), (held_BT - target_BT).square()
     loss = 0.5 * aggregate(torch.maximum(free_BT, clipped_BT), mask, totals, "token-mean")
     num_tokens = mask.sum()
