@@ -7,6 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from gspo.cpu import attention as cpu_attention
+from gspo.cpu.attention import Families
+from gspo.cpu.library import compiler
 from gspo.training import packing
 from gspo.training.batching import balance, collate, micro_batch, plan_micro_batches
 from gspo.training.forward import Forward, _captures
@@ -187,10 +190,22 @@ def test_a_model_that_cannot_be_packed_says_why_and_runs_in_padded_rows():
 
 def test_a_wrong_attention_is_found_before_training(monkeypatch):
     """The probe must tell a response that sees its neighbours from one that does not."""
+    monkeypatch.setattr(cpu_attention, "takes", lambda model: False)
     build = packing.Block._build_mask
     monkeypatch.setattr(packing.Block, "_build_mask", lambda *args: torch.zeros_like(build(*args)))
     forward = Forward.of(make_model("llama").base_model, "shared")
     assert forward.kind == "plain" and "differ" in forward.reason
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+def test_a_kernel_that_attends_wrongly_gives_way_to_sdpa(monkeypatch):
+    model = make_model("llama")
+    assert Forward.of(model.base_model, "shared").spans_of is Families.of
+    build = Families.of
+    blind = staticmethod(lambda found, device: build([(at, num, 0, 0) for at, num, _, _ in found], device))
+    monkeypatch.setattr(Families, "of", blind)  # responses that do not see their prompts
+    forward = Forward.of(model.base_model, "shared")
+    assert forward.kind == "shared" and forward.spans_of is None
 
 
 def test_micro_batches_are_made_again_for_whatever_they_are_made_of():

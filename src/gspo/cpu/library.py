@@ -140,4 +140,4 @@ def _processor() -> str:
 
 def fits(tensor: torch.Tensor) -> bool:
     """Whether the kernels take numbers of this kind."""
-    return tensor.device.type == "cpu" and tensor.dtype == torch.float32
+    return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.itemsize == 4
