@@ -97,9 +97,10 @@ class Forward:
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Hidden states [M, H] before the response tokens; within `running`."""
         packed = micro.layout
-        if self.graphed is None or packed is None or packed.spans is None or not torch.is_grad_enabled():
+        graphed = self.graphed if torch.is_grad_enabled() else None
+        if graphed is None or packed is None or not isinstance(packed.spans, flash.Spans):
             return micro.hidden(self.decoder)
-        return packed.predicting(self.graphed.hidden(micro.input_ids, packed.position_ids, packed.spans))
+        return packed.predicting(graphed.hidden(micro.input_ids, packed.position_ids, packed.spans))
 
     @contextmanager
     def running(self) -> Iterator[None]:
