@@ -117,8 +117,8 @@ def decode_attend(
 ) -> Tensor:  # fmt: skip
     """Attention of one new token a row, whose key and value are stored at place `lengths` [B] of its row.
 
-    `keys` and `values` are [slots, key heads, places, `wide_size(size)`]. `rows` lists all rows, chunk by chunk; those of a chunk
-    [first, how many, tokens] begin with the same tokens, which are read from the first of them.
+    `keys` and `values` are [slots, key heads, places, `wide_size(size)`]. `rows` lists all rows, chunk by chunk; those of
+    a chunk [first, how many, tokens] begin with the same tokens, which are read from the first of them.
     """
     size = q.shape[2]
     q, k, v = _widened(q, k, v)

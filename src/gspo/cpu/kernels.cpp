@@ -1,6 +1,6 @@
-// Float32 attention and products of few rows on a CPU.
+// Float32 attention, products of few rows and log-probs on a CPU.
 //
-// Everything is made of one step, a tile of a matrix product whose sums stay in registers. Vectors are the compiler's
+// Products are made of one step, a tile of a matrix product whose sums stay in registers. Vectors are the compiler's
 // own, so the same source serves every machine it can compile for. What a row of a result is does not depend on the
 // rows beside it or on the number of threads.
 
@@ -16,9 +16,9 @@ typedef int ivec __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4), may_alias));
 
 #ifdef __AVX512F__
-constexpr int ROWS = 6, WIDE = 4;  // of a tile: 24 of 32 registers hold sums
+constexpr int ROWS = 6, WIDE = 4, HIGH = 16;  // of a tile, wide and of one vector: at most 24 of 32 registers hold sums
 #else
-constexpr int ROWS = 6, WIDE = 1;
+constexpr int ROWS = 6, WIDE = 1, HIGH = 6;
 #endif
 constexpr long BLOCK = 48;  // queries whose scores stand in memory at a time, at most
 
@@ -57,7 +57,7 @@ inline float greatest(vec x) {
     return x[0];
 }
 
-// exp(x) for x <= 0 to about an ulp; 0 below -87.
+// exp(x) for x <= 0 to about an ulp, by the polynomial of Cephes' expf; 0 below -87.
 inline vec exponential(vec x) {
     const vec kept = x < all(-87.0f) ? all(-87.0f) : x;
     const vec shifted = kept * 1.44269504088896341f + 12582912.0f;  // 1.5 · 2²³: rounds to a whole number
@@ -109,7 +109,7 @@ void multiply(long rows, long columns, long depth, const float* a, long am, long
     const long left = (columns - at) / LANES;
     if (left == 3) strip<3, 8>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
     if (left == 2) strip<2, 12>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
-    if (left == 1) strip<1, 16>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
+    if (left == 1) strip<1, HIGH>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
 }
 
 // 16 × 16 numbers turned round.
@@ -219,7 +219,7 @@ inline void hide_unseen(const Shape& s, const Sequence& q, long row, float* scor
     hide(scores + before, clamp(first - q.prefix_length, own), row + 1, own);
 }
 
-// `tile` of M rows of weights that stand one after another; what comes after them is fetched meanwhile, little by little.
+// `tile` of M rows of weights that stand one after another; what comes after them is fetched meanwhile, bit by bit.
 template <int M, int N>
 inline void stream(long depth, const float* w, const float* turned, float* c) {
     vec sums[M][N] = {};
@@ -274,7 +274,7 @@ void gspo_few_rows(const float* x, const float* w, float* out, long rows, long c
             const float *from = turned + first * depth, *weights = w + at * depth;
             float* to = out + first * columns + at;
             switch (up(here) / LANES) {
-                case 1: panel<1, 16>(from, weights, to, here, num, columns, depth); break;
+                case 1: panel<1, HIGH>(from, weights, to, here, num, columns, depth); break;
                 case 2: panel<2, 12>(from, weights, to, here, num, columns, depth); break;
                 case 3: panel<3, 8>(from, weights, to, here, num, columns, depth); break;
                 default: panel<4, 6>(from, weights, to, here, num, columns, depth);
@@ -424,7 +424,8 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
             bool fresh_prefix = true;
             for (long i = chunk.first; i < chunk.first + chunk.count; i++) {
                 const Sequence seq = sequences[i];
-                const long own_at = seq.start * ldk + shift, most = up(seq.length), ld = wide + most, block = block_of(seq.length);
+                const long own_at = seq.start * ldk + shift, block = block_of(seq.length);
+                const long most = up(seq.length), ld = wide + most;
                 float* turned_k = scratch(memories[2], s.size * most);
                 float* turned_v = scratch(memories[3], s.size * most);
                 float* weights = scratch(memories[4], BLOCK * ld);
@@ -481,7 +482,7 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
 }
 
 // One new token a row: its key and value are stored at place lengths[row] of the caches [slots, key heads, most, size],
-// then it attends. `rows` lists them so that those of a chunk, which begin with the same `extra` tokens, are neighbours.
+// then it attends. `rows` lists them so that those of a chunk, which begin with the same `extra` tokens, are side by side.
 void gspo_decode_attend(const float* q, const float* k, const float* v, float* cache_k, float* cache_v, float* out,
                         const long* lengths, const long* rows, const Chunk* chunks, long num_chunks, long most,
                         const Shape* shape) {

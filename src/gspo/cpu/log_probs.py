@@ -13,7 +13,7 @@ def takes(logits: Tensor) -> bool:
 
 
 class ChosenLogProbs(torch.autograd.Function):
-    """Log-probs [N] of `targets` [N] and entropies [N] by logits [N,V]. Nothing of the size of logits is kept but these."""
+    """Log-probs [N] of `targets` [N] and entropies [N] by logits [N,V], which alone are kept for the backward."""
 
     @staticmethod
     def forward(ctx, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
