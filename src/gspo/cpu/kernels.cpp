@@ -112,25 +112,16 @@ void multiply(long rows, long columns, long depth, const float* a, long am, long
     if (left == 1) strip<1, HIGH>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
 }
 
-// 16 × 16 numbers turned round.
+// 16 × 16 numbers turned round: rows i and i + 8 are shuffled into one another, four times.
 inline void turn(const float* from, long ldf, float* to, long ldt) {
     vec x[16], y[16];
     UNROLL for (int i = 0; i < 16; i++) x[i] = load(from + i * ldf);
-    UNROLL for (int i = 0; i < 8; i++) {
-        y[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(x[i], x[i + 8]);
-        y[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(x[i], x[i + 8]);
-    }
-    UNROLL for (int i = 0; i < 8; i++) {
-        x[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(y[i], y[i + 8]);
-        x[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(y[i], y[i + 8]);
-    }
-    UNROLL for (int i = 0; i < 8; i++) {
-        y[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(x[i], x[i + 8]);
-        y[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(x[i], x[i + 8]);
-    }
-    UNROLL for (int i = 0; i < 8; i++) {
-        x[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(y[i], y[i + 8]);
-        x[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(y[i], y[i + 8]);
+    UNROLL for (int round = 0; round < 4; round++) {
+        UNROLL for (int i = 0; i < 8; i++) {
+            y[2 * i] = mix<0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23>(x[i], x[i + 8]);
+            y[2 * i + 1] = mix<8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31>(x[i], x[i + 8]);
+        }
+        UNROLL for (int i = 0; i < 16; i++) x[i] = y[i];
     }
     UNROLL for (int i = 0; i < 16; i++) store(to + i * ldt, x[i]);
 }
