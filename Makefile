@@ -46,7 +46,7 @@ format: $(VENV)/.check
 	@$(BIN)/ruff check --fix .
 
 scorecard: $(VENV)/.test
-	@$(BIN)/python -m gspo.scorecard $(ARGS)
+	@$(BIN)/python -m tests.faults $(ARGS)
 
 # TRL lives in an environment of its own, with the torch and transformers of ours.
 bench-trl: $(VENV)/.core .venv-trl/.made

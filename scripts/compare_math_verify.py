@@ -17,7 +17,7 @@ from math_verify import parse, verify
 from gspo.rewards.answers import extract_answer
 from gspo.rewards.math import compare_values, grade_math
 from gspo.rewards.values import clean, read_value
-from gspo.scorecard.math_pairs import make_pairs
+from tests.faults.math_pairs import make_pairs
 
 
 def main() -> None:

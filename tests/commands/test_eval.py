@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from gspo.cli import app
 from gspo.config import load
 from gspo.loop.assess import _split, assess
-from gspo.scorecard.small_run import even_first_byte, make_model
+from tests.faults.small_run import even_first_byte, make_model
 
 ONE_THREAD = "trainer.num_threads=1"
 

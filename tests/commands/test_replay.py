@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from gspo.cli import app
 from gspo.loop.replay import Replay, ReplayError
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import config, even_first_byte, make_model
 from gspo.tracking.console import Console
 from gspo.tracking.group_log import read_groups
+from tests.faults.small_run import config, even_first_byte, make_model
 
 LOSSES = ["gspo", "gspo_token", "vanilla", "cispo", "sapo", "geo_mean"]
 

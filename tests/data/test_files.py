@@ -10,7 +10,7 @@ import pytest
 from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
-from gspo.scorecard.data_rows import BROKEN
+from tests.faults.data_rows import BROKEN
 
 VERL = {
     "prompt": [{"role": "user", "content": "1+1="}],

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from gspo.loop import closing
-from gspo.scorecard.small_run import make_model
 from tests.distributed.cases import CASES
 from tests.distributed.runs import LORA, LOW, PPO, Launch, train
+from tests.faults.small_run import make_model
 from tests.loop.test_moe import make_moe
 
 ON_THREE = ["shared_prompts", "fewer_rows_than_ranks", "critic", "bad_gradients"]

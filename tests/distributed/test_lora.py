@@ -16,12 +16,12 @@ from gspo.loop.rank_worker import RankWorker
 from gspo.loop.roles import ADAPTER_FILES
 from gspo.loop.team import Place
 from gspo.models.load import load_model
-from gspo.scorecard.small_run import config
 from gspo.training.fsdp import ShardError, full
 from gspo.training.lora import Adapters, LoraSettings
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import FSDP, LORA, LOW, free_port, train
 from tests.distributed.test_runs import last_checkpoint, same_rows, same_weights, without_report
+from tests.faults.small_run import config
 from tests.loop.runs import rows
 
 __all__ = ["without_report"]  # of every test here too

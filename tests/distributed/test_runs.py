@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.loop import checkpoint, closing
-from gspo.scorecard.small_run import final_state
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import LOW, PPO, train
+from tests.faults.small_run import final_state
 from tests.loop.runs import rows
 
 # The learning rate is 1e-3 and AdamW divides by tiny gradients: the last bits of those move a weight a little.

@@ -15,8 +15,8 @@ import pytest
 from safetensors.torch import load_file
 
 from gspo.loop import checkpoint
-from gspo.scorecard.small_run import config
 from tests.distributed.runs import FSDP
+from tests.faults.small_run import config
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

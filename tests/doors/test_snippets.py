@@ -11,7 +11,6 @@ import torch
 
 from gspo.config import load
 from gspo.models.load import load_tokenizer
-from gspo.scorecard.small_run import even_first_byte
 from gspo.trainer.config import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -24,6 +23,7 @@ from gspo.trainer.config import (
 )
 from gspo.trainer.ppo import PPOTrainerWithSampling, RayPPOTrainerWithSampling
 from tests.doors.worlds import MODELS, load_script, rows
+from tests.faults.small_run import even_first_byte
 
 ROWS = [
     {

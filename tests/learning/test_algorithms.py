@@ -11,8 +11,8 @@ import pytest
 from gspo.config import load
 from gspo.loop import closing
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import config, even_first_byte, make_model
 from gspo.tracking.console import Console
+from tests.faults.small_run import config, even_first_byte, make_model
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo.scorecard import audit
+from tests.faults import audit
 
 from .test_embedded import train
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import config, even_first_byte
 from gspo.tracking.console import Console
+from tests.faults.small_run import config, even_first_byte
 
 
 def trainer(folder: Path, model: Path, *overrides: str, reward: Any = even_first_byte) -> Trainer:

@@ -10,8 +10,8 @@ from gspo.loop import alarms
 from gspo.loop.alarms import EXIT_PAUSED, RULES, AlarmWatch
 from gspo.loop.run import train as run_train
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import config, even_first_byte, final_state, make_model
 from gspo.tracking.console import Console
+from tests.faults.small_run import config, even_first_byte, final_state, make_model
 
 HEALTHY = {
     "actor/pg_loss": 0.01,

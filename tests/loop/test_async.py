@@ -15,10 +15,10 @@ from gspo.config import ConfigErrors, load
 from gspo.loop.producer import Producer
 from gspo.rollout.free_fleet import FreeFleet
 from gspo.sampling.errors import RewardFailures
-from gspo.scorecard import audit
-from gspo.scorecard.small_run import make_model
 from gspo.tracking.group_log import read_groups
 from gspo.types import Reward
+from tests.faults import audit
+from tests.faults.small_run import make_model
 
 from .runs import rows, train, trainer
 from .workers import use_threads

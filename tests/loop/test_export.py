@@ -10,7 +10,7 @@ from gspo.data.rows import DataError
 from gspo.loop.inputs import load_prompts
 from gspo.loop.trainer import Trainer
 from gspo.rollout.engine import GroupRequest, SamplingParams
-from gspo.scorecard.small_run import config, even_first_byte, make_model
+from tests.faults.small_run import config, even_first_byte, make_model
 
 from .runs import rows, train, trainer
 

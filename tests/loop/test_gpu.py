@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.scorecard.small_run import final_state, make_model
+from tests.faults.small_run import final_state, make_model
 
 from .test_resume import train
 

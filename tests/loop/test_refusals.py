@@ -8,8 +8,8 @@ from safetensors.torch import load_file, save_file
 
 from gspo.loop.run import exit_code, train
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import config, even_first_byte, make_model
 from gspo.tracking.console import Console
+from tests.faults.small_run import config, even_first_byte, make_model
 
 
 @pytest.fixture

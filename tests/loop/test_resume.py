@@ -9,9 +9,9 @@ import pytest
 from gspo.loop.checkpoint import CheckpointError
 from gspo.loop.resume import ResumeRefused
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import config, even_first_byte, final_state, make_model
 from gspo.tracking.console import Console
 from gspo.tracking.run_folder import RunLocked
+from tests.faults.small_run import config, even_first_byte, final_state, make_model
 
 
 @pytest.fixture(scope="module")

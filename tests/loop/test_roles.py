@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from gspo.loop.resume import ResumeRefused
 from gspo.models.load import load_model
-from gspo.scorecard.small_run import final_state, make_model
+from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
 
 ACTOR, MODEL, FILTER = "actor_rollout_ref.actor", "actor_rollout_ref.model", "algorithm.filter_groups"

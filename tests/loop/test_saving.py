@@ -24,9 +24,9 @@ from gspo.loop.roles_team import TeamRoles
 from gspo.loop.run import exit_code
 from gspo.loop.saving import STAGE, Saving
 from gspo.loop.writer import Writer
-from gspo.scorecard.small_run import final_state, make_model
 from gspo.tracking.clock import Clock
 from gspo.tracking.group_log import GroupLog
+from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
 from tests.loop.test_writer import until
 

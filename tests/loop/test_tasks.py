@@ -7,8 +7,8 @@ import json
 import pytest
 
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import config, make_model
 from gspo.tracking.console import Console
+from tests.faults.small_run import config, make_model
 
 
 @pytest.fixture(scope="module")

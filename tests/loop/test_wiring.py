@@ -10,8 +10,8 @@ from gspo.data.rows import DataError
 from gspo.loop.inputs import load_prompts
 from gspo.loop.trainer import Trainer
 from gspo.rewards import RewardError
-from gspo.scorecard.small_run import config, even_first_byte, make_model
 from gspo.tracking.console import Console
+from tests.faults.small_run import config, even_first_byte, make_model
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from gspo.loop.run import train as run_command
 from gspo.rollout import member
-from gspo.scorecard import audit
-from gspo.scorecard.small_run import config, even_first_byte, make_model
 from gspo.tracking.console import Console
+from tests.faults import audit
+from tests.faults.small_run import config, even_first_byte, make_model
 
 from ..rollout.processes import shared_memory, wait_until, workers
 from ..rollout.thread_connection import ThreadConnection

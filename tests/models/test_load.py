@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from gspo.models import embedded_path
 from gspo.models.load import ModelError, check_weights, load_model, load_tokenizer
-from gspo.scorecard.data_rows import ATTEMPTS, Attempt, _Canary, _plant_code, try_hostile
+from tests.faults.data_rows import ATTEMPTS, Attempt, _Canary, _plant_code, try_hostile
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from gspo.rewards.answers import extract_answer
 from gspo.rewards.math import compare_values, grade_math, is_symbolic
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.values import Number, clean, read_number, read_value
-from gspo.scorecard.hostile_math import hostile_answers
-from gspo.scorecard.math_pairs import make_pairs
-from gspo.scorecard.reward_rows import pair_verdicts
+from tests.faults.hostile_math import hostile_answers
+from tests.faults.math_pairs import make_pairs
+from tests.faults.reward_rows import pair_verdicts
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_verdicts_are_right_and_the_same_from_threads_and_another_process() -> N
     one = pair_verdicts(count, 5, 1)
     assert one == "10" * count
     assert pair_verdicts(count, 5, 8) == one
-    code = f"from gspo.scorecard.reward_rows import pair_verdicts; print(pair_verdicts({count}, 5, 1))"
+    code = f"from tests.faults.reward_rows import pair_verdicts; print(pair_verdicts({count}, 5, 1))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == one
 

@@ -20,11 +20,11 @@ from gspo.rewards.compose import as_specs
 from gspo.rewards.crew import ProcessCrew
 from gspo.rewards.pool import WorkerPool
 from gspo.rewards.scoring import InProcessScorer, PoolScorer
-from gspo.scorecard.faulty_rewards import NONSENSE
-from gspo.scorecard.reward_rows import make_group, processes_of_session, score_all
 from gspo.types import Group, Prompt, Rollout
+from tests.faults.faulty_rewards import NONSENSE
+from tests.faults.reward_rows import make_group, processes_of_session, score_all
 
-FAULTY = "gspo.scorecard.faulty_rewards:compute_score"
+FAULTY = "tests.faults.faulty_rewards:compute_score"
 
 
 def make_pool(timeout: float = 30.0, **kwargs: Any) -> PoolScorer:
@@ -155,7 +155,7 @@ def test_nothing_is_left_when_the_trainer_is_killed() -> None:
     code = f"""
 from gspo.rewards.compose import as_specs
 from gspo.rewards.scoring import PoolScorer
-from gspo.scorecard.reward_rows import make_group, score_all
+from tests.faults.reward_rows import make_group, score_all
 scorer = PoolScorer(as_specs({FAULTY!r}), num_workers=2, timeout=100.0)
 score_all(scorer, ["a", "b", "c"])
 scorer.submit(make_group(["spin", "sleep"]))

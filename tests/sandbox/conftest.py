@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from gspo.rewards.sandbox import Sandbox, examine_level
-from gspo.scorecard.programs.attack import World, make_world
+from tests.faults.programs.attack import World, make_world
 
 
 def granted(level: int) -> bool:

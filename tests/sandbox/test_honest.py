@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gspo.rewards.sandbox import Sandbox
-from gspo.scorecard import sandbox_rows
-from gspo.scorecard.programs.honest import HONEST
+from tests.faults import sandbox_rows
+from tests.faults.programs.honest import HONEST
 
 
 def test_there_are_enough():

@@ -6,10 +6,10 @@ import pytest
 
 from gspo.rewards import grade_code
 from gspo.rewards.sandbox import Sandbox
-from gspo.scorecard import sandbox_rows
-from gspo.scorecard.programs.attack import World, make_world
-from gspo.scorecard.programs.hostile import ATTACKS, cases_for
-from gspo.scorecard.programs.naive import run_naively
+from tests.faults import sandbox_rows
+from tests.faults.programs.attack import World, make_world
+from tests.faults.programs.hostile import ATTACKS, cases_for
+from tests.faults.programs.naive import run_naively
 
 # Where the deadline itself ends the program; a second each, so that only the default level runs them every time.
 LONG = {"spin", "sleep_stop"}

@@ -16,7 +16,7 @@ import gspo
 NOBODY = 65534
 
 ROWS = """
-from gspo.scorecard.sandbox_rows import hostile_row, honest_row, mixed_row, naive_row
+from tests.faults.sandbox_rows import hostile_row, honest_row, mixed_row, naive_row
 for row in (hostile_row(1), honest_row(1), naive_row(1), mixed_row(1, 200)):
     print(row.id, row.passed, row.detail)
 """

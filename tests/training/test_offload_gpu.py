@@ -7,11 +7,11 @@ import gc
 import pytest
 import torch
 
-from gspo.scorecard.small_run import final_state
-from gspo.scorecard.small_run import make_model as save_model
 from gspo.training.offload import OffloadedOptimizer
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.pinned import PinnedFloats
+from tests.faults.small_run import final_state
+from tests.faults.small_run import make_model as save_model
 
 from ..loop.test_resume import train as run
 from .models import llama

@@ -9,9 +9,9 @@ import torch
 
 from gspo.config import load
 from gspo.loop.trainer import Trainer
-from gspo.scorecard.small_run import even_first_byte
 from gspo.tracking.console import Console
 from gspo.validate.machine import peak_memory
+from tests.faults.small_run import even_first_byte
 
 if __name__ == "__main__":
     words = json.loads(sys.argv[1])

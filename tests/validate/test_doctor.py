@@ -14,13 +14,13 @@ from typer.testing import CliRunner
 
 from gspo.cli import app
 from gspo.config import load, objective_of
-from gspo.scorecard.small_run import even_first_byte, make_model
 from gspo.validate.doctor import Diagnosis, examine_config, examine_sample
 from gspo.validate.formula import formula_lines
 from gspo.validate.machine import base_memory, total_memory
 from gspo.validate.memory import Counts, _shape, plan_memory
 from gspo.validate.noise import compare, noise_problems
 from gspo.validate.probe import expected_clip_fraction
+from tests.faults.small_run import even_first_byte, make_model
 
 ACTOR = "actor_rollout_ref.actor"
 QUICK = ["trainer.num_threads=1", "data.num_val_samples=2", "data.num_train_samples=64"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gspo.config import load
-from gspo.scorecard.small_run import make_model
 from gspo.validate.memory import plan_memory
+from tests.faults.small_run import make_model
 
 from .test_doctor import words_of
 

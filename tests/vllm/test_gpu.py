@@ -17,9 +17,9 @@ from gspo.loop.trainer import Trainer
 from gspo.rollout.cuda_weights import CudaWeights, CudaWeightsRef
 from gspo.rollout.process_connection import ProcessConnection
 from gspo.rollout.worker import EngineSpec
-from gspo.scorecard.small_run import config, even_first_byte, make_model
 from gspo.tracking.console import Console
 from gspo.types import Group
+from tests.faults.small_run import config, even_first_byte, make_model
 
 from ..rollout.models import make_request
 

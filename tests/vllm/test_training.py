@@ -16,8 +16,8 @@ import pytest
 from gspo.loop import closing
 from gspo.loop.trainer import Trainer
 from gspo.rollout.roster import Roster
-from gspo.scorecard.small_run import config, even_first_byte, final_state
 from gspo.tracking.console import Console
+from tests.faults.small_run import config, even_first_byte, final_state
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_process_left")]
 VLLM = "actor_rollout_ref.rollout.name=vllm"

@@ -146,8 +146,8 @@ def _print_row(prompt: Prompt, text: str) -> None:
 
 
 def _workloads() -> dict[str, Sequence[Group]]:
-    from gspo.scorecard.math_pairs import make_pairs
     from gspo.types import Group, Prompt, Rollout
+    from tests.faults.math_pairs import make_pairs
 
     def group(source: str, truth: str, texts: Sequence[str]) -> Group:
         prompt = Prompt("bench", ({"role": "user", "content": "?"},), (), source, truth)

@@ -1,4 +1,4 @@
-"""`python -m gspo.scorecard [ROW …] [--seed N] [--json FILE]`: a line a row, a JSON file, and the count."""
+"""`python -m tests.faults [ROW …] [--seed N] [--json FILE]`: a line a row, a JSON file, and the count."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import time
 import traceback
 from pathlib import Path
 
-from gspo.scorecard.row import Check, Row
+from tests.faults.row import Check, Row
 
 MODULES = (
     "kill_rows",
@@ -31,13 +31,13 @@ def all_rows() -> dict[str, Check]:
     """Every row's check by id, in the order of the table."""
     rows: dict[str, Check] = {}
     for name in MODULES:
-        if importlib.util.find_spec(f"gspo.scorecard.{name}") is not None:
-            rows |= importlib.import_module(f"gspo.scorecard.{name}").ROWS
+        if importlib.util.find_spec(f"tests.faults.{name}") is not None:
+            rows |= importlib.import_module(f"tests.faults.{name}").ROWS
     return rows
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m gspo.scorecard", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("rows", nargs="*", help="row ids; all when none is given")
     parser.add_argument("--seed", type=int, default=None, help="orders the faults; printed")
     parser.add_argument("--json", type=Path, default=Path("scorecard.json"))

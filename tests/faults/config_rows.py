@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from gspo.scorecard.row import Check, Row
+from tests.faults.row import Check, Row
 
 LIMIT = 2.0  # seconds of processor time a check may take
 

@@ -20,15 +20,15 @@ from gspo.rewards.math import grade_math
 from gspo.rewards.pool import WorkerPool
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.scoring import PoolScorer
-from gspo.scorecard.faulty_rewards import NONSENSE
-from gspo.scorecard.hostile_math import hostile_answers
-from gspo.scorecard.kill_rows import Bench, with_bench
-from gspo.scorecard.math_pairs import make_pairs
-from gspo.scorecard.processes import Child
-from gspo.scorecard.row import Row
 from gspo.types import Group, Prompt, Rollout
+from tests.faults.faulty_rewards import NONSENSE
+from tests.faults.hostile_math import hostile_answers
+from tests.faults.kill_rows import Bench, with_bench
+from tests.faults.math_pairs import make_pairs
+from tests.faults.processes import Child
+from tests.faults.row import Row
 
-_MODULE = "gspo.scorecard.faulty_rewards"
+_MODULE = "tests.faults.faulty_rewards"
 _GROUP_SIZE = 8
 _NUM_PAIRS = 1000
 _ANSWER_TIME = 0.5
@@ -269,7 +269,7 @@ def same_verdicts(seed: int) -> Row:
     one = pair_verdicts(_NUM_PAIRS, seed, num_threads=1)
     eight = pair_verdicts(_NUM_PAIRS, seed, num_threads=8)
     code = (
-        f"from gspo.scorecard.reward_rows import pair_verdicts; print(pair_verdicts({_NUM_PAIRS}, {seed}, 1))"
+        f"from tests.faults.reward_rows import pair_verdicts; print(pair_verdicts({_NUM_PAIRS}, {seed}, 1))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     verify.close()

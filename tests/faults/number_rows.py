@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo.loop import checkpoint
-from gspo.scorecard.kill_rows import Bench, with_bench
-from gspo.scorecard.row import Check
 from gspo.types import LossOutput, Reward
+from tests.faults.kill_rows import Bench, with_bench
+from tests.faults.row import Check
 
 
 def poison(trainer_module: Any, what: str, steps: tuple[int, ...], value: float, log: Path) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from gspo.rewards.code import grade_code, same_output
 from gspo.rewards.sandbox import Sandbox, examine_level
-from gspo.scorecard.programs.attack import Attack, Outcome, World, make_world
-from gspo.scorecard.programs.honest import HONEST, Honest
-from gspo.scorecard.programs.hostile import ATTACKS, cases_for
-from gspo.scorecard.programs.naive import run_naively
-from gspo.scorecard.programs.resources import MEMORY_LIMIT
-from gspo.scorecard.row import Row
+from tests.faults.programs.attack import Attack, Outcome, World, make_world
+from tests.faults.programs.honest import HONEST, Honest
+from tests.faults.programs.hostile import ATTACKS, cases_for
+from tests.faults.programs.naive import run_naively
+from tests.faults.programs.resources import MEMORY_LIMIT
+from tests.faults.row import Row
 
 DEADLINE = 2.0
 # Beyond the deadline a kill and a busy machine may take this long.

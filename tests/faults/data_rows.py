@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gspo.scorecard.row import Check, Row
+from tests.faults.row import Check, Row
 
 _GOOD = {
     "prompt": [{"role": "user", "content": "1+1="}],

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from gspo.loop import checkpoint
-from gspo.scorecard import faults
-from gspo.scorecard.kill_rows import Bench, make_model_apart, with_bench
-from gspo.scorecard.processes import drop_capabilities
-from gspo.scorecard.row import Check
-from gspo.scorecard.small_run import final_state
+from tests.faults import faults
+from tests.faults.kill_rows import Bench, make_model_apart, with_bench
+from tests.faults.processes import drop_capabilities
+from tests.faults.row import Check
+from tests.faults.small_run import final_state
 
 
 def _flip(path: Path) -> None:
