@@ -26,14 +26,14 @@ from typing import Any
 import torch
 from shapes import SHAPES, add_work, given_answer, make_model
 
+from gspo.algo.controllers import ClipController
 from gspo.algo.losses import get_policy_loss
+from gspo.algo.objective import AdvantageSettings, Objective
 from gspo.algo.settings import LossSettings
-from gspo.loop.objective import AdvantageSettings, Objective
 from gspo.models.compiled import worth_compiling
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.native import NativeEngine
 from gspo.training.batching import collate
-from gspo.training.clip_control import ClipController
 from gspo.training.offload import OffloadedOptimizer
 from gspo.training.optimizer import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gspo.algo.controllers import ClipController
 from gspo.algo.losses import get_policy_loss
+from gspo.algo.objective import AdvantageSettings, BoundLoss, Objective
 from gspo.algo.settings import LossSettings
-from gspo.loop.objective import AdvantageSettings, BoundLoss, Objective
 from gspo.training.batching import collate
-from gspo.training.clip_control import ClipController
 from gspo.training.critic import Critic, CriticSettings, ValueModel
 from gspo.training.fsdp import Shards, ShardSettings, full
 from gspo.training.optimizer import MasterOptimizer

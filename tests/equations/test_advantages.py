@@ -11,7 +11,7 @@ import torch
 
 from gspo.algo import compute_advantage
 from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
-from gspo.algo.groups import group_stats
+from gspo.algo.group_stats import group_stats
 
 NINE = (
     "grpo",

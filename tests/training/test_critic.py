@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gspo.algo.aggregation import count_totals
-from gspo.algo.values import explained_variance, value_loss
+from gspo.algo.value_loss import explained_variance, value_loss
 from gspo.training.batching import collate
 from gspo.training.critic import Critic, CriticSettings, ValueModel
 from gspo.training.optimizer import MasterOptimizer

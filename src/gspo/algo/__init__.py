@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gspo.algo.advantages import AdvantageInputs, advantage_estimator
     from gspo.algo.aggregation import aggregate, count_totals
-    from gspo.algo.entry import compute_advantage, compute_policy_loss, kl_penalty
+    from gspo.algo.functional import compute_advantage, compute_policy_loss, kl_penalty
     from gspo.algo.kl import AdaptiveController, FixedController, make_controller
     from gspo.algo.losses import PolicyLoss, get_policy_loss, policy_loss
     from gspo.algo.settings import Behaviour, LossSettings

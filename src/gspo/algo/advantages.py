@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.algo.groups import GroupStats, best_and_second, group_stats
+from gspo.algo.group_stats import GroupStats, best_and_second, group_stats
 from gspo.algo.registry import Registry
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gspo.algo.entry import kl_penalty
+from gspo.algo.functional import kl_penalty
 from gspo.algo.kl import KLController
 from gspo.loop.roles_team import TeamPolicy, TeamReference
 from gspo.rewards.protocol import Scorer

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.algo.objective import Objective
 from gspo.config import TrainerConfig
 from gspo.loop.engines import runs_ahead
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import check_fingerprint
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.kl_reward import KlScorer
-from gspo.loop.objective import Objective
 from gspo.loop.producer import Producer
 from gspo.loop.roles import Facts, Roles
 from gspo.loop.roles_team import TeamRoles

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from gspo.algo.controllers import ClipController
 from gspo.algo.losses import get_policy_loss
+from gspo.algo.objective import AdvantageSettings, Objective
 from gspo.algo.settings import Behaviour, LossSettings
 from gspo.config import TrainerConfig
 from gspo.data.rows import DataError
 from gspo.loop.engines import runs_ahead
-from gspo.loop.objective import AdvantageSettings, Objective
 from gspo.rollout.engine import SamplingParams
 from gspo.sampling.settings import SamplingSettings
-from gspo.training.clip_control import ClipController
 
 
 def total_steps(config: TrainerConfig, num_prompts: int) -> int:

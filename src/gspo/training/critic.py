@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gspo.algo.aggregation import count_totals
-from gspo.algo.values import explained_variance, value_loss
+from gspo.algo.value_loss import explained_variance, value_loss
 from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.optimizer import MasterOptimizer

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.algo.entry import compute_advantage, compute_policy_loss
+from gspo.algo.functional import compute_advantage, compute_policy_loss
 from gspo.validate.check import Verdict
 
 OLD = ((-1.0, -0.5, -2.0), (-0.3, -0.7), (-1.2, -0.4, -0.9, -0.1))

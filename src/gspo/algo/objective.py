@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import aggregate
-from gspo.algo.entry import compute_advantage, kl_penalty
+from gspo.algo.controllers import ClipController
+from gspo.algo.functional import compute_advantage, kl_penalty
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
-from gspo.training.clip_control import ClipController
 from gspo.training.policy import PolicyLoss
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch
 
