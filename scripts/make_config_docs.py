@@ -8,14 +8,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from gspo.config import load, tree
-from gspo.config.aliases import aliases, aliases_of
-from gspo.config.explain import bounds_text
+from gspo.config import load
+from gspo.config.compat.aliases import aliases, aliases_of
+from gspo.config.compat.unneeded import UNNEEDED
+from gspo.config.loading import tree
+from gspo.config.loading.tree import Leaf
 from gspo.config.objective import LOSS_DEFAULTS
 from gspo.config.pending import PENDING, PENDING_VALUES
-from gspo.config.show import scalar
-from gspo.config.tree import Leaf
-from gspo.config.unneeded import UNNEEDED
+from gspo.config.text.explain import bounds_text
+from gspo.config.text.show import scalar
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 INTRO = """# Configuration

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import gspo
-from gspo.config import tree
+from gspo.config.loading import tree
 
 SOURCE = Path(gspo.__file__).parent
 GENERIC = 7  # a shorter name, or one that several keys share, also needs its sections' names in the same file

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from gspo.config import ConfigErrors, load, tree
-from gspo.config.aliases import aliases
+from gspo.config import ConfigErrors, load
+from gspo.config.compat.aliases import aliases
+from gspo.config.loading import tree
 
 A = "actor_rollout_ref.actor"
 M = "actor_rollout_ref.model"
@@ -195,7 +196,7 @@ def fixed_recipe(tmp_path, monkeypatch):
     """The sizes that the cases were computed with; the shipped recipe may change."""
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
-    monkeypatch.setattr("gspo.config.loading.RECIPE", path)
+    monkeypatch.setattr("gspo.config.loading.resolve.RECIPE", path)
 
 
 def typed(value: object) -> str:

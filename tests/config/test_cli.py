@@ -11,7 +11,7 @@ from gspo import __version__
 from gspo.cli import COMMANDS, app
 from gspo.commands.arguments import load_arguments
 from gspo.config import load
-from gspo.config.flags import split_arguments
+from gspo.config.loading.flags import split_arguments
 
 
 def run(*words: str):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gspo.config import tree
-from gspo.config.aliases import aliases
-from gspo.config.unneeded import UNNEEDED, why_unneeded
+from gspo.config.compat.aliases import aliases
+from gspo.config.compat.unneeded import UNNEEDED, why_unneeded
+from gspo.config.loading import tree
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_config_docs.py"
 

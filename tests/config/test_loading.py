@@ -19,10 +19,10 @@ from gspo.config import (
     TrainerConfig,
     load,
     resolve,
-    tree,
 )
-from gspo.config.show import changed, scalar, to_yaml
-from gspo.config.sources import parse_value
+from gspo.config.loading import tree
+from gspo.config.loading.sources import parse_value
+from gspo.config.text.show import changed, scalar, to_yaml
 
 N = "actor_rollout_ref.rollout.n"
 LR = "actor_rollout_ref.actor.optim.lr"
@@ -447,7 +447,7 @@ def test_what_an_alias_sets_beside_gives_way_to_the_key_itself():
     ],
 )
 def test_the_short_names_of_the_documents_are_keys(name, key):
-    from gspo.config.names import canonical
+    from gspo.config.loading.names import canonical
 
     assert canonical(name) == key
 

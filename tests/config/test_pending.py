@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.config import load, tree
+from gspo.config import load
+from gspo.config.loading import tree
 from gspo.config.pending import _ESSENTIAL, PENDING, PENDING_VALUES, essential
 from tests.config.reading import attributes_by_file, is_generic, is_read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gspo.config import BatchPlan, load
-from gspo.config.plan import never_acts, roles
+from gspo.config.batch_plan import never_acts, roles
 
 PLAIN = "actor_rollout_ref.model.path=org/model"
 

@@ -274,7 +274,7 @@ def test_our_table_of_losses_equals_the_registry():
 
 def test_estimators_and_kl_kinds_equal_the_registries():
     from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
-    from gspo.config import algorithm
+    from gspo.config.schema import algorithm
 
     assert set(algorithm.ADVANTAGE_ESTIMATORS) == set(ADVANTAGE_ESTIMATORS.names())
 

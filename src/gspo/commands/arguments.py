@@ -9,7 +9,7 @@ from typing import NoReturn
 import typer
 
 from gspo.config import ConfigErrors, Problem, ResolvedConfig, load
-from gspo.config.flags import split_arguments
+from gspo.config.loading.flags import split_arguments
 
 EXIT_BAD_CONFIG = 2
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gspo.commands.arguments import EXIT_BAD_CONFIG, PASS_THROUGH, load_arguments
-from gspo.config.explain import explain as explain_key
-from gspo.config.show import changed, to_yaml
+from gspo.config.text.explain import explain as explain_key
+from gspo.config.text.show import changed, to_yaml
 
 app = typer.Typer(no_args_is_help=True, help="Show and explain the configuration.", add_completion=False)
 

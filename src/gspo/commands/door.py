@@ -33,7 +33,7 @@ def train(
     except typer.Exit as stop:
         return stop.exit_code
     if dry_run:
-        from gspo.config.dry_run import dry_run_text
+        from gspo.config.text.dry_run import dry_run_text
 
         print(dry_run_text(resolved), end="")
         return 0

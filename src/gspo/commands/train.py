@@ -29,7 +29,7 @@ def train(
     """Train a model. Without arguments: the embedded model learns arithmetic."""
     resolved = load_arguments(arguments or [], config, show_warnings=dry_run)  # a run shows them itself
     if dry_run:
-        from gspo.config.dry_run import dry_run_text
+        from gspo.config.text.dry_run import dry_run_text
 
         typer.echo(dry_run_text(resolved), nl=False)
         return

@@ -1,8 +1,8 @@
 """The configuration: typed schema, loading with origins, aliases of other systems' names, cross-field rules."""
 
-from gspo.config.loading import ResolvedConfig, load, resolve
+from gspo.config.batch_plan import BatchPlan
+from gspo.config.loading.resolve import ResolvedConfig, load, resolve
 from gspo.config.objective import Objective, objective_of
-from gspo.config.plan import BatchPlan
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import (
     ActorConfig,

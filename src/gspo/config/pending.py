@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gspo.config import tree
+from gspo.config.loading import tree
+from gspo.config.loading.settings_table import Settings
 from gspo.config.problems import Problem
-from gspo.config.settings import Settings
 
 WAITS = "nothing acts on it yet"
 _WAITING: dict[str, tuple[str, ...]] = {

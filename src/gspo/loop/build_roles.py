@@ -12,7 +12,7 @@ from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.config import TrainerConfig
-from gspo.config.model import FSDPConfig, OptimConfig
+from gspo.config.schema.model import FSDPConfig, OptimConfig
 from gspo.loop.role_settings import (
     FLEX_ATTENTION,
     critic_settings,

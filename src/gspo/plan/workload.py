@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from gspo.config import BatchPlan, TrainerConfig
-from gspo.config.plan import roles
+from gspo.config.batch_plan import roles
 from gspo.plan.constants import KEEP_RATE, LENGTH_SPREAD, MEAN_SHARE
 from gspo.plan.lengths import Lengths
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.config import BatchPlan, ResolvedConfig, objective_of
-from gspo.config.plan import never_acts
+from gspo.config.batch_plan import never_acts
 from gspo.validate.formula import formula_lines
 
 GIB = 1 << 30

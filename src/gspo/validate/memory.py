@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gspo.config import BatchPlan, TrainerConfig
-from gspo.config.plan import roles
+from gspo.config.batch_plan import roles
 from gspo.loop.build_roles import compute_dtype
 from gspo.loop.role_settings import layout_kind
 from gspo.models import resolve

@@ -12,15 +12,17 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gspo.config import derive, names, pending, rules, tree
-from gspo.config.coerce import WrongType, coerce
-from gspo.config.fields import as_default
-from gspo.config.flags import read_flags
+from gspo.config import pending
+from gspo.config.checks import rules
+from gspo.config.loading import derive, names, tree
+from gspo.config.loading.coerce import WrongType, coerce
+from gspo.config.loading.flags import read_flags
+from gspo.config.loading.settings_table import Setting, Settings
+from gspo.config.loading.sources import RECIPE, Entry, Layer, Origin, read_overrides, read_python, read_yaml
+from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
-from gspo.config.settings import Setting, Settings
-from gspo.config.sources import RECIPE, Entry, Layer, Origin, read_overrides, read_python, read_yaml
-from gspo.config.tree import Leaf
+from gspo.config.schema.fields import as_default
 
 MODEL = "actor_rollout_ref.model.path"
 REGISTRIES = {
@@ -51,13 +53,13 @@ class ResolvedConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The whole tree as plain nested dictionaries."""
-        from gspo.config.show import nested
+        from gspo.config.text.show import nested
 
         return nested(self.config)
 
     def to_yaml(self, with_origins: bool = True) -> str:
         """The whole tree as YAML that loads again; origins are comments."""
-        from gspo.config.show import to_yaml
+        from gspo.config.text.show import to_yaml
 
         return to_yaml(self, with_origins)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gspo.config import names, tree
-from gspo.config.aliases import aliases, aliases_of
-from gspo.config.loading import load
+from gspo.config.compat.aliases import aliases, aliases_of
+from gspo.config.compat.unneeded import why_unneeded
+from gspo.config.loading import names, tree
+from gspo.config.loading.resolve import load
+from gspo.config.loading.tree import Leaf
 from gspo.config.pending import PENDING
-from gspo.config.show import scalar
-from gspo.config.tree import Leaf
-from gspo.config.unneeded import why_unneeded
+from gspo.config.text.show import scalar
 
 
 def bounds_text(leaf: Leaf) -> str:

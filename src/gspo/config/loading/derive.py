@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.config.coerce import WrongType, coerce
-from gspo.config.names import Deferred
+from gspo.config.loading.coerce import WrongType, coerce
+from gspo.config.loading.names import Deferred
+from gspo.config.loading.settings_table import Setting, Settings
+from gspo.config.loading.sources import Layer, Origin
 from gspo.config.objective import LOSS_DEFAULTS, LOSS_OF_LEVEL, SEQUENCE_LEVELS
 from gspo.config.problems import Problem
-from gspo.config.settings import Setting, Settings
-from gspo.config.sources import Layer, Origin
 
 ACTOR = "actor_rollout_ref.actor"
 TRAIN = "data.train_batch_size"

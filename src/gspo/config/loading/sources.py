@@ -14,9 +14,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gspo.config import tree
-from gspo.config.fields import Section, given
+from gspo.config.loading import tree
 from gspo.config.problems import Problem
+from gspo.config.schema.fields import Section, given
 
 RECIPE = Path(__file__).with_name("embedded.yaml")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)

@@ -6,11 +6,11 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from gspo.config import tree
-from gspo.config.fields import Section
+from gspo.config.loading import tree
+from gspo.config.schema.fields import Section
 
 if TYPE_CHECKING:
-    from gspo.config.loading import ResolvedConfig
+    from gspo.config.loading.resolve import ResolvedConfig
 
 
 def nested(part: Any) -> Any:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gspo.algo.settings import length_weighting_note
-from gspo.config import ineffective
-from gspo.config.names import nearest_choice
+from gspo.config.batch_plan import BatchPlan, roles
+from gspo.config.checks import ineffective
+from gspo.config.loading.names import nearest_choice
+from gspo.config.loading.settings_table import Settings
 from gspo.config.objective import objective_of
-from gspo.config.plan import BatchPlan, roles
 from gspo.config.problems import Problem
 from gspo.config.schema import TrainerConfig
-from gspo.config.settings import Settings
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gspo.config import tree
-from gspo.config.aliases import Alias, aliases
+from gspo.config.compat.aliases import Alias, aliases
+from gspo.config.compat.unneeded import why_unneeded
+from gspo.config.loading import tree
+from gspo.config.loading.sources import Entry
 from gspo.config.problems import Problem
-from gspo.config.sources import Entry
-from gspo.config.unneeded import why_unneeded
 
 
 @dataclass(frozen=True, slots=True)

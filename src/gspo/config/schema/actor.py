@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gspo.algo.settings import AGGREGATIONS, BEHAVIOUR_MODES, RATIO_LEVELS
-from gspo.config.algorithm import KL_KINDS
-from gspo.config.fields import Section, key, section
-from gspo.config.model import FSDPConfig, OptimConfig
+from gspo.config.schema.algorithm import KL_KINDS
+from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.model import FSDPConfig, OptimConfig
 
 LOSS_MODES = ("gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gspo.config.fields import KeyInfo, Section
 from gspo.config.schema import TrainerConfig
+from gspo.config.schema.fields import KeyInfo, Section
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo.config.fields import Section, key, section
+from gspo.config.schema.fields import Section, key, section
 
 LOGGERS = ("console", "tensorboard", "wandb", "trackio")
 

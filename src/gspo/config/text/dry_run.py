@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gspo.config.loading import ResolvedConfig
+from gspo.config.batch_plan import BatchPlan, never_acts, roles
+from gspo.config.loading.resolve import ResolvedConfig
 from gspo.config.objective import objective_of
-from gspo.config.plan import BatchPlan, never_acts, roles
 
 
 def dry_run_text(resolved: ResolvedConfig) -> str:

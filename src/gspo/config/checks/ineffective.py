@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from gspo.config import tree
+from gspo.config.batch_plan import BatchPlan, roles
+from gspo.config.loading import tree
+from gspo.config.loading.settings_table import Settings
 from gspo.config.objective import objective_of
-from gspo.config.plan import BatchPlan, roles
 from gspo.config.problems import Problem
 from gspo.config.schema import TrainerConfig
-from gspo.config.settings import Settings
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.config.sources import Layer, Origin
+from gspo.config.loading.sources import Layer, Origin
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gspo.config.fields import Section, key, section
+from gspo.config.schema.fields import Section, key, section
 
 
 @section

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gspo.config import alias_values as values
+from gspo.config.compat import alias_values as values
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -22,7 +22,7 @@ Convert = Callable[[Any], Mapping[str, Any]]
 class Alias:
     """Another system's name. `target` is our key; `convert` gives several keys or another value.
 
-    A `deferred` alias needs the final values of other keys: `gspo.config.derive` gives it its meaning.
+    A `deferred` alias needs the final values of other keys: `gspo.config.loading.derive` gives it its meaning.
     """
 
     name: str

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gspo.config import names, tree
-from gspo.config.aliases import aliases
+from gspo.config.compat.aliases import aliases
+from gspo.config.loading import names, tree
+from gspo.config.loading.sources import OVERRIDE, Entry, Layer, Origin, parse_value
 from gspo.config.problems import Problem
-from gspo.config.sources import OVERRIDE, Entry, Layer, Origin, parse_value
 
 SWITCH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gspo.config.fields import Section, as_default, key, section
-from gspo.config.model import FSDPConfig, OptimConfig
+from gspo.config.schema.fields import Section, as_default, key, section
+from gspo.config.schema.model import FSDPConfig, OptimConfig
 
 
 @section

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo.config.fields import Section, key, section
+from gspo.config.schema.fields import Section, key, section
 
 ADVANTAGE_ESTIMATORS = (
     "grpo",

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from gspo.config.actor import ActorConfig, PolicyLossConfig, RefConfig
-from gspo.config.algorithm import AlgoConfig, FilterGroupsConfig, KLControlConfig
-from gspo.config.critic import CriticConfig, CriticModelConfig
-from gspo.config.data import DataConfig
-from gspo.config.fields import Section, key, section
-from gspo.config.model import FSDPConfig, ModelConfig, OptimConfig
-from gspo.config.reward import (
+from gspo.config.schema.actor import ActorConfig, PolicyLossConfig, RefConfig
+from gspo.config.schema.algorithm import AlgoConfig, FilterGroupsConfig, KLControlConfig
+from gspo.config.schema.critic import CriticConfig, CriticModelConfig
+from gspo.config.schema.data import DataConfig
+from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.model import FSDPConfig, ModelConfig, OptimConfig
+from gspo.config.schema.reward import (
     CustomRewardFunctionConfig,
     OverlongBufferConfig,
     RewardConfig,
     RewardKwargs,
     RewardModelConfig,
 )
-from gspo.config.rollout import RolloutConfig, ValKwargs
-from gspo.config.trainer import PPOTrainerConfig
+from gspo.config.schema.rollout import RolloutConfig, ValKwargs
+from gspo.config.schema.trainer import PPOTrainerConfig
 
 
 @section

@@ -1,0 +1,1 @@
+"""Rules that refuse or warn: contradictions, and settings without effect."""

@@ -1,0 +1,1 @@
+"""Other systems' names and values, and what they mean here."""

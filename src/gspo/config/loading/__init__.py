@@ -1,0 +1,1 @@
+"""From files, flags and overrides to one checked config."""

@@ -1,0 +1,1 @@
+"""The configuration as text: what `gspo config` and `--dry-run` print."""
