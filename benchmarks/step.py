@@ -30,7 +30,7 @@ from gspo.algo.controllers import ClipController
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.objective import AdvantageSettings, Objective
 from gspo.algo.settings import LossSettings
-from gspo.models.compiled import worth_compiling
+from gspo.kernels.compiled_layers import worth_compiling
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.native import NativeEngine
 from gspo.training.batching import collate

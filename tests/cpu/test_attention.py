@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo.cpu.attention import CHUNK, Families, decode_attend, takes
-from gspo.cpu.library import compiler, library
+from gspo.kernels.cpu_attention import CHUNK, Families, decode_attend, takes
+from gspo.kernels.cpu_library import compiler, library
 from gspo.rollout.sharing import SharedPrompts
 
 from ..rollout.models import make_model

@@ -9,9 +9,9 @@ import stat
 import pytest
 import torch
 
-from gspo.cpu import library as module
-from gspo.cpu.attention import takes
-from gspo.cpu.library import compiler, library
+from gspo.kernels import cpu_library as module
+from gspo.kernels.cpu_attention import takes
+from gspo.kernels.cpu_library import compiler, library
 from gspo.training.forward import Forward
 
 from ..rollout.models import make_model

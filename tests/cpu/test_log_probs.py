@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.cpu.library import compiler
-from gspo.cpu.log_probs import ChosenLogProbs
+from gspo.kernels.cpu_library import compiler
+from gspo.kernels.cpu_log_probs import ChosenLogProbs
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.models import compiled
-from gspo.models.compiled import MAX_VARIANTS, CompiledLayers, has_cpp_compiler, worth_compiling
+from gspo.kernels import compiled_layers as compiled
+from gspo.kernels.compiled_layers import MAX_VARIANTS, CompiledLayers, has_cpp_compiler, worth_compiling
 
 from ..rollout.models import make_model
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from gspo.cpu.library import compiler, library
-from gspo.models import few_rows
-from gspo.models.few_rows import FEWEST, MOST, MOST_BY_KERNEL, FewRows
+from gspo.kernels import small_batch_linear as few_rows
+from gspo.kernels.cpu_library import compiler, library
+from gspo.kernels.small_batch_linear import FEWEST, MOST, MOST_BY_KERNEL, FewRows
 
 from ..rollout.models import drain, make_engine, make_model, make_request
 

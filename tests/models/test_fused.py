@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.fx import GraphModule
 
-from gspo.models.compiled import CompiledLayers
-from gspo.models.fused import FusedProjections
+from gspo.kernels.compiled_layers import CompiledLayers
+from gspo.kernels.fused_projections import FusedProjections
 
 from ..rollout.models import make_model
 

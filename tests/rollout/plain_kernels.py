@@ -1,4 +1,4 @@
-"""What gspo.rollout.kernels does, in plain torch: stands in for it where there is no GPU."""
+"""What gspo.kernels.triton_decode does, in plain torch: stands in for it where there is no GPU."""
 
 from __future__ import annotations
 

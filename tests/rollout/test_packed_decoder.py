@@ -11,8 +11,8 @@ import torch._inductor.config as inductor
 from torch import nn
 from torch._dynamo.utils import counters
 
-from gspo.models import compiled
-from gspo.models.compiled import CompiledLayers, has_cpp_compiler
+from gspo.kernels import compiled_layers as compiled
+from gspo.kernels.compiled_layers import CompiledLayers, has_cpp_compiler
 from gspo.rollout import packed_decoder
 from gspo.training.lora import Adapters, LoraSettings
 

@@ -23,7 +23,7 @@ from .models import CONFIGS, drain, make_engine, make_model, make_request
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
-    monkeypatch.setitem(sys.modules, "gspo.rollout.kernels", plain_kernels)
+    monkeypatch.setitem(sys.modules, "gspo.kernels.triton_decode", plain_kernels)
 
 
 def paged_engine(model, *, num_pages: int | None = None, **options):

@@ -11,7 +11,7 @@ import torch._inductor.config as inductor
 from torch._dynamo.utils import counters
 from torch.nn import Embedding, Linear
 
-from gspo.models.compiled import CompiledLayers, has_cpp_compiler
+from gspo.kernels.compiled_layers import CompiledLayers, has_cpp_compiler
 from gspo.training import forward
 from gspo.training.batching import collate
 from gspo.training.policy import PolicySettings, TokenScorer

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gspo.kernels.flash_packed import Spans
 from gspo.training.batching import collate
-from gspo.training.flash import Spans
 from gspo.training.graphed import MAX_GRAPHS, MAX_PADDING, GraphedDecoder, _pad, _rounded, _size
 from gspo.training.packed_attention import attend_padded
 from gspo.training.packing import pack

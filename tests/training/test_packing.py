@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from gspo.cpu import attention as cpu_attention
-from gspo.cpu.attention import Families
-from gspo.cpu.library import compiler
+from gspo.kernels import cpu_attention
+from gspo.kernels.cpu_attention import Families
+from gspo.kernels.cpu_library import compiler
 from gspo.training import packing
 from gspo.training.batching import balance, collate, micro_batch, plan_micro_batches
 from gspo.training.forward import Forward, _captures

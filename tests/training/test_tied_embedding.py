@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gspo.models.head import Head
+from gspo.models.output_head import Head
 from gspo.training import tied_embedding
 from gspo.training.tied_embedding import HeadGradient
 

@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gspo.config import TrainerConfig
 from gspo.config.schema.model import FSDPConfig, OptimConfig
+from gspo.kernels.compiled_layers import worth_compiling
 from gspo.loop.role_settings import (
     FLEX_ATTENTION,
     critic_settings,
@@ -20,7 +21,6 @@ from gspo.loop.role_settings import (
     reference_settings,
 )
 from gspo.loop.roles import Roles
-from gspo.models.compiled import worth_compiling
 from gspo.models.load import load_model
 from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel

@@ -185,7 +185,7 @@ OFFLOAD_COPY = Figure(
 )
 CHUNK_ELEMENTS = 1 << 24  # as gspo.training.head, which needs torch; a test keeps them equal
 KEEP_ELEMENTS = 1 << 26
-FUSED_CHUNK_ELEMENTS = 1 << 27  # as gspo.training.head_kernels
+FUSED_CHUNK_ELEMENTS = 1 << 27  # as gspo.kernels.triton_log_probs
 LOGIT_COPIES = 4  # as gspo.validate.memory
 
 # Publication and checkpoints

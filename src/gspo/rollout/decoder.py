@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from gspo.models.few_rows import FewRows
+from gspo.kernels.small_batch_linear import FewRows
 from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
 from gspo.rollout.engine import EngineError
 from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from gspo.cpu.attention import decode_attend, wide_size
+from gspo.kernels.cpu_attention import decode_attend, wide_size
 from gspo.rollout.attention import attend_grouped
 from gspo.rollout.sharing import SharedPrompts
 

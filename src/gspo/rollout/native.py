@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.models.compiled import worth_compiling
+from gspo.kernels.compiled_layers import worth_compiling
 from gspo.rollout.decoder import Decoder
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.padded import PaddedRows

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.cpu.attention import takes
-from gspo.models import few_rows
-from gspo.models.compiled import CompiledLayers
-from gspo.models.few_rows import FewRows
-from gspo.models.fused import FusedProjections
-from gspo.models.head import Head, UnsupportedModel
+from gspo.kernels import small_batch_linear as few_rows
+from gspo.kernels.compiled_layers import CompiledLayers
+from gspo.kernels.cpu_attention import takes
+from gspo.kernels.fused_projections import FusedProjections
+from gspo.kernels.small_batch_linear import FewRows
+from gspo.models.output_head import Head, UnsupportedModel
 from gspo.rollout.attention import DecodeMasks, attend_by
 from gspo.rollout.kv_cache import SlotCache
 from gspo.rollout.pages import CACHES, NUMBERS, PAGED

@@ -203,7 +203,7 @@ class PagedRows:
 
     def _step(self, num_rows: int, params: SamplingParams) -> None:
         """One token of the first `num_rows` rows, all drawn in one way: what a graph captures."""
-        from gspo.rollout.kernels import draw_tokens
+        from gspo.kernels.triton_decode import draw_tokens
 
         slots = self.slots
         logits = self._logits(num_rows)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from gspo.models.compiled import CompiledLayers
-from gspo.models.fused import FusedProjections
-from gspo.models.head import Head, UnsupportedModel
+from gspo.kernels.compiled_layers import CompiledLayers
+from gspo.kernels.fused_projections import FusedProjections
+from gspo.models.output_head import Head, UnsupportedModel
 from gspo.rollout.attention import attention_windows
 from gspo.rollout.engine import EngineError
 from gspo.rollout.kv_cache import layers_of

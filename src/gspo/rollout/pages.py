@@ -94,7 +94,7 @@ class PagedKV:
         keys, values = self.layers[self.layer]
         self.layer += 1
         if self.prefill is None:
-            from gspo.rollout.kernels import paged_decode_attention
+            from gspo.kernels.triton_decode import paged_decode_attention
 
             assert self.table is not None and self.lengths is not None
             return paged_decode_attention(

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gspo.kernels.device_memory import upload
+from gspo.kernels.ragged import flat, padded, ranges
 from gspo.training.packing import Layout, SpansOf, pack
-from gspo.training.ragged import flat, padded, ranges
 from gspo.training.ranks import ALONE, Ranks, split_over_ranks
-from gspo.training.transfer import upload
 from gspo.types import Group, TrainBatch
 
 # How a micro-batch is laid out: padded rows, packed rows, or packed with the prompt of a group once.

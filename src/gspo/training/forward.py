@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gspo.cpu import attention as cpu_attention
-from gspo.models.compiled import CompiledLayers, is_dense
-from gspo.models.fused import FusedProjections
-from gspo.training import flash
+from gspo.kernels import cpu_attention
+from gspo.kernels import flash_packed as flash
+from gspo.kernels.compiled_layers import CompiledLayers, is_dense
+from gspo.kernels.fused_projections import FusedProjections
 from gspo.training.batching import Kind, MicroBatch, micro_batch
 from gspo.training.graphed import GraphedDecoder
 from gspo.training.packed_attention import FLASH, FLEX, PADDED, configs_of, packed_attention

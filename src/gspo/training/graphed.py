@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.training.flash import Spans
+from gspo.kernels.flash_packed import Spans
 
 log = logging.getLogger(__name__)
 

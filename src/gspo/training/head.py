@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gspo.cpu import log_probs as cpu_log_probs
-from gspo.models.head import Head, UnsupportedModel, decode_hidden, halves_on_gpu
+from gspo.kernels import cpu_log_probs
+from gspo.models.output_head import Head, UnsupportedModel, decode_hidden, halves_on_gpu
 
 __all__ = ["CHUNK_ELEMENTS", "Head", "UnsupportedModel", "chosen_log_probs", "decode_hidden"]
 
@@ -36,7 +36,7 @@ def chosen_log_probs(
     `recompute`, or when there are many, logits are not kept for the backward but computed again.
     """
     if _has_kernel(head, hidden):
-        from gspo.training.head_kernels import ChosenLogProbs
+        from gspo.kernels.triton_log_probs import ChosenLogProbs
 
         log_probs, entropies = ChosenLogProbs.apply(
             hidden, head.linear.weight, targets, head.scale / temperature

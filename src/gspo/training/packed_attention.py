@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from gspo.cpu.attention import Families
-from gspo.training.flash import Spans
+from gspo.kernels.cpu_attention import Families
+from gspo.kernels.flash_packed import Spans
 from gspo.training.packing import Block, Layout
 
 # transformers' attention → what replaces it.

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gspo.cpu.attention import Families
-from gspo.training.flash import Spans
-from gspo.training.ragged import flat, ranges, repeated
-from gspo.training.transfer import upload
+from gspo.kernels.cpu_attention import Families
+from gspo.kernels.device_memory import upload
+from gspo.kernels.flash_packed import Spans
+from gspo.kernels.ragged import flat, ranges, repeated
 from gspo.types import TrainBatch
 
 # Attention scores of a block below this are too cheap to be worth another call.

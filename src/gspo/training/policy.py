@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import count_totals
+from gspo.kernels.device_memory import upload
 from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head import Head, chosen_log_probs
@@ -20,7 +21,6 @@ from gspo.training.optimizer import MasterOptimizer, StepResult
 from gspo.training.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
 from gspo.training.tied_embedding import HeadGradient
-from gspo.training.transfer import upload
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
 PolicyLoss = Callable[[LossInputs], LossOutput]

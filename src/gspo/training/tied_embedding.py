@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.models.head import Head, wide_linear
+from gspo.models.output_head import Head, wide_linear
 
 FLOAT = 4  # bytes
 MIN_ELEMENTS = 1 << 20  # of a weight whose zeros cost more than the bookkeeping of rows

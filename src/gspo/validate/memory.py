@@ -9,16 +9,16 @@ import torch
 
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.batch_plan import roles
+from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
 from gspo.loop.build_roles import compute_dtype
 from gspo.loop.role_settings import layout_kind
 from gspo.models import resolve
-from gspo.models.compiled import MIN_PARAMETERS, has_cpp_compiler
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.pages import PAGE
 from gspo.training.head import CHUNK_ELEMENTS
 from gspo.validate.activations import Activations, measure_activations
 
-FUSED_CHUNK_ELEMENTS = 1 << 27  # of training/head_kernels.py, which only a machine with Triton can import
+FUSED_CHUNK_ELEMENTS = 1 << 27  # of kernels/triton_log_probs.py, which only a machine with Triton can import
 LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once
 FLOAT = 4
 COMPILED_SHARE = (
@@ -232,7 +232,7 @@ def _transient(shape: ModelShape, size: int) -> float:
 
 
 def _is_half_on_gpu(size: int, device: torch.device) -> bool:
-    """Whether the GPU's own kernels run, of attention (training/flash.py) and of the head (head_kernels.py)."""
+    """Whether the GPU's own kernels run, of attention (kernels/flash_packed.py) and of the head (head_kernels.py)."""
     return device.type == "cuda" and size < FLOAT
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch._functorch import config as _functorch_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gspo.cpu.library import compiler, fits
+from gspo.kernels.cpu_library import compiler, fits
 
 # A process holds a handful of variants of a layer's code (trained, frozen, decoding, each window, few or many tokens).
 # torch keeps 8 and runs the next as they are, whose bits would depend on what came first.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 
-from gspo.cpu.library import Shape, fits, kernels, library
+from gspo.kernels.cpu_library import Shape, fits, kernels, library
 
 # Sequences of a prefix that one thread takes together. More than a few would leave threads idle.
 CHUNK = 8

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.library import Library
 from torch.nn import functional as F
 
-from gspo.models.few_rows import linear
+from gspo.kernels.small_batch_linear import linear
 
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 

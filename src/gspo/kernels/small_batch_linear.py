@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.library import Library
 from torch.nn import functional as F
 
-from gspo.cpu.library import fits, kernels, library
+from gspo.kernels.cpu_library import fits, kernels, library
 
 MOST_BY_KERNEL = 48  # rows that the kernel takes
 FEWEST, MOST = 12, 56  # rows between which turning the product round was seen to pay

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gspo.training.ragged import ranges
-from gspo.training.transfer import upload
+from gspo.kernels.device_memory import upload
+from gspo.kernels.ragged import ranges
 
 _NO_WINDOW = -1
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gspo.cpu.library import fits, kernels, library
+from gspo.kernels.cpu_library import fits, kernels, library
 
 
 def takes(logits: Tensor) -> bool:
