@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gspo.data.arithmetic import score
 from gspo.data.datasets import load_rows
+from gspo.data.tasks.arithmetic import score
 from gspo.trainer.config import (
     ActorRolloutRefConfig,
     AlgoConfig,

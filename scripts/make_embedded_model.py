@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gspo.data.arithmetic import score
+from gspo.data.chat_template import encode_prompt
 from gspo.data.datasets import load_rows
 from gspo.data.rows import Row
-from gspo.data.template import encode_prompt
+from gspo.data.tasks.arithmetic import score
 from gspo.models.load import load_model, load_tokenizer
 from gspo.models.tokenizer import build_tokenizer
 from gspo.training.sft import ProgressLine, SftConfig, warm_start

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.data.arithmetic import load_arithmetic, score, work_out
+from gspo.data.tasks.arithmetic import load_arithmetic, score, work_out
 
 
 def question(row) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from gspo.data.code_tasks import LEVELS, load_code, read_problems
+from gspo.data.tasks.code import LEVELS, load_code, read_problems
 from gspo.rewards.code import grade_code, read_tests
 
 

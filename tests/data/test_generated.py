@@ -10,8 +10,8 @@ from fractions import Fraction
 import pytest
 
 from gspo.data.datasets import load_rows
-from gspo.data.generate import is_held_out
 from gspo.data.rows import Row
+from gspo.data.tasks.generated import is_held_out
 
 
 def ints(text: str) -> list[int]:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from gspo.data.datasets import load_rows
-from gspo.data.reasoning_gym import final_answer, score
 from gspo.data.rows import DataError
+from gspo.data.tasks.reasoning_gym import final_answer, score
 
 pytest.importorskip("reasoning_gym")
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from gspo.data.chat_template import encode_answer, encode_prompt, encode_prompts
 from gspo.data.rows import DataError, Row, user_message
-from gspo.data.template import encode_answer, encode_prompt, encode_prompts
 from gspo.models.tokenizer import build_tokenizer
 
 

@@ -23,7 +23,7 @@ def here(furnished, tmp_path, monkeypatch):
     for item in furnished.iterdir():
         (tmp_path / item.name).symlink_to(item)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("gspo.data.gsm8k.hub_records", fake_hub(furnished))
+    monkeypatch.setattr("gspo.data.tasks.gsm8k.hub_records", fake_hub(furnished))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("gspo.loop.closing.write_report", lambda console, run: None)  # has tests of its own
     return tmp_path

@@ -141,8 +141,8 @@ def template_escape(folder: Path, canary: Path) -> None:
     _copy_model(folder)
     escape = "{{ cycler.__init__.__globals__.os.system('touch " + str(canary) + "') }}"
     (folder / "chat_template.jinja").write_text(escape)
+    from gspo.data.chat_template import encode_prompt
     from gspo.data.datasets import load_rows
-    from gspo.data.template import encode_prompt
     from gspo.models.load import load_tokenizer
 
     encode_prompt(load_rows("arithmetic", limit=1)[0], load_tokenizer(str(folder)))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gspo.config import load
-from gspo.data.arithmetic import NUM_HELD_OUT
+from gspo.data.tasks.arithmetic import NUM_HELD_OUT
 from gspo.loop.trainer import Trainer
 from gspo.rewards import Reward
 from gspo.seeding import derive_seed

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gspo.data.arithmetic import score
+from gspo.data.chat_template import encode_prompt
 from gspo.data.datasets import load_rows
-from gspo.data.template import encode_prompt
+from gspo.data.tasks.arithmetic import score
 from gspo.models import embedded_path, resolve
 from gspo.models.load import load_model, load_tokenizer
 from gspo.models.tokenizer import SPECIAL_TOKENS, build_tokenizer

@@ -18,7 +18,7 @@ def run(*arguments: str, stdin: str = "") -> tuple[int, str]:
 
 
 def first_sum() -> str:
-    from gspo.data.arithmetic import load_arithmetic
+    from gspo.data.tasks.arithmetic import load_arithmetic
 
     return str(load_arithmetic("train", limit=1)[0].ground_truth)
 

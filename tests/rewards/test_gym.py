@@ -12,7 +12,7 @@ from gspo.types import Group, Prompt, Rollout
 
 pytest.importorskip("reasoning_gym")
 
-from gspo.data.reasoning_gym import load_reasoning_gym
+from gspo.data.tasks.reasoning_gym import load_reasoning_gym
 
 # These score with eval, with sympy's parse_expr, and by comparing text.
 TASKS = [

@@ -67,7 +67,7 @@ def show(
 
 
 def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
-    from gspo.data.template import encode_prompt
+    from gspo.data.chat_template import encode_prompt
     from gspo.models.load import ModelError, load_tokenizer
 
     try:

@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from gspo.data.arithmetic import load_arithmetic
-from gspo.data.code_tasks import load_code
 from gspo.data.columns import Columns, to_row
 from gspo.data.files import SUFFIXES, read_records
-from gspo.data.gsm8k import HUB_NAME, is_gsm8k, load_gsm8k, to_gsm8k_row
-from gspo.data.hub import hub_records
-from gspo.data.math_tasks import load_math
-from gspo.data.mixed import load_mixed
-from gspo.data.reasoning import load_reasoning
-from gspo.data.reasoning_gym import load_reasoning_gym
+from gspo.data.hub_records import hub_records
 from gspo.data.rows import DataError, Row
+from gspo.data.tasks.arithmetic import load_arithmetic
+from gspo.data.tasks.code import load_code
+from gspo.data.tasks.gsm8k import HUB_NAME, is_gsm8k, load_gsm8k, to_gsm8k_row
+from gspo.data.tasks.math import load_math
+from gspo.data.tasks.mixed import load_mixed
+from gspo.data.tasks.reasoning import load_reasoning
+from gspo.data.tasks.reasoning_gym import load_reasoning_gym
 
 Split = Literal["train", "val"]
 Loader = Callable[..., list[Row]]

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from gspo.config import TrainerConfig
+from gspo.data.chat_template import encode_prompts
 from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
-from gspo.data.template import encode_prompts
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
 from gspo.rewards.code import read_tests
 from gspo.types import Prompt

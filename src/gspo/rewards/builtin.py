@@ -88,7 +88,7 @@ def as_function(entry: Builtin, weight: float = 1.0, kwargs: dict[str, Any] | No
 @reward("arithmetic", cheap=True)
 def arithmetic(prompt: Prompt, response: Response) -> Reward:
     """1 when the text after the last `;` is the sum, in plain digits."""
-    from gspo.data.arithmetic import score
+    from gspo.data.tasks.arithmetic import score
 
     right = score(response, prompt.ground_truth)
     return Reward(right, acc=right)

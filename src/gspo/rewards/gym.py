@@ -46,7 +46,7 @@ def grade_gym(response: str, truth: Any, extra: Mapping[str, Any]) -> Reward:
 
     An answer on which the scorer raises is wrong, since the row's own answer was scored before it.
     """
-    from gspo.data.reasoning_gym import final_answer
+    from gspo.data.tasks.reasoning_gym import final_answer
 
     _disarm()
     if truth is not None:
@@ -76,7 +76,7 @@ def _check_row(truth: str, *recipe: Any) -> None:
 
 
 def _score(answer: str, extra: Mapping[str, Any]) -> float:
-    from gspo.data.reasoning_gym import score
+    from gspo.data.tasks.reasoning_gym import score
 
     with _guarded():
         return score(f"<answer>{answer}</answer>", extra)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.data.chat_template import encode_answer, encode_prompt
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError, Row
-from gspo.data.template import encode_answer, encode_prompt
 from gspo.models.load import load_model, load_tokenizer, no_progress_bars
 from gspo.training.batching import split_by_tokens
 from gspo.training.head import Head, chosen_log_probs, decode_hidden

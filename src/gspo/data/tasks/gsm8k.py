@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.data.files import SUFFIXES, read_records
-from gspo.data.hub import hub_records
+from gspo.data.hub_records import hub_records
 from gspo.data.rows import DataError, Row, user_message
 
 HUB_NAME = "openai/gsm8k"

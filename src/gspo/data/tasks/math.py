@@ -6,8 +6,8 @@ import math
 import random
 from fractions import Fraction
 
-from gspo.data.generate import Family, Problem, generate_rows
 from gspo.data.rows import Row
+from gspo.data.tasks.generated import Family, Problem, generate_rows
 
 
 def expression(rng: random.Random, level: int) -> Problem:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from gspo.data.code_tasks import load_code
-from gspo.data.math_tasks import load_math
-from gspo.data.reasoning import load_reasoning
 from gspo.data.rows import Row
+from gspo.data.tasks.code import load_code
+from gspo.data.tasks.math import load_math
+from gspo.data.tasks.reasoning import load_reasoning
 
 NUM_TRAIN = 4096
 NUM_HELD_OUT = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import random
 
-from gspo.data.generate import Family, Problem, generate_rows
 from gspo.data.rows import Row
+from gspo.data.tasks.generated import Family, Problem, generate_rows
 
 _NAMES = ("Ana", "Ben", "Chloe", "Dan", "Ema", "Finn", "Gita", "Hugo")
 
