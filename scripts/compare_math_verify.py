@@ -14,9 +14,9 @@ from collections import Counter
 
 from math_verify import parse, verify
 
-from gspo.rewards.answers import extract_answer
-from gspo.rewards.math import compare_values, grade_math
-from gspo.rewards.values import clean, read_value
+from gspo.rewards.graders.answers import extract_answer
+from gspo.rewards.graders.math import compare_values, grade_math
+from gspo.rewards.graders.values import clean, read_value
 from tests.faults.math_pairs import make_pairs
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from gspo.data.tasks.code import LEVELS, load_code, read_problems
-from gspo.rewards.code import grade_code, read_tests
+from gspo.rewards.graders.code import grade_code, read_tests
 
 
 def test_there_are_enough_of_every_kind() -> None:

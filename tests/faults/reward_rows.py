@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gspo.rewards import verify
 from gspo.rewards.compose import as_specs
-from gspo.rewards.math import grade_math
-from gspo.rewards.pool import WorkerPool
+from gspo.rewards.graders import symbolic as verify
+from gspo.rewards.graders.math import grade_math
+from gspo.rewards.pool.worker_pool import WorkerPool
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.scoring import PoolScorer
 from gspo.types import Group, Prompt, Rollout

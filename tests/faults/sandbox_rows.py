@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from gspo.rewards.code import grade_code, same_output
-from gspo.rewards.sandbox import Sandbox, examine_level
+from gspo.rewards.graders.code import grade_code, same_output
+from gspo.sandbox import Sandbox, examine_level
 from tests.faults.programs.attack import Attack, Outcome, World, make_world
 from tests.faults.programs.honest import HONEST, Honest
 from tests.faults.programs.hostile import ATTACKS, cases_for

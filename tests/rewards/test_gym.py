@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gspo.rewards import RewardError, make_scorer
-from gspo.rewards.gym import grade_gym
+from gspo.rewards.graders.reasoning_gym import grade_gym
 from gspo.types import Group, Prompt, Rollout
 
 pytest.importorskip("reasoning_gym")

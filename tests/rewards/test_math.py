@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.rewards import verify
-from gspo.rewards.answers import extract_answer
-from gspo.rewards.math import compare_values, grade_math, is_symbolic
+from gspo.rewards.graders import symbolic as verify
+from gspo.rewards.graders.answers import extract_answer
+from gspo.rewards.graders.math import compare_values, grade_math, is_symbolic
+from gspo.rewards.graders.values import Number, clean, read_number, read_value
 from gspo.rewards.protocol import RewardError
-from gspo.rewards.values import Number, clean, read_number, read_value
 from tests.faults.hostile_math import hostile_answers
 from tests.faults.math_pairs import make_pairs
 from tests.faults.reward_rows import pair_verdicts

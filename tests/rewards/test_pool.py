@@ -17,8 +17,8 @@ import pytest
 
 from gspo.rewards import Overlong, RewardError, builtin, dry_run, make_scorer
 from gspo.rewards.compose import as_specs
-from gspo.rewards.crew import ProcessCrew
-from gspo.rewards.pool import WorkerPool
+from gspo.rewards.pool.worker_pool import WorkerPool
+from gspo.rewards.pool.workers import ProcessCrew
 from gspo.rewards.scoring import InProcessScorer, PoolScorer
 from gspo.types import Group, Prompt, Rollout
 from tests.faults.faulty_rewards import NONSENSE

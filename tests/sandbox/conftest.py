@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gspo.rewards.sandbox import Sandbox, examine_level
+from gspo.sandbox import Sandbox, examine_level
 from tests.faults.programs.attack import World, make_world
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.rewards import code
-from gspo.rewards.code import extract_code, grade_code, read_tests, same_output, same_value
-from gspo.rewards.sandbox import Sandbox, SandboxError
+from gspo.rewards.graders import code
+from gspo.rewards.graders.code import extract_code, grade_code, read_tests, same_output, same_value
+from gspo.sandbox import Sandbox, SandboxError
 
 WALL = 60.0
 

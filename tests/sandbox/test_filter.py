@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gspo.rewards.sandbox.inside import seccomp
-from gspo.rewards.sandbox.inside.syscalls import HIGHEST_KNOWN, NUMBERS, number_of
+from gspo.sandbox.inside import seccomp
+from gspo.sandbox.inside.syscalls import HIGHEST_KNOWN, NUMBERS, number_of
 
 MACHINES = ("x86_64", "aarch64")
 PID = 4242

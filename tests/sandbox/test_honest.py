@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.rewards.sandbox import Sandbox
+from gspo.sandbox import Sandbox
 from tests.faults import sandbox_rows
 from tests.faults.programs.honest import HONEST
 

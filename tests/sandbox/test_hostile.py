@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gspo.rewards import grade_code
-from gspo.rewards.sandbox import Sandbox
+from gspo.sandbox import Sandbox
 from tests.faults import sandbox_rows
 from tests.faults.programs.attack import World, make_world
 from tests.faults.programs.hostile import ATTACKS, cases_for

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.rewards.sandbox.inside import plain
+from gspo.sandbox.inside import plain
 
 scalars = (
     st.none()

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gspo.rewards.sandbox import Sandbox, SandboxError, examine_level, levels, measure_speed
-from gspo.rewards.sandbox.levels import LevelReport
-from gspo.rewards.sandbox.server_handle import ServerHandle, children_of
+from gspo.sandbox import Sandbox, SandboxError, examine_level, levels, measure_speed
+from gspo.sandbox.fork_server import ServerHandle, children_of
+from gspo.sandbox.levels import LevelReport
 
 WALL = 60.0
 
@@ -212,7 +212,7 @@ def test_a_forked_process_starts_its_own_servers():
 
 def test_servers_end_when_their_judge_is_killed():
     code = (
-        "import os, signal\nfrom gspo.rewards.sandbox import Sandbox\ns = Sandbox(num_servers=1)\ns.run('pass')\n"
+        "import os, signal\nfrom gspo.sandbox import Sandbox\ns = Sandbox(num_servers=1)\ns.run('pass')\n"
         "print(s.server_pids()[0], flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -254,7 +254,8 @@ def test_an_unknown_level_is_named():
 
 def test_a_level_is_refused_when_a_canary_gets_through(monkeypatch: pytest.MonkeyPatch):
     """The self-test is by effect: with the filter off, the canaries do what they try, and the level is not granted."""
-    from gspo.rewards.sandbox import canaries, server_handle
+    from gspo.sandbox import canaries
+    from gspo.sandbox import fork_server as server_handle
 
     monkeypatch.setattr(canaries, "ServerHandle", lambda level: server_handle.ServerHandle(0))
     report = canaries.run_canaries(2)
@@ -291,7 +292,7 @@ def test_a_busy_judge_does_not_miss_an_end_that_came_in_time():
 
 def test_limits_of_the_judge_are_not_the_programs(box: Sandbox):
     code = (
-        "import resource\nfrom gspo.rewards.sandbox import Sandbox\n"
+        "import resource\nfrom gspo.sandbox import Sandbox\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (400 << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))\n"
         "with Sandbox(num_servers=1) as s: print(s.run('print(len(bytearray(500 << 20)))').stdout)"
     )

@@ -71,7 +71,7 @@ def bench(
     ] = 0,
 ) -> None:
     """Print how many responses a second each kind of reward grades on this machine."""
-    from gspo.rewards.sandbox import Sandbox, SandboxError, measure_speed
+    from gspo.sandbox import Sandbox, SandboxError, measure_speed
 
     for name, groups in _workloads().items():
         rate, failed = _rate(groups, seconds, num_workers)
@@ -93,7 +93,7 @@ def sandbox(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each speed.")] = 1.0,
 ) -> None:
     """Print the isolation levels this machine grants, what each guarantees, its canaries and its speed."""
-    from gspo.rewards.sandbox import GUARANTEES, HOW_TO, Sandbox, SandboxError, examine_level, measure_speed
+    from gspo.sandbox import GUARANTEES, HOW_TO, Sandbox, SandboxError, examine_level, measure_speed
 
     if level is not None and level not in (1, 2, 3):
         _refuse(f"--level {level}: expected 1, 2 or 3")

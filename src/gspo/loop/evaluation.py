@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.rewards.answers import extract_answer
+from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
 from gspo.types import Group, Metric, Metrics, Prompt

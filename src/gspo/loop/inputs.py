@@ -12,7 +12,7 @@ from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
-from gspo.rewards.code import read_tests
+from gspo.rewards.graders.code import read_tests
 from gspo.types import Prompt
 
 

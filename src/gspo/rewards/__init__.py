@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gspo.rewards.builtin import reward
-    from gspo.rewards.code import grade_code
     from gspo.rewards.compose import Overlong
     from gspo.rewards.functions import RewardSpec
-    from gspo.rewards.math import grade_math
+    from gspo.rewards.graders.code import grade_code
+    from gspo.rewards.graders.math import grade_math
     from gspo.rewards.protocol import RewardError, Scorer
     from gspo.rewards.scoring import dry_run, make_scorer
     from gspo.rewards.signatures import Response
@@ -24,8 +24,8 @@ _HOMES = {
     "RewardSpec": "gspo.rewards.functions",
     "Scorer": "gspo.rewards.protocol",
     "dry_run": "gspo.rewards.scoring",
-    "grade_code": "gspo.rewards.code",
-    "grade_math": "gspo.rewards.math",
+    "grade_code": "gspo.rewards.graders.code",
+    "grade_math": "gspo.rewards.graders.math",
     "make_scorer": "gspo.rewards.scoring",
     "reward": "gspo.rewards.builtin",
 }

@@ -104,7 +104,7 @@ def exact(prompt: Prompt, response: Response) -> Reward:
 @reward("gsm8k", sources=("openai/gsm8k", "reasoning"))
 def gsm8k(prompt: Prompt, response: Response) -> Reward:
     """Grade a number (after `####`, boxed, or the last one) against the row's; nothing symbolic."""
-    from gspo.rewards.math import grade_math
+    from gspo.rewards.graders.math import grade_math
 
     return grade_math(response, prompt.ground_truth, symbolic=False)
 
@@ -123,7 +123,7 @@ def gsm8k(prompt: Prompt, response: Response) -> Reward:
 )
 def math(prompt: Prompt, response: Response) -> Reward:
     """Grade the final answer: our parser for numbers, math-verify for what is symbolic."""
-    from gspo.rewards.math import grade_math
+    from gspo.rewards.graders.math import grade_math
 
     return grade_math(response, prompt.ground_truth)
 
@@ -139,7 +139,7 @@ def code(
     allow_unsandboxed: bool = False,
 ) -> Reward:
     """Run the response's program against the row's tests in the sandbox; the tests are the ground truth."""
-    from gspo.rewards.code import grade_code
+    from gspo.rewards.graders.code import grade_code
 
     limits = {"timeout": timeout, "memory": memory}
     given = {name: value for name, value in limits.items() if value is not None}
@@ -149,7 +149,7 @@ def code(
 @functools.cache
 def _sandbox(level: int | None, allow_unsandboxed: bool) -> Any:
     """The worker's own sandbox. One fork-server is enough: a worker runs one program at a time."""
-    from gspo.rewards.sandbox import Sandbox
+    from gspo.sandbox import Sandbox
 
     return Sandbox(level, allow_unsandboxed=allow_unsandboxed, num_servers=1)
 
@@ -157,7 +157,7 @@ def _sandbox(level: int | None, allow_unsandboxed: bool) -> Any:
 @reward("reasoning_gym", preload=("reasoning_gym",))
 def reasoning_gym(prompt: Prompt, response: Response) -> Reward:
     """The score of the task's own scorer in the reasoning-gym package, disarmed."""
-    from gspo.rewards.gym import grade_gym
+    from gspo.rewards.graders.reasoning_gym import grade_gym
 
     return grade_gym(response, prompt.ground_truth, prompt.extra)
 

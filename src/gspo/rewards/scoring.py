@@ -20,9 +20,9 @@ from gspo.rewards.compose import (
     build_grading,
     manage,
 )
-from gspo.rewards.crew import Crew, ProcessCrew, ThreadCrew
 from gspo.rewards.functions import RewardFunction, RewardSpec
-from gspo.rewards.pool import JobFailed, WorkerPool
+from gspo.rewards.pool.worker_pool import JobFailed, WorkerPool
+from gspo.rewards.pool.workers import Crew, ProcessCrew, ThreadCrew
 from gspo.rewards.protocol import Graded, RewardError, Scorer
 from gspo.rewards.results import from_wire, to_wire
 from gspo.rewards.signatures import Response

@@ -57,7 +57,7 @@ def examine_environment(diagnosis: Diagnosis) -> None:
     ]
     problems = []
     if facts["sandbox"]["level"] == 0:
-        from gspo.rewards.sandbox import HOW_TO
+        from gspo.sandbox import HOW_TO
 
         problems.append(f"no sandbox: code tasks cannot be rewarded here; {HOW_TO}")
     diagnosis.add("environment", facts, lines, problems)

@@ -94,7 +94,7 @@ def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
         facts["vllm"] = broken
     facts["optional"] = {name: find_spec(name) is not None for name in OPTIONAL}
     if with_sandbox:
-        from gspo.rewards.sandbox import GUARANTEES, examine_level
+        from gspo.sandbox import GUARANTEES, examine_level
 
         level = next((n for n in (3, 2, 1) if examine_level(n).granted), 0)
         facts["sandbox"] = {"level": level, "means": GUARANTEES[level]}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.rewards.sandbox import DEFAULT_MEMORY, DEFAULT_WALL, Sandbox
+from gspo.sandbox import DEFAULT_MEMORY, DEFAULT_WALL, Sandbox
 from gspo.types import Reward
 
 RELATIVE_TOLERANCE = 1e-6

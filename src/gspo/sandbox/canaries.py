@@ -11,10 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from .fork_server import ServerHandle
 from .judge import DEFAULT_MEMORY, run_script
 from .levels import CanaryReport, LevelReport
 from .result import RunResult, SandboxError
-from .server_handle import ServerHandle
 
 WALL = 20.0
 

@@ -1,4 +1,4 @@
-"""The fork server of the reward pool and its workers: `python -m gspo.rewards.worker FD`.
+"""The fork server of the reward pool and its workers: `python -m gspo.rewards.pool.fork_server FD`.
 
 The trainer has torch and threads, from which it is unsafe to fork; so it starts this program once, which imports the
 reward function once and forks a worker in a few milliseconds whenever asked.
@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.rewards import wire
+from gspo.rewards.pool import frames as wire
 
 Handler = Callable[[Any], Any]
 

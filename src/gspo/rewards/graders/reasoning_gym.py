@@ -19,7 +19,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gspo.rewards.math import powers_are_tame
+from gspo.rewards.graders.math import powers_are_tame
 from gspo.rewards.protocol import RewardError
 from gspo.types import Reward
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from . import levels
+from .fork_server import ServerHandle, children_of
 from .inside import plain
 from .relay import Relay, is_alive
 from .result import CallResult, RunResult, SandboxError
-from .server_handle import ServerHandle, children_of
 
 DEFAULT_WALL = 10.0
 DEFAULT_MEMORY = 1 << 30

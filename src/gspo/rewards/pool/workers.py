@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 import gspo
-from gspo.rewards import wire
+from gspo.rewards.pool import frames as wire
+from gspo.rewards.pool.fork_server import MAX_STARTS, Handler, Setup, work
 from gspo.rewards.protocol import RewardError
-from gspo.rewards.worker import MAX_STARTS, Handler, Setup, work
 
 LOAD_TIMEOUT = 120.0
 STUCK_NICENESS = 10
@@ -67,7 +67,7 @@ class Crew(Protocol):
 
 
 class ProcessCrew:
-    """Workers forked from a server that has imported the reward function; see `gspo.rewards.worker`."""
+    """Workers forked from a server that has imported the reward function; see `gspo.rewards.pool.fork_server`."""
 
     def __init__(self, factory: str, args: tuple[Any, ...], *, memory: int = 1024) -> None:
         self._setup = Setup(factory, args, memory, tuple(sys.path))
@@ -87,7 +87,7 @@ class ProcessCrew:
         ours, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gspo.rewards.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", "gspo.rewards.pool.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 env=_environment(),
                 stdin=subprocess.DEVNULL,

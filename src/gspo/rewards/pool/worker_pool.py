@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.rewards import wire
-from gspo.rewards.crew import Crew, Member
+from gspo.rewards.pool import frames as wire
+from gspo.rewards.pool.workers import Crew, Member
 from gspo.rewards.protocol import RewardError
 
 START_TIMEOUT = 120.0

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.rewards import verify
-from gspo.rewards.answers import extract_answer, extract_marked
+from gspo.rewards.graders import symbolic as verify
+from gspo.rewards.graders.answers import extract_answer, extract_marked
+from gspo.rewards.graders.values import Items, Number, Value, clean, read_value
 from gspo.rewards.protocol import RewardError
-from gspo.rewards.values import Items, Number, Value, clean, read_value
 from gspo.types import Reward
 
 _ROUNDED_PLACES = 6

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .fork_server import Child
 from .inside import plain
 from .result import CallResult
-from .server_handle import Child
 
 
 class Relay:

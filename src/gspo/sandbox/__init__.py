@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from .benchmark import Speed, measure_speed
 from .judge import DEFAULT_MEMORY, DEFAULT_WALL, Sandbox
 from .levels import GUARANTEES, HOW_TO, CanaryReport, LevelReport, examine_level
 from .result import CallResult, RunResult, SandboxError
-from .speed import Speed, measure_speed
 
 __all__ = [
     "DEFAULT_MEMORY",

@@ -1,0 +1,1 @@
+"""Graders of answers: math, code and the tasks of reasoning-gym."""

@@ -1,0 +1,1 @@
+"""Worker processes that run reward functions under a deadline."""
