@@ -25,7 +25,7 @@ from typing import Any
 
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.sampling.dynamic import DynamicSampler
-from gspo.sampling.ledger import mixed_probability
+from gspo.sampling.prompt_ledger import mixed_probability
 from gspo.sampling.settings import SamplingSettings
 from gspo.seeding import derive_seed
 from gspo.types import Group, Prompt, Reward, Rollout

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from gspo.config import ConfigErrors, load
-from gspo.loop.producer import Producer
 from gspo.rollout.free_fleet import FreeFleet
 from gspo.sampling.errors import RewardFailures
+from gspo.sampling.producer import Producer
 from gspo.tracking.group_log import read_groups
 from gspo.types import Reward
 from tests.faults import audit

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from gspo.sampling.ledger import PromptLedger, mixed_probability
+from gspo.sampling.prompt_ledger import PromptLedger, mixed_probability
 
 
 @pytest.mark.parametrize(("a", "b", "size"), [(1, 1, 8), (9, 1, 8), (0.5, 3.25, 2), (40, 2.5, 16), (1, 1, 1)])

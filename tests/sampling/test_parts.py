@@ -7,11 +7,11 @@ import json
 import pytest
 
 from gspo.rollout.engine import GroupRequest
-from gspo.sampling.queue import KeptQueue
+from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unpack_request
+from gspo.sampling.kept_groups import KeptQueue
 from gspo.sampling.reserve import Reserve
 from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.staleness import StalenessBudget
-from gspo.sampling.state import pack_group, pack_request, unpack_group, unpack_request
 from gspo.types import Group, Prompt, Reward, Rollout
 from tests.sampling.world import PARAMS
 

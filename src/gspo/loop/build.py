@@ -25,7 +25,6 @@ from gspo.loop.kl_reward import KlScorer
 from gspo.loop.launch import check_launch
 from gspo.loop.parts import Parts
 from gspo.loop.plugins import import_plugins
-from gspo.loop.producer import Producer
 from gspo.loop.roles import Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.settings import (
@@ -42,6 +41,7 @@ from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.roster import Roster
 from gspo.sampling.dynamic import DynamicSampler, Record
+from gspo.sampling.producer import Producer
 from gspo.seeding import derive_seed
 from gspo.types import Prompt
 

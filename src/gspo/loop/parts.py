@@ -16,7 +16,6 @@ from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import check_fingerprint
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.kl_reward import KlScorer
-from gspo.loop.producer import Producer
 from gspo.loop.roles import Facts, Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.rewards import Scorer
@@ -24,6 +23,7 @@ from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.fleet import Fleet
 from gspo.rollout.roster import Roster
 from gspo.sampling.dynamic import DynamicSampler
+from gspo.sampling.producer import Producer
 from gspo.training.policy import Policy
 from gspo.types import Metrics
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gspo.loop.evaluation import Evaluation
-from gspo.sampling.report import SamplingReport
+from gspo.sampling.step_counts import SamplingReport
 from gspo.tracking.files import write_atomic
 from gspo.tracking.group_log import GroupLog
 from gspo.tracking.run_folder import RunFolder

@@ -26,14 +26,14 @@ from typing import Any
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.sampling import errors
-from gspo.sampling.drawing import PromptDraw
 from gspo.sampling.filters import judge
-from gspo.sampling.queue import KeptQueue
-from gspo.sampling.report import SamplingReport
+from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unpack_request
+from gspo.sampling.kept_groups import KeptQueue
+from gspo.sampling.prompt_draw import PromptDraw
 from gspo.sampling.reserve import Reserve
 from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.source import PromptSource
-from gspo.sampling.state import pack_group, pack_request, unpack_group, unpack_request
+from gspo.sampling.step_counts import SamplingReport
 from gspo.seeding import derive_seed
 from gspo.types import Group, Prompt
 

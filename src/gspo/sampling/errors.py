@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gspo.sampling.report import SamplingReport
+    from gspo.sampling.step_counts import SamplingReport
 
 
 class SamplingError(Exception):

@@ -15,8 +15,8 @@ from typing import Any
 
 from gspo.rollout.connection import FleetClosed
 from gspo.sampling.dynamic import DynamicSampler, Record
-from gspo.sampling.report import SamplingReport
-from gspo.sampling.state import pack_group, unpack_group
+from gspo.sampling.group_json import pack_group, unpack_group
+from gspo.sampling.step_counts import SamplingReport
 from gspo.types import Group
 
 Job = tuple[Callable[[], Any], Future[Any]]

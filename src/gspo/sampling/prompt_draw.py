@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.sampling.filters import is_right
-from gspo.sampling.ledger import PromptLedger
+from gspo.sampling.prompt_ledger import PromptLedger
 from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.source import PromptSource
 from gspo.types import Group, Prompt
