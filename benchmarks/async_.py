@@ -24,7 +24,7 @@ from typing import Any
 from gspo.config import load
 from gspo.loop import closing
 from gspo.loop.trainer import Trainer
-from gspo.rollout.roster import Roster
+from gspo.rollout.workers.fleet import Roster
 from gspo.tracking.console import Console
 
 ROLLOUT = "actor_rollout_ref.rollout."

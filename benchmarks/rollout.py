@@ -18,7 +18,7 @@ import torch
 from shapes import SHAPES, make_model
 
 from gspo.rollout.engine import GroupRequest, SamplingParams
-from gspo.rollout.native import NativeEngine
+from gspo.rollout.native.engine import NativeEngine
 from gspo.types import Prompt
 
 

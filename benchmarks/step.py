@@ -32,7 +32,7 @@ from gspo.algo.objective import AdvantageSettings, Objective
 from gspo.algo.settings import LossSettings
 from gspo.kernels.compiled_layers import worth_compiling
 from gspo.rollout.engine import GroupRequest, SamplingParams
-from gspo.rollout.native import NativeEngine
+from gspo.rollout.native.engine import NativeEngine
 from gspo.training.batching import collate
 from gspo.training.offload import OffloadedOptimizer
 from gspo.training.optimizer import MasterOptimizer

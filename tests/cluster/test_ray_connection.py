@@ -12,9 +12,9 @@ import torch
 from gspo.cluster.object_weights import ObjectStore, ObjectWeights
 from gspo.cluster.ray_connection import RayConnection
 from gspo.cluster.tensors import send_as_arrays
-from gspo.rollout.connection import WorkerDied, WorkerError
 from gspo.rollout.engine import EngineError
-from gspo.rollout.worker import EngineSpec, RolloutWorker
+from gspo.rollout.workers.connection import WorkerDied, WorkerError
+from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 from tests.cluster.waiting import wait_until
 from tests.cluster.workers import Odd
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gspo.rollout.engine import GroupRequest, RolloutEngine
-from gspo.rollout.fleet import Fleet
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
+from gspo.rollout.workers.lockstep_fleet import Fleet
 from gspo.types import Prompt
 
 from ..rollout.models import drain, make_engine, make_model, make_request

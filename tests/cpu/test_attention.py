@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gspo.kernels.cpu_attention import CHUNK, Families, decode_attend, takes
 from gspo.kernels.cpu_library import compiler, library
-from gspo.rollout.sharing import SharedPrompts
+from gspo.rollout.native.shared_prompts import SharedPrompts
 
 from ..rollout.models import make_model
 

@@ -200,7 +200,7 @@ def _workers_of(pid: int) -> list[int]:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"gspo.rollout.process_worker" in words and str(pid).encode() in words:
+            if b"gspo.rollout.workers.process_main" in words and str(pid).encode() in words:
                 found.append(int(entry.name))
     return found
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo.config import ConfigErrors, load
-from gspo.rollout.free_fleet import FreeFleet
+from gspo.rollout.workers.async_fleet import FreeFleet
 from gspo.sampling.errors import RewardFailures
 from gspo.sampling.producer import Producer
 from gspo.tracking.group_log import read_groups

@@ -118,7 +118,7 @@ def test_code_tests_that_cannot_grade_and_text_that_is_none_are_named_at_the_sta
 
 def test_what_was_started_ends_when_a_later_part_cannot_be_built(tmp_path, model, monkeypatch):
     ended = []
-    monkeypatch.setattr("gspo.rollout.native.NativeEngine.close", lambda self: ended.append("engine"))
+    monkeypatch.setattr("gspo.rollout.native.engine.NativeEngine.close", lambda self: ended.append("engine"))
 
     def broken(*args):
         raise DataError("data", "no fingerprint")

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 from gspo.rollout.engine import GroupRequest, SamplingParams
-from gspo.rollout.native import NativeEngine
+from gspo.rollout.native.engine import NativeEngine
 from gspo.types import Prompt
 
 VOCAB = 64

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.rollout.noise import uniform
-from gspo.rollout.sampling import draw
+from gspo.rollout.counter_noise import uniform
+from gspo.rollout.token_sampling import draw
 
 
 def paged_decode_attention(

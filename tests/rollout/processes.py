@@ -17,7 +17,7 @@ def workers() -> set[int]:
                 state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             except OSError:
                 continue
-            ours = b"gspo.rollout.process_worker" in command and str(os.getpid()).encode() in command
+            ours = b"gspo.rollout.workers.process_main" in command and str(os.getpid()).encode() in command
             if ours or (int(parent) == os.getpid() and state == "Z"):
                 found.add(int(entry.name))
     return found

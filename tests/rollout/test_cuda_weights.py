@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.multiprocessing import reductions
 
-from gspo.rollout.cuda_weights import CudaWeights, CudaWeightsRef
-from gspo.rollout.weights import WeightsFile, read_weights
+from gspo.rollout.workers.cuda_weight_store import CudaWeights, CudaWeightsRef
+from gspo.rollout.workers.weight_store import WeightsFile, read_weights
 
 SHAPES = {"a": (3, 5), "scalar": (), "b": (7,), "empty": (0, 4)}
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from gspo.rollout import member
-from gspo.rollout.connection import FleetClosed, WorkersLost
 from gspo.rollout.engine import EngineError, RolloutEngine
-from gspo.rollout.fleet import Fleet
-from gspo.rollout.free_fleet import FreeFleet
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
+from gspo.rollout.workers import worker_slot as member
+from gspo.rollout.workers.async_fleet import FreeFleet
+from gspo.rollout.workers.connection import FleetClosed, WorkersLost
+from gspo.rollout.workers.lockstep_fleet import Fleet
 from gspo.types import Group, Prompt
 
 from .models import drain, make_engine, make_model, make_request

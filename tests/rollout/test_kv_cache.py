@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gspo.rollout.kv_cache import SlotCache
+from gspo.rollout.native.padded_cache import SlotCache
 
 _HEADS, _SIZE = 2, 3
 

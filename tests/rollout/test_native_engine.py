@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from gspo.rollout.noise import sequence_key, uniform
-from gspo.rollout.sampling import RowSampling, choose
+from gspo.rollout.counter_noise import sequence_key, uniform
+from gspo.rollout.token_sampling import RowSampling, choose
 
 from .models import EOS, VOCAB, drain, make_engine, make_model, make_request, plain_log_probs
 

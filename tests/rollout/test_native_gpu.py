@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.rollout.noise import sequence_key, uniform
+from gspo.rollout.counter_noise import sequence_key, uniform
 
 from .models import drain, make_engine, make_model, make_request
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from gspo.rollout.noise import sequence_key, uniform
+from gspo.rollout.counter_noise import sequence_key, uniform
 
 
 def _reference(key: int, position: int) -> float:

@@ -13,8 +13,8 @@ from itertools import pairwise
 import pytest
 
 from gspo.rollout.engine import EngineError
-from gspo.rollout.paged import buckets
-from gspo.rollout.pages import PAGE, OutOfPages, PageBook
+from gspo.rollout.native.paged_rows import buckets
+from gspo.rollout.native.pages import PAGE, OutOfPages, PageBook
 
 from . import plain_kernels
 from .models import CONFIGS, drain, make_engine, make_model, make_request

@@ -12,10 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo.rollout.connection import WorkerDied, WorkerError
 from gspo.rollout.engine import EngineError
-from gspo.rollout.process_connection import ProcessConnection
-from gspo.rollout.weights import SharedWeights, read_weights
+from gspo.rollout.workers.connection import WorkerDied, WorkerError
+from gspo.rollout.workers.process import ProcessConnection
+from gspo.rollout.workers.weight_store import SharedWeights, read_weights
 
 from .processes import exists, shared_memory, wait_until, workers
 from .toy_engine import make_spec
@@ -91,7 +91,7 @@ def test_kill_ends_a_worker_that_hangs_or_is_stopped_and_what_it_started(connect
 
 
 def test_close_is_quick_may_come_twice_and_ends_one_that_does_not_listen(connection, monkeypatch):
-    from gspo.rollout import process_connection
+    from gspo.rollout.workers import process as process_connection
 
     monkeypatch.setattr(process_connection, "CLOSE_SECONDS", 0.5)
     connection.send("ping").result(30)
@@ -110,7 +110,7 @@ def test_stacks_show_what_the_worker_does(connection):
 
 def test_a_worker_dies_with_its_trainer_even_when_it_is_stopped(tmp_path):
     code = (
-        "import os, signal, sys; from gspo.rollout.process_connection import ProcessConnection\n"
+        "import os, signal, sys; from gspo.rollout.workers.process import ProcessConnection\n"
         "from tests.rollout.toy_engine import make_spec\n"
         "a, b = ProcessConnection(make_spec()), ProcessConnection(make_spec())\n"
         "print(a.send('ping').result(), b.send('ping').result(), flush=True)\n"

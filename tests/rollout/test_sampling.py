@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.rollout.counter_noise import sequence_key, uniform
 from gspo.rollout.engine import SamplingParams
-from gspo.rollout.noise import sequence_key, uniform
-from gspo.rollout.sampling import RowSampling, choose, cutoff, draw
+from gspo.rollout.token_sampling import RowSampling, choose, cutoff, draw
 
 
 def _rows(*params: SamplingParams) -> RowSampling:

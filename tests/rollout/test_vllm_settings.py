@@ -13,8 +13,8 @@ from gspo.loop.build import build
 from gspo.loop.engines import engine_spec, num_workers
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import EngineError
-from gspo.rollout.vllm_core import VllmCore
-from gspo.rollout.vllm_settings import VllmSettings, environment
+from gspo.rollout.vllm.core import VllmCore
+from gspo.rollout.vllm.settings import VllmSettings, environment
 
 ROLLOUT = "actor_rollout_ref.rollout"
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import InvalidStateError
 from typing import Any
 
-from gspo.rollout.connection import Ticket, WorkerDied
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.worker import RolloutWorker
+from gspo.rollout.workers.connection import Ticket, WorkerDied
+from gspo.rollout.workers.worker import RolloutWorker
 
 
 class ThreadConnection:

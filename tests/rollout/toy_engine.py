@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from gspo.rollout.engine import EngineError
-from gspo.rollout.worker import EngineSpec
+from gspo.rollout.workers.worker import EngineSpec
 from gspo.types import Group, Rollout
 
 

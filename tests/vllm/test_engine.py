@@ -11,9 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gspo.rollout.engine import EngineError, RolloutEngine
-from gspo.rollout.native import NativeEngine
-from gspo.rollout.vllm_engine import VllmEngine
-from gspo.rollout.vllm_settings import VllmSettings, engine_arguments
+from gspo.rollout.native.engine import NativeEngine
+from gspo.rollout.vllm.engine import VllmEngine
+from gspo.rollout.vllm.settings import VllmSettings, engine_arguments
 from gspo.types import Group, Rollout
 
 from ..rollout.models import drain, make_request, plain_log_probs

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from gspo.loop import closing
 from gspo.loop.trainer import Trainer
-from gspo.rollout.cuda_weights import CudaWeights, CudaWeightsRef
-from gspo.rollout.process_connection import ProcessConnection
-from gspo.rollout.worker import EngineSpec
+from gspo.rollout.workers.cuda_weight_store import CudaWeights, CudaWeightsRef
+from gspo.rollout.workers.process import ProcessConnection
+from gspo.rollout.workers.worker import EngineSpec
 from gspo.tracking.console import Console
 from gspo.types import Group
 from tests.faults.small_run import config, even_first_byte, make_model

@@ -15,7 +15,7 @@ import pytest
 
 from gspo.loop import closing
 from gspo.loop.trainer import Trainer
-from gspo.rollout.roster import Roster
+from gspo.rollout.workers.fleet import Roster
 from gspo.tracking.console import Console
 from tests.faults.small_run import config, even_first_byte, final_state
 

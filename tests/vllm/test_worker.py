@@ -9,10 +9,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from gspo.models.load import load_tokenizer
-from gspo.rollout.native import NativeEngine
-from gspo.rollout.process_connection import ProcessConnection
-from gspo.rollout.weights import SharedWeights
-from gspo.rollout.worker import EngineSpec
+from gspo.rollout.native.engine import NativeEngine
+from gspo.rollout.workers.process import ProcessConnection
+from gspo.rollout.workers.weight_store import SharedWeights
+from gspo.rollout.workers.worker import EngineSpec
 
 from ..rollout.models import make_request
 from .conftest import children

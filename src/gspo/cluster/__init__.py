@@ -19,7 +19,7 @@ from gspo.cluster.session import RaySession
 from gspo.cluster.trainer import RayPPOTrainerWithSampling
 from gspo.loop.backend import ClusterError
 from gspo.loop.rank_worker import RankWorker
-from gspo.rollout.worker import RolloutWorker
+from gspo.rollout.workers.worker import RolloutWorker
 
 RayPPOTrainer = RayPPOTrainerWithSampling  # dynamic sampling is a key, not another class
 RayResourcePool = ResourcePool  # verl's name

@@ -18,7 +18,7 @@ from gspo.cluster.session import RaySession
 from gspo.config import TrainerConfig
 from gspo.loop.build_roles import compute_dtype
 from gspo.loop.engines import on_device
-from gspo.rollout.worker import EngineSpec
+from gspo.rollout.workers.worker import EngineSpec
 
 
 class RayBackend:

@@ -9,7 +9,7 @@ import traceback
 import ray.exceptions
 
 from gspo.loop.backend import ClusterError
-from gspo.rollout.connection import WorkerDied, WorkerError
+from gspo.rollout.workers.connection import WorkerDied, WorkerError
 
 __all__ = ["ClusterError", "WorkerDied", "portable", "root_cause"]
 

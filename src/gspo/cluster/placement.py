@@ -17,7 +17,7 @@ from gspo.cluster.role import INNER_ROLES, TRAINER_ROLES, Role
 from gspo.config import TrainerConfig
 from gspo.loop.engines import num_workers
 from gspo.loop.rank_worker import RankWorker
-from gspo.rollout.worker import RolloutWorker
+from gspo.rollout.workers.worker import RolloutWorker
 
 TRAINER_POOL, ROLLOUT_POOL = "global_pool", "rollout_pool"
 

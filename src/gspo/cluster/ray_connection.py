@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 from gspo.cluster.actors import go_to, plain_class
 from gspo.cluster.errors import portable, root_cause
 from gspo.loop.team_stacks import thread_stacks
-from gspo.rollout.connection import Ticket, WorkerDied
-from gspo.rollout.worker import EngineSpec, RolloutWorker
+from gspo.rollout.workers.connection import Ticket, WorkerDied
+from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 
 CLOSE_SECONDS = 5.0  # for a worker to end by itself
 

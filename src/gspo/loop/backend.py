@@ -6,9 +6,9 @@ from typing import Protocol
 
 from gspo.config import TrainerConfig
 from gspo.loop.team import Team
-from gspo.rollout.connection import Connection
-from gspo.rollout.weights import WeightStore
-from gspo.rollout.worker import EngineSpec
+from gspo.rollout.workers.connection import Connection
+from gspo.rollout.workers.weight_store import WeightStore
+from gspo.rollout.workers.worker import EngineSpec
 
 
 class ClusterError(RuntimeError):

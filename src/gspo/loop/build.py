@@ -39,7 +39,7 @@ from gspo.loop.team import Team
 from gspo.models.load import load_tokenizer
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.roster import Roster
+from gspo.rollout.workers.fleet import Roster
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.producer import Producer
 from gspo.seeding import derive_seed

@@ -22,16 +22,16 @@ from gspo.loop.roles import Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.team_engine import TeamEngine
 from gspo.models import resolve
-from gspo.rollout.connection import Connection
-from gspo.rollout.cuda_weights import CudaWeights
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.fleet import Fleet
-from gspo.rollout.free_fleet import FreeFleet
-from gspo.rollout.native import NativeEngine
-from gspo.rollout.process_connection import ProcessConnection
-from gspo.rollout.vllm_settings import require_vllm
-from gspo.rollout.weights import SharedWeights, WeightStore
-from gspo.rollout.worker import EngineSpec
+from gspo.rollout.native.engine import NativeEngine
+from gspo.rollout.vllm.settings import require_vllm
+from gspo.rollout.workers.async_fleet import FreeFleet
+from gspo.rollout.workers.connection import Connection
+from gspo.rollout.workers.cuda_weight_store import CudaWeights
+from gspo.rollout.workers.lockstep_fleet import Fleet
+from gspo.rollout.workers.process import ProcessConnection
+from gspo.rollout.workers.weight_store import SharedWeights, WeightStore
+from gspo.rollout.workers.worker import EngineSpec
 
 GIVES_BACK = ("sleep", "free_cache")  # options by which engines free their cache while the trainer works
 

@@ -20,8 +20,8 @@ from gspo.loop.roles import Facts, Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.fleet import Fleet
-from gspo.rollout.roster import Roster
+from gspo.rollout.workers.fleet import Roster
+from gspo.rollout.workers.lockstep_fleet import Fleet
 from gspo.sampling.dynamic import DynamicSampler
 from gspo.sampling.producer import Producer
 from gspo.training.policy import Policy

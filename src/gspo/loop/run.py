@@ -23,8 +23,8 @@ from gspo.loop.team_torchrun import TorchrunTeam, team_of_launch
 from gspo.loop.trainer import BadNumbers, Trainer
 from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError
-from gspo.rollout.connection import WorkersLost
 from gspo.rollout.engine import EngineError
+from gspo.rollout.workers.connection import WorkersLost
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
 from gspo.tracking.run_folder import RunLocked
 from gspo.tracking.sinks import MissingExtra

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gspo.rollout.counter_noise import sequence_key
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.noise import sequence_key
-from gspo.rollout.slots import SlotStart
+from gspo.rollout.native.slots import SlotStart
 from gspo.types import FinishReason, Group, Rollout
 
 EMPTY = Rollout((), (), (), (), "aborted")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from gspo.rollout.connection import FleetClosed
+from gspo.rollout.workers.connection import FleetClosed
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.group_json import pack_group, unpack_group
 from gspo.sampling.step_counts import SamplingReport

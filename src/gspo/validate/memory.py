@@ -14,7 +14,7 @@ from gspo.loop.build_roles import compute_dtype
 from gspo.loop.role_settings import layout_kind
 from gspo.models import resolve
 from gspo.plan.shape import ModelShape, from_config
-from gspo.rollout.pages import PAGE
+from gspo.rollout.native.pages import PAGE
 from gspo.training.head import CHUNK_ELEMENTS
 from gspo.validate.activations import Activations, measure_activations
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gspo.rollout.connection import Connection, FleetClosed, Ticket, WorkerDied
 from gspo.rollout.engine import GroupRequest
+from gspo.rollout.workers.connection import Connection, FleetClosed, Ticket, WorkerDied
 from gspo.types import Group
 
 Call = tuple[str, tuple[Any, ...]]  # a method's name and its arguments

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
-from gspo.rollout.noise import uniform
-from gspo.rollout.paged_model import PagedModel
-from gspo.rollout.pages import PAGE, PageBook
-from gspo.rollout.sampling import RowSampling, choose, cutoff
-from gspo.rollout.slots import Slots, SlotStart
+from gspo.rollout.native.paged_model import PagedModel
+from gspo.rollout.native.pages import PAGE, PageBook
+from gspo.rollout.native.slots import Slots, SlotStart
+from gspo.rollout.token_sampling import RowSampling, choose, cutoff
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from gspo.rollout.counter_noise import sequence_key
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.noise import sequence_key
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
-from gspo.rollout.vllm_core import Piece, VllmCore
-from gspo.rollout.vllm_settings import VllmSettings
+from gspo.rollout.vllm.core import Piece, VllmCore
+from gspo.rollout.vllm.settings import VllmSettings
 from gspo.types import Group, Rollout
 
 if TYPE_CHECKING:
-    from gspo.rollout.worker import EngineSpec
+    from gspo.rollout.workers.worker import EngineSpec
 
 
 @dataclass(eq=False, slots=True)

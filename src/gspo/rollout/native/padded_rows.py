@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-from gspo.rollout.decoder import Decoder
+from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
-from gspo.rollout.kv_cache import LayerKV, SlotCache
-from gspo.rollout.noise import uniform
-from gspo.rollout.sampling import RowSampling, choose
-from gspo.rollout.slots import Slots, SlotStart
+from gspo.rollout.native.decoder import Decoder
+from gspo.rollout.native.padded_cache import LayerKV, SlotCache
+from gspo.rollout.native.slots import Slots, SlotStart
+from gspo.rollout.token_sampling import RowSampling, choose
 
 
 class PaddedRows:

@@ -18,9 +18,9 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor
 from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
+from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
-from gspo.rollout.noise import uniform
-from gspo.rollout.sampling import RowSampling, choose
+from gspo.rollout.token_sampling import RowSampling, choose
 
 NOT_FINITE = (
     1.0  # stands for a log-prob that is not a number: no log-prob is above 0, so it cannot be mistaken

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.rollout.weights import SharedWeights, WeightsRef
+from gspo.rollout.workers.weight_store import SharedWeights, WeightsRef
 
 _ALIGNMENT = 256
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...], int]]  # name → type, shape, first byte

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from gspo.kernels.compiled_layers import worth_compiling
-from gspo.rollout.decoder import Decoder
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.padded import PaddedRows
-from gspo.rollout.paged import PagedRows
-from gspo.rollout.paged_model import PagedModel, open_pages
-from gspo.rollout.pages import PAGE
-from gspo.rollout.pool import PREFILL_TOKENS, CacheFull, SlotPool
+from gspo.rollout.native.decoder import Decoder
+from gspo.rollout.native.padded_rows import PaddedRows
+from gspo.rollout.native.paged_model import PagedModel, open_pages
+from gspo.rollout.native.paged_rows import PagedRows
+from gspo.rollout.native.pages import PAGE
+from gspo.rollout.native.slot_pool import PREFILL_TOKENS, CacheFull, SlotPool
 from gspo.types import Group
 
 DECODE_CHUNK = 8  # tokens a row between looks for finished rows

@@ -1,4 +1,4 @@
-"""The program of a rollout worker's process: `python -m gspo.rollout.process_worker FD`.
+"""The program of a rollout worker's process: `python -m gspo.rollout.workers.process_main FD`.
 
 It answers calls on the socket until the trainer closes it. It dies with the trainer (PR_SET_PDEATHSIG), even when it
 hangs or is stopped; SIGUSR1 makes it write the stacks of its threads to its log.
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from gspo.rollout.connection import WorkerError
+from gspo.rollout.workers.connection import WorkerError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -39,7 +39,7 @@ def main(fd: int, parent: int) -> None:
 
 
 def _build(spec: Any) -> Any:
-    from gspo.rollout.worker import RolloutWorker
+    from gspo.rollout.workers.worker import RolloutWorker
 
     return RolloutWorker(spec)
 

@@ -16,9 +16,9 @@ from gspo.kernels.cpu_attention import takes
 from gspo.kernels.fused_projections import FusedProjections
 from gspo.kernels.small_batch_linear import FewRows
 from gspo.models.output_head import Head, UnsupportedModel
-from gspo.rollout.attention import DecodeMasks, attend_by
-from gspo.rollout.kv_cache import SlotCache
-from gspo.rollout.pages import CACHES, NUMBERS, PAGED
+from gspo.rollout.native.decode_attention import DecodeMasks, attend_by
+from gspo.rollout.native.padded_cache import SlotCache
+from gspo.rollout.native.pages import CACHES, NUMBERS, PAGED
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from gspo.kernels.cpu_attention import decode_attend, wide_size
-from gspo.rollout.attention import attend_grouped
-from gspo.rollout.sharing import SharedPrompts
+from gspo.rollout.native.decode_attention import attend_grouped
+from gspo.rollout.native.shared_prompts import SharedPrompts
 
 LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head size]
 

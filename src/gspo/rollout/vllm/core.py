@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from gspo.rollout.engine import EngineError, SamplingParams
-from gspo.rollout.vllm_settings import VllmSettings, broken_vllm, engine_arguments, environment, require_vllm
-from gspo.rollout.weights import SharedWeights
+from gspo.rollout.vllm.settings import VllmSettings, broken_vllm, engine_arguments, environment, require_vllm
+from gspo.rollout.workers.weight_store import SharedWeights
 from gspo.types import FinishReason
 
 
@@ -53,7 +53,7 @@ class VllmCore:
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
 
-        from gspo.rollout.vllm_sampling import pack_draw
+        from gspo.rollout.vllm.draw import pack_draw
 
         request = vllm.SamplingParams(
             temperature=0.0,

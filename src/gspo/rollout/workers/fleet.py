@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.rollout.connection import Connection, FleetClosed, WorkersLost
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.member import Member, SeatLost
-from gspo.rollout.weights import WeightsRef, WeightStore
+from gspo.rollout.workers.connection import Connection, FleetClosed, WorkersLost
+from gspo.rollout.workers.weight_store import WeightsRef, WeightStore
+from gspo.rollout.workers.worker_slot import Member, SeatLost
 from gspo.types import Metric, Metrics
 
 WORKER_TIMEOUT = 300.0

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.member import Member
-from gspo.rollout.roster import Roster
+from gspo.rollout.workers.fleet import Roster
+from gspo.rollout.workers.worker_slot import Member
 from gspo.types import Group, Rollout
 
 EVALUATION_PATIENCE = 10.0  # deadlines that a whole `generate` may take

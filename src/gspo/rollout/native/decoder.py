@@ -12,10 +12,10 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from gspo.kernels.small_batch_linear import FewRows
-from gspo.rollout.attention import DecodeMasks, attention_configs, decode_attention
 from gspo.rollout.engine import EngineError
-from gspo.rollout.kv_cache import LayerKV, SlotCache, layers_of
-from gspo.rollout.packed_decoder import PackedDecoder
+from gspo.rollout.native.decode_attention import DecodeMasks, attention_configs, decode_attention
+from gspo.rollout.native.packed_decoder import PackedDecoder
+from gspo.rollout.native.padded_cache import LayerKV, SlotCache, layers_of
 
 
 class Decoder:

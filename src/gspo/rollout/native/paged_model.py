@@ -16,10 +16,10 @@ from transformers.cache_utils import DynamicCache
 from gspo.kernels.compiled_layers import CompiledLayers
 from gspo.kernels.fused_projections import FusedProjections
 from gspo.models.output_head import Head, UnsupportedModel
-from gspo.rollout.attention import attention_windows
 from gspo.rollout.engine import EngineError
-from gspo.rollout.kv_cache import layers_of
-from gspo.rollout.pages import PAGE, PAGED, PackedContexts, PageBook, PagedKV
+from gspo.rollout.native.decode_attention import attention_windows
+from gspo.rollout.native.padded_cache import layers_of
+from gspo.rollout.native.pages import PAGE, PAGED, PackedContexts, PageBook, PagedKV
 
 log = logging.getLogger(__name__)
 

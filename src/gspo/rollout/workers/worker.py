@@ -14,11 +14,11 @@ from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
 from gspo.types import Group, Rollout
 
 if TYPE_CHECKING:
-    from gspo.rollout.weights import WeightsRef
+    from gspo.rollout.workers.weight_store import WeightsRef
 
 BUILDERS = {
-    "native": "gspo.rollout.worker:build_native",
-    "vllm": "gspo.rollout.vllm_engine:build_vllm",
+    "native": "gspo.rollout.workers.worker:build_native",
+    "vllm": "gspo.rollout.vllm.engine:build_vllm",
 }
 
 
@@ -59,7 +59,7 @@ def build_native(spec: EngineSpec) -> RolloutEngine:
     import torch
 
     from gspo.models.load import load_model, load_tokenizer
-    from gspo.rollout.native import NativeEngine
+    from gspo.rollout.native.engine import NativeEngine
 
     if spec.num_threads is not None:
         torch.set_num_threads(spec.num_threads)
@@ -118,7 +118,7 @@ class RolloutWorker:
 
     def load_weights(self, ref: WeightsRef, version: int) -> None:
         """Make a version live; what is in flight goes on under it."""
-        from gspo.rollout.weights import read_weights
+        from gspo.rollout.workers.weight_store import read_weights
 
         with read_weights(ref) as tensors:
             self.engine.load_weights(tensors, version)

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from gspo.rollout.engine import EngineError, GroupRequest, SamplingParams
+from gspo.rollout.native.slots import Slots, SlotStart
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
-from gspo.rollout.slots import Slots, SlotStart
 from gspo.types import Group, Rollout
 
 PREFILL_TOKENS = 8192  # tokens of one prefill forward: bounds its activations

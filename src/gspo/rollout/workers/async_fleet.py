@@ -18,12 +18,12 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.rollout.connection import Connection, Ticket
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.fleet import EVALUATION_PATIENCE
-from gspo.rollout.member import FATAL, Member
-from gspo.rollout.roster import Roster
-from gspo.rollout.weights import WeightsRef
+from gspo.rollout.workers.connection import Connection, Ticket
+from gspo.rollout.workers.fleet import Roster
+from gspo.rollout.workers.lockstep_fleet import EVALUATION_PATIENCE
+from gspo.rollout.workers.weight_store import WeightsRef
+from gspo.rollout.workers.worker_slot import FATAL, Member
 from gspo.types import Group, Rollout
 
 PUMP_SECONDS = 0.05  # how long new weights wait for a worker, at most, beside one engine step

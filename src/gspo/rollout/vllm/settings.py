@@ -129,9 +129,9 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "enable_chunked_prefill": s.enable_chunked_prefill,
         "enable_prefix_caching": s.enable_prefix_caching,
         "enable_sleep_mode": s.sleep and not s.on_cpu,
-        "logits_processors": ["gspo.rollout.vllm_sampling:CounterSampling"],
+        "logits_processors": ["gspo.rollout.vllm.draw:CounterSampling"],
         "logprobs_mode": "processed_logits",
-        "worker_extension_cls": "gspo.rollout.vllm_worker.WeightLoading",
+        "worker_extension_cls": "gspo.rollout.vllm.weights.WeightLoading",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }

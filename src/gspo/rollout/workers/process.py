@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import gspo
-from gspo.rollout.connection import Ticket, WorkerDied
-from gspo.rollout.worker import EngineSpec
+from gspo.rollout.workers.connection import Ticket, WorkerDied
+from gspo.rollout.workers.worker import EngineSpec
 
 CLOSE_SECONDS = 5.0
 STACKS_SECONDS = 1.0
@@ -177,7 +177,7 @@ def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return _spawner.submit(
         subprocess.Popen,
-        [sys.executable, "-P", "-m", "gspo.rollout.process_worker", str(fd), str(os.getpid())],
+        [sys.executable, "-P", "-m", "gspo.rollout.workers.process_main", str(fd), str(os.getpid())],
         pass_fds=[fd],
         env=os.environ | {"PYTHONPATH": path},
         stdin=subprocess.DEVNULL,

@@ -1,0 +1,1 @@
+"""The native engine: generation on the trainer's own modules."""

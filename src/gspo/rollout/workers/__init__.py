@@ -1,0 +1,1 @@
+"""Rollout workers in other processes, and the fleets that use them."""
