@@ -33,9 +33,9 @@ from gspo.algo.settings import LossSettings
 from gspo.kernels.compiled_layers import worth_compiling
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.native.engine import NativeEngine
-from gspo.training.batching import collate
-from gspo.training.offload import OffloadedOptimizer
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.batch.batching import collate
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.optim.offloaded import OffloadedOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
 from gspo.types import Group, Prompt, Reward, Rollout

@@ -13,12 +13,12 @@ from gspo.algo.controllers import ClipController
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.objective import AdvantageSettings, BoundLoss, Objective
 from gspo.algo.settings import LossSettings
-from gspo.training.batching import collate
+from gspo.training.batch.batching import collate
 from gspo.training.critic import Critic, CriticSettings, ValueModel
-from gspo.training.fsdp import Shards, ShardSettings, full
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.parallel.fsdp import Shards, ShardSettings, full
+from gspo.training.parallel.ranks import ALONE, Ranks
 from gspo.training.policy import Policy, PolicySettings, TokenScorer
-from gspo.training.ranks import ALONE, Ranks
 from gspo.training.reference import Reference
 from gspo.training.schedule import Schedule
 from gspo.types import Group, TrainBatch

@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from gspo.training.ranks import merge_ranks
+from gspo.training.parallel.ranks import merge_ranks
 from gspo.types import Metrics
 from tests.distributed.cases import CASES
 from tests.distributed.conftest import ON_THREE

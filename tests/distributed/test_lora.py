@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from gspo.config import load
 from gspo.loop import checkpoint
-from gspo.loop.rank_adapters import _linear_layers
 from gspo.loop.rank_worker import RankWorker
-from gspo.loop.roles import ADAPTER_FILES
 from gspo.loop.team import Place
 from gspo.models.load import load_model
-from gspo.training.fsdp import ShardError, full
 from gspo.training.lora import Adapters, LoraSettings
+from gspo.training.parallel.fsdp import ShardError, full
+from gspo.training.parallel.sharded_lora import _linear_layers
+from gspo.training.roles import ADAPTER_FILES
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import FSDP, LORA, LOW, free_port, train
 from tests.distributed.test_runs import last_checkpoint, same_rows, same_weights, without_report

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gspo.training.batching import collate, micro_batch, plan_micro_batches
+from gspo.training.batch.batching import collate, micro_batch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.types import Group, Prompt, Reward, Rollout
 

@@ -19,13 +19,13 @@ from gspo.config import TrainerConfig
 from gspo.loop import checkpoint
 from gspo.loop.alarms import RULES
 from gspo.loop.checkpoint import CheckpointError
-from gspo.loop.roles import Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.run import exit_code
 from gspo.loop.saving import STAGE, Saving
 from gspo.loop.writer import Writer
 from gspo.tracking.clock import Clock
 from gspo.tracking.group_log import GroupLog
+from gspo.training.roles import Roles
 from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
 from tests.loop.test_writer import until

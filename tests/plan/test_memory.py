@@ -18,7 +18,7 @@ from gspo.plan.workload import workload_of
 
 
 def test_the_numbers_that_stand_in_two_files_are_equal():
-    from gspo.training import head
+    from gspo.training import log_probs as head
     from gspo.validate import memory
 
     fused = (Path(head.__file__).parent / "head_kernels.py").read_text()  # imports a GPU's libraries

@@ -13,7 +13,7 @@ from torch.nn import Embedding, Linear
 
 from gspo.kernels.compiled_layers import CompiledLayers, has_cpp_compiler
 from gspo.training import forward
-from gspo.training.batching import collate
+from gspo.training.batch.batching import collate
 from gspo.training.policy import PolicySettings, TokenScorer
 from gspo.types import Prompt, TrainBatch
 

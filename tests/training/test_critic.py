@@ -9,9 +9,9 @@ import torch
 
 from gspo.algo.aggregation import count_totals
 from gspo.algo.value_loss import explained_variance, value_loss
-from gspo.training.batching import collate
+from gspo.training.batch.batching import collate
 from gspo.training.critic import Critic, CriticSettings, ValueModel
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.schedule import Schedule
 
 from .models import FAMILIES, llama

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from gspo.kernels.flash_packed import Spans
-from gspo.training.batching import collate
-from gspo.training.graphed import MAX_GRAPHS, MAX_PADDING, GraphedDecoder, _pad, _rounded, _size
-from gspo.training.packed_attention import attend_padded
-from gspo.training.packing import pack
+from gspo.training.batch.attention import attend_padded
+from gspo.training.batch.batching import collate
+from gspo.training.batch.packing import pack
+from gspo.training.cuda_graphs import MAX_GRAPHS, MAX_PADDING, GraphedDecoder, _pad, _rounded, _size
 
 from .test_policy import groups
 

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 import torch
 
-from gspo.training.batching import collate
+from gspo.training.batch.attention import FLASH
+from gspo.training.batch.batching import collate
 from gspo.training.forward import Forward
-from gspo.training.head import Head, chosen_log_probs
-from gspo.training.packed_attention import FLASH
+from gspo.training.log_probs import Head, chosen_log_probs
 
 from ..rollout.models import make_model
 from .models import llama

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-from gspo.training.batching import collate
-from gspo.training.head import UnsupportedModel
+from gspo.training.batch.batching import collate
+from gspo.training.log_probs import UnsupportedModel
 from gspo.training.lora import Adapters, LoraSettings, num_trained
 from gspo.training.policy import TokenScorer
 from gspo.training.reference import Reference

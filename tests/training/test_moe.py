@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from gspo.training.batching import collate
-from gspo.training.moe import RouterWatch, experts_per_token
+from gspo.training.batch.batching import collate
+from gspo.training.router_change import RouterWatch, experts_per_token
 
 from .models import VOCAB, llama, qwen3_moe
 from .test_policy import groups, policy, ready, token_loss

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gspo.training.critic import ValueModel
-from gspo.training.offload import OffloadedOptimizer
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.optim.offloaded import OffloadedOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
 

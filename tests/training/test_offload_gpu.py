@@ -7,9 +7,9 @@ import gc
 import pytest
 import torch
 
-from gspo.training.offload import OffloadedOptimizer
-from gspo.training.optimizer import MasterOptimizer
-from gspo.training.pinned import PinnedFloats
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.optim.offloaded import OffloadedOptimizer
+from gspo.training.optim.pinned import PinnedFloats
 from tests.faults.small_run import final_state
 from tests.faults.small_run import make_model as save_model
 

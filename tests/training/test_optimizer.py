@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.training import optimizer as module
-from gspo.training.offload import OffloadedOptimizer
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.optim import adamw as module
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.optim.offloaded import OffloadedOptimizer
 
 from .models import llama
 from .test_offload import assert_same, offloaded, state

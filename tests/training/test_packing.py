@@ -10,10 +10,10 @@ import torch
 from gspo.kernels import cpu_attention
 from gspo.kernels.cpu_attention import Families
 from gspo.kernels.cpu_library import compiler
-from gspo.training import packing
-from gspo.training.batching import balance, collate, micro_batch, plan_micro_batches
+from gspo.training.batch import packing
+from gspo.training.batch.batching import balance, collate, micro_batch, plan_micro_batches
 from gspo.training.forward import Forward, _captures
-from gspo.training.head import Head, chosen_log_probs
+from gspo.training.log_probs import Head, chosen_log_probs
 
 from ..rollout.models import CONFIGS, make_model
 from .models import llama

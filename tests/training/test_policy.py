@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from gspo.training import head as head_module
-from gspo.training.batching import collate, split_by_tokens
-from gspo.training.head import Head, chosen_log_probs
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training import log_probs as head_module
+from gspo.training.batch.batching import collate, split_by_tokens
+from gspo.training.log_probs import Head, chosen_log_probs
+from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
 from gspo.types import Group, LossInputs, LossOutput, Metric, Prompt, Reward, Rollout
@@ -203,8 +203,8 @@ def test_bf16_weights_follow_float32_masters():
     ("waiting", "large"), [(1, 1 << 20), (2000, 1 << 20), (1 << 28, 1 << 20), (1 << 28, 1025)]
 )
 def test_bf16_gradients_add_up_in_float32(monkeypatch, waiting, large):
-    monkeypatch.setattr("gspo.training.optimizer.WAITING_BYTES", waiting)
-    monkeypatch.setattr("gspo.training.optimizer.LARGE_ELEMENTS", large)
+    monkeypatch.setattr("gspo.training.optim.adamw.WAITING_BYTES", waiting)
+    monkeypatch.setattr("gspo.training.optim.adamw.LARGE_ELEMENTS", large)
     model = llama().bfloat16()
     inputs = [torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]]), torch.tensor([[2, 6, 1, 7]])]
     want: dict[str, torch.Tensor] = {}

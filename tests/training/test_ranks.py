@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.training.batching import plan_micro_batches
-from gspo.training.ranks import Ranks, idle_row, merge_ranks, split_over_ranks
+from gspo.training.batch.batching import plan_micro_batches
+from gspo.training.parallel.ranks import Ranks, idle_row, merge_ranks, split_over_ranks
 from gspo.types import Metric, TrainBatch
 
 

@@ -17,7 +17,7 @@ from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row, user_message
 from gspo.models.load import load_model
 from gspo.models.tokenizer import build_tokenizer
-from gspo.training.head import Head
+from gspo.training.log_probs import Head
 from gspo.training.sft import ProgressLine, SftConfig, SftStep, answer_log_probs, encode_examples, train_sft
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gspo.models.output_head import Head
-from gspo.training import tied_embedding
-from gspo.training.tied_embedding import HeadGradient
+from gspo.training import head_gradient as tied_embedding
+from gspo.training.head_gradient import HeadGradient
 
 from .models import llama
 

@@ -21,11 +21,9 @@ from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import fingerprint
 from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
-from gspo.loop.kl_reward import KlScorer
 from gspo.loop.launch import check_launch
 from gspo.loop.parts import Parts
 from gspo.loop.plugins import import_plugins
-from gspo.loop.roles import Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.settings import (
     build_objective,
@@ -43,6 +41,8 @@ from gspo.rollout.workers.fleet import Roster
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.producer import Producer
 from gspo.seeding import derive_seed
+from gspo.training.kl_reward import KlScorer
+from gspo.training.roles import Roles
 from gspo.types import Prompt
 
 

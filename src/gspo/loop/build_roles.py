@@ -20,17 +20,17 @@ from gspo.loop.role_settings import (
     policy_settings,
     reference_settings,
 )
-from gspo.loop.roles import Roles
 from gspo.models.load import load_model
 from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel
-from gspo.training.fsdp import ShardSettings
 from gspo.training.lora import Adapters, LoraSettings
-from gspo.training.offload import OffloadedOptimizer
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.optim.offloaded import OffloadedOptimizer
+from gspo.training.parallel.fsdp import ShardSettings
+from gspo.training.parallel.ranks import ALONE, Ranks
 from gspo.training.policy import Policy, TokenScorer
-from gspo.training.ranks import ALONE, Ranks
 from gspo.training.reference import Reference
+from gspo.training.roles import Roles
 from gspo.training.schedule import Schedule
 
 T = TypeVar("T")

@@ -18,7 +18,6 @@ from gspo.loop.build_roles import compute_dtype
 from gspo.loop.gpu_place import gpu_place
 from gspo.loop.launch import trainer_gpus
 from gspo.loop.role_settings import FLEX_ATTENTION
-from gspo.loop.roles import Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.team_engine import TeamEngine
 from gspo.models import resolve
@@ -32,6 +31,7 @@ from gspo.rollout.workers.lockstep_fleet import Fleet
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights, WeightStore
 from gspo.rollout.workers.worker import EngineSpec
+from gspo.training.roles import Roles
 
 GIVES_BACK = ("sleep", "free_cache")  # options by which engines free their cache while the trainer works
 

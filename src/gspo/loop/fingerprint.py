@@ -11,7 +11,7 @@ import torch
 
 from gspo.config import TrainerConfig
 from gspo.loop.resume import ResumeRefused
-from gspo.loop.roles import Facts
+from gspo.training.roles import Facts
 from gspo.types import Prompt
 
 RANKS = "trainer ranks"

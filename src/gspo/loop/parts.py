@@ -15,8 +15,6 @@ from gspo.loop.engines import runs_ahead
 from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import check_fingerprint
 from gspo.loop.greedy_baseline import GreedyBaseline
-from gspo.loop.kl_reward import KlScorer
-from gspo.loop.roles import Facts, Roles
 from gspo.loop.roles_team import TeamRoles
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
@@ -24,7 +22,9 @@ from gspo.rollout.workers.fleet import Roster
 from gspo.rollout.workers.lockstep_fleet import Fleet
 from gspo.sampling.dynamic import DynamicSampler
 from gspo.sampling.producer import Producer
+from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
+from gspo.training.roles import Facts, Roles
 from gspo.types import Metrics
 
 

@@ -19,13 +19,13 @@ from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
 from gspo.loop.device import default_threads, use_only_deterministic
 from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins
-from gspo.loop.rank_adapters import ShardedAdapters
-from gspo.loop.roles import ADAPTER_FILES, Facts, Roles
 from gspo.loop.team import Place
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
-from gspo.training.fsdp import Shards, ShardSettings
+from gspo.training.parallel.fsdp import Shards, ShardSettings
+from gspo.training.parallel.sharded_lora import ShardedAdapters
 from gspo.training.policy import PolicyLoss, Regulariser
+from gspo.training.roles import ADAPTER_FILES, Facts, Roles
 from gspo.types import Group, Metric, Metrics, TrainBatch
 
 JOIN_TIMEOUT = timedelta(minutes=30)  # for ranks to meet, and for a collective: ranks enter them together

@@ -29,7 +29,7 @@ from gspo.loop.settings import build_objective
 from gspo.models.load import load_model, load_tokenizer
 from gspo.tracking.group_log import read_groups
 from gspo.tracking.run_folder import RunFolder, step_of
-from gspo.training.batching import micro_batch, mini_batches
+from gspo.training.batch.batching import micro_batch, mini_batches
 from gspo.training.policy import PolicySettings, TokenScorer
 from gspo.types import LossInputs, TrainBatch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from gspo.config import TrainerConfig
-from gspo.training.batching import Kind
+from gspo.training.batch.batching import Kind
 from gspo.training.critic import CriticSettings
 from gspo.training.policy import PolicySettings
 

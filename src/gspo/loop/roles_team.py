@@ -12,10 +12,10 @@ from torch import Tensor
 from gspo.config import TrainerConfig
 from gspo.loop.checkpoint import Loaded
 from gspo.loop.checkpoint_shards import TensorSet
-from gspo.loop.roles import Facts
 from gspo.loop.team import Team
+from gspo.training.parallel.ranks import merge_ranks
 from gspo.training.policy import PolicyLoss, Regulariser, Update
-from gspo.training.ranks import merge_ranks
+from gspo.training.roles import Facts
 from gspo.types import Metric, Metrics, TrainBatch
 
 

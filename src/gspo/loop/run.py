@@ -28,9 +28,9 @@ from gspo.rollout.workers.connection import WorkersLost
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
 from gspo.tracking.run_folder import RunLocked
 from gspo.tracking.sinks import MissingExtra
-from gspo.training.fsdp import ShardError
-from gspo.training.head import UnsupportedModel
+from gspo.training.log_probs import UnsupportedModel
 from gspo.training.lora import MissingPeft
+from gspo.training.parallel.fsdp import ShardError
 
 EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
     (

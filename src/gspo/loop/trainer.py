@@ -34,7 +34,7 @@ from gspo.tracking.environment import describe
 from gspo.tracking.files import write_atomic
 from gspo.tracking.group_log import GroupLog
 from gspo.tracking.sinks import open_sinks
-from gspo.training.batching import collate
+from gspo.training.batch.batching import collate
 from gspo.training.policy import Update
 from gspo.types import Group, Metrics, TrainBatch, merge_metrics
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from gspo.algo.aggregation import count_totals
 from gspo.algo.value_loss import explained_variance, value_loss
 from gspo.kernels.device_memory import upload
-from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
+from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
-from gspo.training.optimizer import MasterOptimizer
-from gspo.training.ranks import ALONE, Ranks, idle_row
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
 from gspo.types import BatchTotals, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 

@@ -20,10 +20,10 @@ from gspo.kernels import cpu_attention
 from gspo.kernels import flash_packed as flash
 from gspo.kernels.compiled_layers import CompiledLayers, is_dense
 from gspo.kernels.fused_projections import FusedProjections
-from gspo.training.batching import Kind, MicroBatch, micro_batch
-from gspo.training.graphed import GraphedDecoder
-from gspo.training.packed_attention import FLASH, FLEX, PADDED, configs_of, packed_attention
-from gspo.training.packing import SpansOf
+from gspo.training.batch.attention import FLASH, FLEX, PADDED, configs_of, packed_attention
+from gspo.training.batch.batching import Kind, MicroBatch, micro_batch
+from gspo.training.batch.packing import SpansOf
+from gspo.training.cuda_graphs import GraphedDecoder
 from gspo.types import TrainBatch
 
 log = logging.getLogger(__name__)

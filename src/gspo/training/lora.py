@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.training.head import UnsupportedModel
+from gspo.training.log_probs import UnsupportedModel
 
 ADAPTER = "default"
 # peft loads names of a model wrapped in its own classes; ours are those of the bare model.

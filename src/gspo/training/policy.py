@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gspo.algo.aggregation import count_totals
 from gspo.kernels.device_memory import upload
-from gspo.training.batching import Kind, MicroBatch, plan_micro_batches
+from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
-from gspo.training.head import Head, chosen_log_probs
+from gspo.training.head_gradient import HeadGradient
 from gspo.training.host_memory import keep_freed_memory
-from gspo.training.optimizer import MasterOptimizer, StepResult
-from gspo.training.ranks import ALONE, Ranks, idle_row
+from gspo.training.log_probs import Head, chosen_log_probs
+from gspo.training.optim.adamw import MasterOptimizer, StepResult
+from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
-from gspo.training.tied_embedding import HeadGradient
 from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
 
 PolicyLoss = Callable[[LossInputs], LossOutput]

@@ -16,9 +16,9 @@ from gspo.data.chat_template import encode_answer, encode_prompt
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError, Row
 from gspo.models.load import load_model, load_tokenizer, no_progress_bars
-from gspo.training.batching import split_by_tokens
-from gspo.training.head import Head, chosen_log_probs, decode_hidden
-from gspo.training.optimizer import MasterOptimizer
+from gspo.training.batch.batching import split_by_tokens
+from gspo.training.log_probs import Head, chosen_log_probs, decode_hidden
+from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.schedule import Schedule
 from gspo.types import Prompt
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gspo.training.head import decode_hidden
+from gspo.training.log_probs import decode_hidden
 
 PROBE_ROWS, PROBE_LENGTH = 2, 48
 MAX_LAYER_PARAMETERS = 400_000_000  # a larger layer is not built only to be measured

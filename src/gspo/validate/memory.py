@@ -15,7 +15,7 @@ from gspo.loop.role_settings import layout_kind
 from gspo.models import resolve
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.native.pages import PAGE
-from gspo.training.head import CHUNK_ELEMENTS
+from gspo.training.log_probs import CHUNK_ELEMENTS
 from gspo.validate.activations import Activations, measure_activations
 
 FUSED_CHUNK_ELEMENTS = 1 << 27  # of kernels/triton_log_probs.py, which only a machine with Triton can import

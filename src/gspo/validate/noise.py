@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gspo.config import Objective
-from gspo.training.batching import split_by_rows
+from gspo.training.batch.batching import split_by_rows
 from gspo.training.policy import TokenScorer
 from gspo.types import TrainBatch
 

@@ -16,7 +16,7 @@ from gspo.loop.settings import sampling_settings
 from gspo.rollout.engine import GroupRequest
 from gspo.sampling.filters import judge
 from gspo.seeding import derive_seed
-from gspo.training.batching import collate
+from gspo.training.batch.batching import collate
 from gspo.types import Group, Prompt
 from gspo.validate.noise import Noise, measure_noise
 

@@ -29,9 +29,9 @@ from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.training.critic import ValueModel
-from gspo.training.moe import experts_per_token
-from gspo.training.optimizer import MasterOptimizer
-from gspo.training.ranks import Ranks
+from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.parallel.ranks import Ranks
+from gspo.training.router_change import experts_per_token
 
 T = TypeVar("T")
 

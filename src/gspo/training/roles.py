@@ -12,11 +12,11 @@ from torch import Tensor
 
 from gspo.loop.checkpoint import Loaded, TensorSet
 from gspo.training.critic import Critic
-from gspo.training.fsdp import full
 from gspo.training.lora import Adapters, num_trained
-from gspo.training.moe import RouterWatch
+from gspo.training.parallel.fsdp import full
 from gspo.training.policy import Policy, PolicyLoss, Regulariser, Update
 from gspo.training.reference import Reference
+from gspo.training.router_change import RouterWatch
 from gspo.types import TrainBatch
 
 ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.training.batching import micro_batch
-from gspo.training.ranks import ALONE, Ranks
+from gspo.training.batch.batching import micro_batch
+from gspo.training.parallel.ranks import ALONE, Ranks
 from gspo.types import Metric, Metrics, TrainBatch
 
 MAX_SEQUENCES = 8

@@ -9,7 +9,7 @@ from gspo.algo.functional import kl_penalty
 from gspo.algo.kl import KLController
 from gspo.loop.roles_team import TeamPolicy, TeamReference
 from gspo.rewards.protocol import Scorer
-from gspo.training.batching import collate
+from gspo.training.batch.batching import collate
 from gspo.training.policy import Policy
 from gspo.training.reference import Reference
 from gspo.types import Group, Metric, Metrics, Reward, Rollout

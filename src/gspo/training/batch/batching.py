@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gspo.kernels.device_memory import upload
 from gspo.kernels.ragged import flat, padded, ranges
-from gspo.training.packing import Layout, SpansOf, pack
-from gspo.training.ranks import ALONE, Ranks, split_over_ranks
+from gspo.training.batch.packing import Layout, SpansOf, pack
+from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks
 from gspo.types import Group, TrainBatch
 
 # How a micro-batch is laid out: padded rows, packed rows, or packed with the prompt of a group once.

@@ -15,7 +15,7 @@ from transformers import AttentionInterface
 
 from gspo.kernels.cpu_attention import Families
 from gspo.kernels.flash_packed import Spans
-from gspo.training.packing import Block, Layout
+from gspo.training.batch.packing import Block, Layout
 
 # transformers' attention → what replaces it.
 PADDED = {"sdpa": "gspo_packed", "eager": "gspo_packed_eager"}

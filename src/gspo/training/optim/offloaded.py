@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from gspo.training.conveyor import Conveyor
-from gspo.training.optimizer import MOMENTS, MasterOptimizer, widened
-from gspo.training.pinned import PinnedFloats
+from gspo.training.optim.adamw import MOMENTS, MasterOptimizer, widened
+from gspo.training.optim.host_device_pipeline import Conveyor
+from gspo.training.optim.pinned import PinnedFloats
 
 PIECE_ELEMENTS = 1 << 24  # 64 MiB of each row: some milliseconds of a bus
 # Tensors start and are cut at multiples of this, where a CPU's kernel may cut them for its threads as well: elements

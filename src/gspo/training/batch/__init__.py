@@ -1,0 +1,1 @@
+"""From groups to micro-batches: collating, packing, attention over packed rows."""

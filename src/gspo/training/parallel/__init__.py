@@ -1,0 +1,1 @@
+"""Training over several ranks: FSDP2 and what ranks agree on."""
