@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gspo.checkpoint import folder as checkpoint
 from gspo.config import load
-from gspo.loop import checkpoint
 from gspo.loop.rank_worker import RankWorker
 from gspo.loop.team import Place
 from gspo.models.load import load_model

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gspo.loop import checkpoint, closing
+from gspo.checkpoint import folder as checkpoint
+from gspo.loop import closing
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import LOW, PPO, train
 from tests.faults.small_run import final_state

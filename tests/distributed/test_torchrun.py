@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from gspo.loop import checkpoint
+from gspo.checkpoint import folder as checkpoint
 from tests.distributed.runs import FSDP
 from tests.faults.small_run import config
 

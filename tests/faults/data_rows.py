@@ -169,7 +169,7 @@ def manifest_outside(folder: Path, canary: Path) -> None:
     (folder.parent / "secret").write_text("x")
     entry = {"size": 1, "sha256": "2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881"}
     (folder / "MANIFEST.json").write_text(json.dumps({"format": 1, "files": {"../secret": entry}}))
-    from gspo.loop.checkpoint import verify
+    from gspo.checkpoint.folder import verify
 
     reason = verify(folder)
     if reason and "outside" in reason:

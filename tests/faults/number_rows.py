@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo.loop import checkpoint
+from gspo.checkpoint import folder as checkpoint
 from gspo.types import LossOutput, Reward
 from tests.faults.kill_rows import Bench, with_bench
 from tests.faults.row import Check

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo.loop import checkpoint
+from gspo.checkpoint import folder as checkpoint
 from tests.faults import faults
 from tests.faults.kill_rows import Bench, make_model_apart, with_bench
 from tests.faults.processes import drop_capabilities

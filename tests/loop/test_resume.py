@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from gspo.loop.checkpoint import CheckpointError
-from gspo.loop.resume import ResumeRefused
+from gspo.checkpoint.folder import CheckpointError
+from gspo.checkpoint.resume import ResumeRefused
 from gspo.loop.trainer import Trainer
 from gspo.tracking.console import Console
 from gspo.tracking.run_folder import RunLocked

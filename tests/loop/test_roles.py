@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from gspo.loop.resume import ResumeRefused
+from gspo.checkpoint.resume import ResumeRefused
 from gspo.models.load import load_model
 from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer

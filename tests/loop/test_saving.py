@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import gspo.loop.trainer as module
+from gspo.checkpoint import folder as checkpoint
+from gspo.checkpoint.background_writer import Writer
+from gspo.checkpoint.folder import CheckpointError
+from gspo.checkpoint.saver import STAGE, Saving
 from gspo.config import TrainerConfig
-from gspo.loop import checkpoint
 from gspo.loop.alarms import RULES
-from gspo.loop.checkpoint import CheckpointError
 from gspo.loop.roles_team import TeamRoles
 from gspo.loop.run import exit_code
-from gspo.loop.saving import STAGE, Saving
-from gspo.loop.writer import Writer
 from gspo.tracking.clock import Clock
 from gspo.tracking.group_log import GroupLog
 from gspo.training.roles import Roles

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from gspo.loop import checkpoint
+from gspo.checkpoint import folder as checkpoint
 from gspo.loop.closing import accuracy
 from gspo.tracking.files import write_atomic
 from gspo.tracking.run_folder import RunFolder, step_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import TrainerConfig
-from gspo.loop.resume import ResumeRefused
 from gspo.training.roles import Facts
 from gspo.types import Prompt
 

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
 from gspo.config import TrainerConfig
 from gspo.loop.build_roles import build_roles, compute_dtype, load_weights
-from gspo.loop.checkpoint_shards import TensorSet, fill_set, write_sets
 from gspo.loop.device import default_threads, use_only_deterministic
 from gspo.loop.engines import build_engine
 from gspo.loop.plugins import import_plugins

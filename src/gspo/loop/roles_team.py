@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.checkpoint.folder import Loaded
+from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
-from gspo.loop.checkpoint import Loaded
-from gspo.loop.checkpoint_shards import TensorSet
 from gspo.loop.team import Team
 from gspo.training.parallel.ranks import merge_ranks
 from gspo.training.policy import PolicyLoss, Regulariser, Update

@@ -12,12 +12,12 @@ import json
 import sys
 from typing import Any
 
+from gspo.checkpoint.folder import CheckpointError
+from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import ConfigErrors, ResolvedConfig
 from gspo.data.rows import DataError
 from gspo.loop.backend import ClusterError
-from gspo.loop.checkpoint import CheckpointError
 from gspo.loop.launch import check_launch, launched_ranks, tell_code
-from gspo.loop.resume import ResumeRefused
 from gspo.loop.team import RankFailed
 from gspo.loop.team_torchrun import TorchrunTeam, team_of_launch
 from gspo.loop.trainer import BadNumbers, Trainer

@@ -12,8 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
+from gspo.checkpoint import folder as checkpoint
+from gspo.checkpoint.background_writer import Writer
+from gspo.checkpoint.resume import Resume, find_resume, resolve_config
+from gspo.checkpoint.saver import Saving
 from gspo.config import ResolvedConfig, TrainerConfig
-from gspo.loop import checkpoint, closing, records
+from gspo.loop import closing, records
 from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
 from gspo.loop.backend import Backend
 from gspo.loop.build import Parts, build, choose_backend
@@ -21,12 +25,9 @@ from gspo.loop.evaluation import Evaluation
 from gspo.loop.numbers import BadNumbers as BadNumbers
 from gspo.loop.numbers import check_numbers
 from gspo.loop.records import Trained
-from gspo.loop.resume import Resume, find_resume, resolve_config
-from gspo.loop.saving import Saving
 from gspo.loop.signals import StopRequest
 from gspo.loop.team import RankFailed
 from gspo.loop.watchdog import Watchdog
-from gspo.loop.writer import Writer
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.tracking.clock import Clock
 from gspo.tracking.console import Console

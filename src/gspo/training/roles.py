@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gspo.loop.checkpoint import Loaded, TensorSet
+from gspo.checkpoint.folder import Loaded, TensorSet
 from gspo.training.critic import Critic
 from gspo.training.lora import Adapters, num_trained
 from gspo.training.parallel.fsdp import full

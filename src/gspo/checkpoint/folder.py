@@ -20,7 +20,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gspo.loop.checkpoint_shards import INDEX, SHARDS, TensorSet, read_sets
+from gspo.checkpoint.tensor_sets import INDEX, SHARDS, TensorSet, read_sets
 from gspo.tracking.files import sync_file, sync_folder
 from gspo.tracking.run_folder import step_of
 

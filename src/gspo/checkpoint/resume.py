@@ -10,9 +10,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from gspo.checkpoint import folder as checkpoint
 from gspo.config import ConfigErrors, ResolvedConfig, TrainerConfig, resolve
 from gspo.config.pending import essential
-from gspo.loop import checkpoint
 from gspo.tracking.run_folder import RunFolder
 
 # Keys that change what is shown, kept or how long a run is, never what a step computes.

@@ -1,0 +1,1 @@
+"""Checkpoints: the format on disk, saving, resuming."""
