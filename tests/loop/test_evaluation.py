@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from gspo.loop.evaluation import best_of, summarise, wilson
+from gspo.evaluation.evaluator import best_of, summarise, wilson
 from gspo.types import Group, Prompt, Reward, Rollout
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from gspo.config import TrainerConfig
+from gspo.evaluation.evaluator import Evaluation, Evaluator
 from gspo.loop.build_roles import load_weights
 from gspo.loop.device import choose_device, default_threads
 from gspo.loop.engines import build_engine
-from gspo.loop.evaluation import Evaluation, Evaluator
 from gspo.loop.inputs import build_scorer, load_prompts
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import SamplingParams

@@ -13,13 +13,13 @@ import torch
 from gspo.algo.kl import make_controller
 from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
+from gspo.evaluation.evaluator import Evaluator
+from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.loop.backend import Backend, ClusterError
 from gspo.loop.build_roles import build_roles
 from gspo.loop.device import choose_device, default_threads, use_only_deterministic
 from gspo.loop.engines import build_rollout, check_engine, num_workers, runs_ahead
-from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import fingerprint
-from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
 from gspo.loop.launch import check_launch
 from gspo.loop.parts import Parts

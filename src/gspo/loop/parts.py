@@ -11,10 +11,10 @@ from typing import Any
 
 from gspo.algo.objective import Objective
 from gspo.config import TrainerConfig
+from gspo.evaluation.evaluator import Evaluator
+from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.loop.engines import runs_ahead
-from gspo.loop.evaluation import Evaluator
 from gspo.loop.fingerprint import check_fingerprint
-from gspo.loop.greedy_baseline import GreedyBaseline
 from gspo.loop.roles_team import TeamRoles
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine

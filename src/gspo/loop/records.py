@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.loop.evaluation import Evaluation
+from gspo.evaluation.evaluator import Evaluation
 from gspo.sampling.step_counts import SamplingReport
 from gspo.tracking.files import write_atomic
 from gspo.tracking.group_log import GroupLog

@@ -1,0 +1,1 @@
+"""How good is the model: evaluation on held-out prompts."""
