@@ -7,9 +7,9 @@ import ray
 import torch
 
 from gspo.cluster import ClusterError, RankWorker, ResourcePool, ResourcePoolManager, Role, RolloutWorker
-from gspo.cluster.backend import _at
-from gspo.cluster.placement import default_pools, make_pools, trainer_role, worker_classes
 from gspo.config import load
+from gspo.distributed.ray.backend import _at
+from gspo.distributed.ray.placement import default_pools, make_pools, trainer_role, worker_classes
 from gspo.loop.engines import engine_spec
 from gspo.models.load import load_tokenizer
 

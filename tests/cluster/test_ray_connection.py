@@ -9,9 +9,9 @@ import time
 import pytest
 import torch
 
-from gspo.cluster.object_weights import ObjectStore, ObjectWeights
-from gspo.cluster.ray_connection import RayConnection
-from gspo.cluster.tensors import send_as_arrays
+from gspo.distributed.ray.connection import RayConnection
+from gspo.distributed.ray.tensors import send_as_arrays
+from gspo.distributed.ray.weight_store import ObjectStore, ObjectWeights
 from gspo.rollout.engine import EngineError
 from gspo.rollout.workers.connection import WorkerDied, WorkerError
 from gspo.rollout.workers.worker import EngineSpec, RolloutWorker

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gspo.cluster import RayTeam, ResourcePool
-from gspo.loop.team import RankFailed
+from gspo.distributed.team import RankFailed
 from tests.cluster.waiting import is_gone, wait_until
 from tests.cluster.workers import SumRank
 
@@ -52,7 +52,7 @@ def test_an_error_of_all_ranks_is_raised_as_itself(team):
 
 @pytest.mark.slow
 def test_one_rank_s_error_names_the_rank_first(pool, monkeypatch):
-    monkeypatch.setattr("gspo.cluster.ray_team.CAUSE_SECONDS", 0.5)
+    monkeypatch.setattr("gspo.distributed.ray.team.CAUSE_SECONDS", 0.5)
     team = RayTeam(pool, SumRank)
     with pytest.raises(RankFailed, match=r"^trainer rank 1 of 2: LookupError: no such model"):
         team.call("refuse", 1)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from gspo.cluster import RayPPOTrainerWithSampling, ResourcePoolManager, Role
 from gspo.config import load
-from gspo.loop.team import RankFailed
+from gspo.distributed.team import RankFailed
 from gspo.loop.trainer import Trainer
 from tests.cluster.fragile import fragile_rank, fragile_rollout, mark
 from tests.cluster.waiting import wait_until

@@ -8,8 +8,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from gspo.loop.rank_worker import RankWorker
-from gspo.loop.team import Place
+from gspo.distributed.rank_worker import RankWorker
+from gspo.distributed.team import Place
 
 
 class SumRank(RankWorker):

@@ -19,8 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gspo.loop import closing, rank_worker, team_torchrun
-from gspo.loop.team import RankFailed
+from gspo.distributed import rank_worker
+from gspo.distributed import torchrun_team as team_torchrun
+from gspo.distributed.team import RankFailed
+from gspo.loop import closing
 from tests.distributed.cases import CASES
 from tests.distributed.runs import train
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.loop.team_torchrun import TorchrunTeam
+from gspo.distributed.torchrun_team import TorchrunTeam
 from tests.distributed.cases import build_policy, updates
 from tests.training.models import llama
 

@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint import folder as checkpoint
 from gspo.config import load
-from gspo.loop.rank_worker import RankWorker
-from gspo.loop.team import Place
+from gspo.distributed.rank_worker import RankWorker
+from gspo.distributed.team import Place
 from gspo.models.load import load_model
 from gspo.training.lora import Adapters, LoraSettings
 from gspo.training.parallel.fsdp import ShardError, full

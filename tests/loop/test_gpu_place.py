@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from gspo.config import load
+from gspo.distributed.gpu_place import GpuPlace, gpu_place
+from gspo.distributed.launch import trainer_gpus
 from gspo.loop import engines
-from gspo.loop.gpu_place import GpuPlace, gpu_place
-from gspo.loop.launch import trainer_gpus
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import EngineError
 

@@ -9,8 +9,8 @@ import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from gspo.config import load
-from gspo.loop.launch import launch, tell_code
-from gspo.loop.team_watch import EXIT_RANK_FAILED
+from gspo.distributed.launch import launch, tell_code
+from gspo.distributed.rank_watch import EXIT_RANK_FAILED
 
 RANKS = ["actor_rollout_ref.actor.strategy=fsdp2", "trainer.n_gpus_per_node=2", "trainer.device=cpu"]
 

@@ -20,8 +20,8 @@ from gspo.checkpoint.background_writer import Writer
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.saver import STAGE, Saving
 from gspo.config import TrainerConfig
+from gspo.distributed.team_roles import TeamRoles
 from gspo.loop.alarms import RULES
-from gspo.loop.roles_team import TeamRoles
 from gspo.loop.run import exit_code
 from gspo.tracking.clock import Clock
 from gspo.tracking.group_log import GroupLog

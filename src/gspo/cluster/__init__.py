@@ -9,16 +9,16 @@ if find_spec("ray") is None:
         "gspo.cluster needs Ray, which is not installed: pip install 'gspo[ray]'", name="ray"
     )
 
-from gspo.cluster.backend import RayBackend
-from gspo.cluster.ray_connection import RayConnection
-from gspo.cluster.ray_team import RayTeam
-from gspo.cluster.resource_pool import ResourcePool
-from gspo.cluster.resource_pool_manager import ResourcePoolManager
-from gspo.cluster.role import Role
-from gspo.cluster.session import RaySession
-from gspo.cluster.trainer import RayPPOTrainerWithSampling
-from gspo.loop.backend import ClusterError
-from gspo.loop.rank_worker import RankWorker
+from gspo.compat.verl_ray_trainer import RayPPOTrainerWithSampling
+from gspo.distributed.backend import ClusterError
+from gspo.distributed.rank_worker import RankWorker
+from gspo.distributed.ray.backend import RayBackend
+from gspo.distributed.ray.connection import RayConnection
+from gspo.distributed.ray.resource_pool import ResourcePool
+from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
+from gspo.distributed.ray.role import Role
+from gspo.distributed.ray.session import RaySession
+from gspo.distributed.ray.team import RayTeam
 from gspo.rollout.workers.worker import RolloutWorker
 
 RayPPOTrainer = RayPPOTrainerWithSampling  # dynamic sampling is a key, not another class

@@ -45,7 +45,7 @@ def run(config: ResolvedConfig) -> int:
         )
     if refused:
         return EXIT_BAD_CONFIG
-    from gspo.loop.launch import launch
+    from gspo.distributed.launch import launch
     from gspo.loop.run import train as run_training
 
     code = launch(config.config, sys.argv[1:])  # several ranks on this machine

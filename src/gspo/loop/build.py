@@ -13,18 +13,19 @@ import torch
 from gspo.algo.kl import make_controller
 from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
+from gspo.distributed.backend import Backend, ClusterError
+from gspo.distributed.launch import check_launch
+from gspo.distributed.team import Team
+from gspo.distributed.team_roles import TeamRoles
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
-from gspo.loop.backend import Backend, ClusterError
 from gspo.loop.build_roles import build_roles
 from gspo.loop.device import choose_device, default_threads, use_only_deterministic
 from gspo.loop.engines import build_rollout, check_engine, num_workers, runs_ahead
 from gspo.loop.fingerprint import fingerprint
 from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
-from gspo.loop.launch import check_launch
 from gspo.loop.parts import Parts
 from gspo.loop.plugins import import_plugins
-from gspo.loop.roles_team import TeamRoles
 from gspo.loop.settings import (
     build_objective,
     groups_held,
@@ -33,7 +34,6 @@ from gspo.loop.settings import (
     training_params,
     validation_params,
 )
-from gspo.loop.team import Team
 from gspo.models.load import load_tokenizer
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
@@ -142,7 +142,7 @@ def _build_roles(
         backend.start(config)
         team: Team = backend.team()
     else:
-        from gspo.loop.team_torchrun import TorchrunTeam
+        from gspo.distributed.torchrun_team import TorchrunTeam
 
         check_launch(config)
         team = TorchrunTeam.join(config.trainer.device)
@@ -156,7 +156,7 @@ def choose_backend(config: TrainerConfig) -> Backend | None:
         return None
     if importlib.util.find_spec("ray") is None:
         raise ClusterError("trainer.backend=ray: Ray is not installed; pip install 'gspo[ray]'")
-    from gspo.cluster.backend import RayBackend
+    from gspo.distributed.ray.backend import RayBackend
 
     return RayBackend()
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from gspo.config import TrainerConfig
-from gspo.loop.backend import Backend
+from gspo.distributed.backend import Backend
+from gspo.distributed.gpu_place import gpu_place
+from gspo.distributed.launch import trainer_gpus
+from gspo.distributed.team_engine import TeamEngine
+from gspo.distributed.team_roles import TeamRoles
 from gspo.loop.build_roles import compute_dtype
-from gspo.loop.gpu_place import gpu_place
-from gspo.loop.launch import trainer_gpus
 from gspo.loop.role_settings import FLEX_ATTENTION
-from gspo.loop.roles_team import TeamRoles
-from gspo.loop.team_engine import TeamEngine
 from gspo.models import resolve
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.native.engine import NativeEngine

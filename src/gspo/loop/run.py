@@ -16,10 +16,10 @@ from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import ConfigErrors, ResolvedConfig
 from gspo.data.rows import DataError
-from gspo.loop.backend import ClusterError
-from gspo.loop.launch import check_launch, launched_ranks, tell_code
-from gspo.loop.team import RankFailed
-from gspo.loop.team_torchrun import TorchrunTeam, team_of_launch
+from gspo.distributed.backend import ClusterError
+from gspo.distributed.launch import check_launch, launched_ranks, tell_code
+from gspo.distributed.team import RankFailed
+from gspo.distributed.torchrun_team import TorchrunTeam, team_of_launch
 from gspo.loop.trainer import BadNumbers, Trainer
 from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError

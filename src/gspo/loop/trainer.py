@@ -17,16 +17,16 @@ from gspo.checkpoint.background_writer import Writer
 from gspo.checkpoint.resume import Resume, find_resume, resolve_config
 from gspo.checkpoint.saver import Saving
 from gspo.config import ResolvedConfig, TrainerConfig
+from gspo.distributed.backend import Backend
+from gspo.distributed.team import RankFailed
 from gspo.evaluation.evaluator import Evaluation
 from gspo.loop import closing, records
 from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
-from gspo.loop.backend import Backend
 from gspo.loop.build import Parts, build, choose_backend
 from gspo.loop.numbers import BadNumbers as BadNumbers
 from gspo.loop.numbers import check_numbers
 from gspo.loop.records import Trained
 from gspo.loop.signals import StopRequest
-from gspo.loop.team import RankFailed
 from gspo.loop.watchdog import Watchdog
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.tracking.clock import Clock

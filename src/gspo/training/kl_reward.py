@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.algo.functional import kl_penalty
 from gspo.algo.kl import KLController
-from gspo.loop.roles_team import TeamPolicy, TeamReference
+from gspo.distributed.team_roles import TeamPolicy, TeamReference
 from gspo.rewards.protocol import Scorer
 from gspo.training.batch.batching import collate
 from gspo.training.policy import Policy

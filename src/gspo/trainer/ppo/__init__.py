@@ -11,7 +11,7 @@ import warnings
 from importlib.util import find_spec
 from typing import Any
 
-from gspo.trainer.ppo.in_process import PPOTrainerWithSampling
+from gspo.compat.verl_trainer import PPOTrainerWithSampling
 
 __all__ = ["PPOTrainerWithSampling"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.loop.team import Team
+from gspo.distributed.team import Team
 from gspo.rollout.engine import GroupRequest
 from gspo.types import Group
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from gspo.loop.team import Place
+from gspo.distributed.team import Place
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 40.0  # without a beat a rank on another machine counts as gone

@@ -13,8 +13,8 @@ import torch
 
 from gspo.config import ConfigErrors, TrainerConfig
 from gspo.config.problems import Problem
-from gspo.loop.team import Place
-from gspo.loop.team_watch import EXIT_RANK_FAILED
+from gspo.distributed.rank_watch import EXIT_RANK_FAILED
+from gspo.distributed.team import Place
 
 CODE_FILE = "GSPO_EXIT_CODE_FILE"  # where rank 0 writes its exit code for who launched it
 SHUTDOWN_SECONDS = 300  # for the step in flight and its checkpoint, after a signal; torchrun gives 30

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.cluster.actors import go_to, plain_class
-from gspo.cluster.errors import portable, root_cause
-from gspo.loop.team_stacks import thread_stacks
+from gspo.distributed.rank_stacks import thread_stacks
+from gspo.distributed.ray.actors import go_to, plain_class
+from gspo.distributed.ray.errors import portable, root_cause
 from gspo.rollout.workers.connection import Ticket, WorkerDied
 from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 

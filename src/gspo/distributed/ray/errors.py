@@ -8,7 +8,7 @@ import traceback
 
 import ray.exceptions
 
-from gspo.loop.backend import ClusterError
+from gspo.distributed.backend import ClusterError
 from gspo.rollout.workers.connection import WorkerDied, WorkerError
 
 __all__ = ["ClusterError", "WorkerDied", "portable", "root_cause"]

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gspo.loop.launch import launched_place
-from gspo.loop.rank_worker import RankWorker
-from gspo.loop.team import Place, RankFailed
-from gspo.loop.team_stacks import StackAnswers, ask_stacks, told
-from gspo.loop.team_watch import EXIT_RANK_FAILED, RankWatch, describe, is_network_error
+from gspo.distributed.launch import launched_place
+from gspo.distributed.rank_stacks import StackAnswers, ask_stacks, told
+from gspo.distributed.rank_watch import EXIT_RANK_FAILED, RankWatch, describe, is_network_error
+from gspo.distributed.rank_worker import RankWorker
+from gspo.distributed.team import Place, RankFailed
 
 CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says that a rank is gone
 FOREVER = timedelta(

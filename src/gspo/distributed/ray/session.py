@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from gspo.cluster.errors import ClusterError
-from gspo.cluster.tensors import send_as_arrays
+from gspo.distributed.ray.errors import ClusterError
+from gspo.distributed.ray.tensors import send_as_arrays
 
 ADDRESS = "RAY_ADDRESS"
 KNOCK_SECONDS = 10.0

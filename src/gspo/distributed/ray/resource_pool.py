@@ -9,7 +9,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from gspo.cluster.errors import ClusterError
+from gspo.distributed.ray.errors import ClusterError
 
 PLACEMENT_SECONDS = 60.0  # how long to wait for devices that the cluster has and somebody else holds
 

@@ -10,9 +10,9 @@ from typing import Any
 import ray
 from ray.actor import ActorClass
 
-from gspo.cluster.errors import portable
-from gspo.cluster.tensors import send_as_arrays
-from gspo.loop.team_stacks import StackAnswers
+from gspo.distributed.rank_stacks import StackAnswers
+from gspo.distributed.ray.errors import portable
+from gspo.distributed.ray.tensors import send_as_arrays
 
 THREADS = "OMP_NUM_THREADS"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.cluster.backend import RayBackend
-from gspo.cluster.errors import ClusterError
-from gspo.cluster.ray_team import RayTeam
-from gspo.cluster.resource_pool_manager import ResourcePoolManager
-from gspo.cluster.role import Role
+from gspo.compat.verl_trainer import AnyConfig, PPOTrainerWithSampling, with_overrides
 from gspo.config import ResolvedConfig
-from gspo.trainer.ppo.in_process import AnyConfig, PPOTrainerWithSampling, with_overrides
+from gspo.distributed.ray.backend import RayBackend
+from gspo.distributed.ray.errors import ClusterError
+from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
+from gspo.distributed.ray.role import Role
+from gspo.distributed.ray.team import RayTeam
 
 
 class RayPPOTrainerWithSampling(PPOTrainerWithSampling):

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from gspo.config import ResolvedConfig, TrainerConfig, load
 
 if TYPE_CHECKING:
-    from gspo.loop.backend import Backend
+    from gspo.distributed.backend import Backend
     from gspo.loop.trainer import Trainer
 
 AnyConfig = TrainerConfig | ResolvedConfig | Mapping[str, Any]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import ray
 
-from gspo.cluster.errors import ClusterError
-from gspo.cluster.resource_pool import ResourcePool
-from gspo.cluster.role import Role
+from gspo.distributed.ray.errors import ClusterError
+from gspo.distributed.ray.resource_pool import ResourcePool
+from gspo.distributed.ray.role import Role
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from torch import Tensor
 
-from gspo.cluster.tensors import pack, view
+from gspo.distributed.ray.tensors import pack, view
 
 
 class ObjectWeights(Mapping[str, Tensor]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gspo.config import TrainerConfig
-from gspo.loop.team import Team
+from gspo.distributed.team import Team
 from gspo.rollout.workers.connection import Connection
 from gspo.rollout.workers.weight_store import WeightStore
 from gspo.rollout.workers.worker import EngineSpec

@@ -10,12 +10,20 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.cluster.actors import THREADS, answer_stacks, as_actor_class, free_port, local_numbers, run, settle
-from gspo.cluster.errors import WorkerDied, root_cause
-from gspo.cluster.resource_pool import ResourcePool
-from gspo.loop.rank_worker import RankWorker
-from gspo.loop.team import Place, RankFailed
-from gspo.loop.team_stacks import ask_stacks, told
+from gspo.distributed.rank_stacks import ask_stacks, told
+from gspo.distributed.rank_worker import RankWorker
+from gspo.distributed.ray.actors import (
+    THREADS,
+    answer_stacks,
+    as_actor_class,
+    free_port,
+    local_numbers,
+    run,
+    settle,
+)
+from gspo.distributed.ray.errors import WorkerDied, root_cause
+from gspo.distributed.ray.resource_pool import ResourcePool
+from gspo.distributed.team import Place, RankFailed
 
 CAUSE_SECONDS = 5.0  # after a first error: how long to look for the one behind it
 

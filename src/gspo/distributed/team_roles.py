@@ -12,7 +12,7 @@ from torch import Tensor
 from gspo.checkpoint.folder import Loaded
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
-from gspo.loop.team import Team
+from gspo.distributed.team import Team
 from gspo.training.parallel.ranks import merge_ranks
 from gspo.training.policy import PolicyLoss, Regulariser, Update
 from gspo.training.roles import Facts

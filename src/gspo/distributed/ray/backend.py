@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from gspo.cluster.object_weights import ObjectStore
-from gspo.cluster.placement import make_pools, num_local_cpus, trainer_role, worker_classes
-from gspo.cluster.ray_connection import RayConnection
-from gspo.cluster.ray_team import RayTeam
-from gspo.cluster.resource_pool import ResourcePool
-from gspo.cluster.resource_pool_manager import ResourcePoolManager
-from gspo.cluster.role import Role
-from gspo.cluster.session import RaySession
 from gspo.config import TrainerConfig
+from gspo.distributed.ray.connection import RayConnection
+from gspo.distributed.ray.placement import make_pools, num_local_cpus, trainer_role, worker_classes
+from gspo.distributed.ray.resource_pool import ResourcePool
+from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
+from gspo.distributed.ray.role import Role
+from gspo.distributed.ray.session import RaySession
+from gspo.distributed.ray.team import RayTeam
+from gspo.distributed.ray.weight_store import ObjectStore
 from gspo.loop.build_roles import compute_dtype
 from gspo.loop.engines import on_device
 from gspo.rollout.workers.worker import EngineSpec

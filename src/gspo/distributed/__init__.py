@@ -1,0 +1,1 @@
+"""Training over several processes: rank groups, torchrun, Ray."""

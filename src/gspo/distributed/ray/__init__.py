@@ -1,0 +1,1 @@
+"""Ray: placement, actors and fault handling."""
