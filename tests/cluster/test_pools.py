@@ -6,11 +6,11 @@ import pytest
 import ray
 import torch
 
+from gspo.build.engines import engine_spec
 from gspo.cluster import ClusterError, RankWorker, ResourcePool, ResourcePoolManager, Role, RolloutWorker
 from gspo.config import load
 from gspo.distributed.ray.backend import _at
 from gspo.distributed.ray.placement import default_pools, make_pools, trainer_role, worker_classes
-from gspo.loop.engines import engine_spec
 from gspo.models.load import load_tokenizer
 
 

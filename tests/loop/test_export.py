@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gspo.build.inputs import load_prompts
 from gspo.data.rows import DataError
-from gspo.loop.inputs import load_prompts
 from gspo.loop.trainer import Trainer
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from tests.faults.small_run import config, even_first_byte, make_model

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from gspo.build import engines
 from gspo.config import load
 from gspo.distributed.gpu_place import GpuPlace, gpu_place
 from gspo.distributed.launch import trainer_gpus
-from gspo.loop import engines
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import EngineError
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from gspo.build.inputs import load_prompts
 from gspo.data.rows import DataError
-from gspo.loop.inputs import load_prompts
 from gspo.loop.trainer import Trainer
 from gspo.rewards import RewardError
 from gspo.tracking.console import Console
@@ -123,7 +123,7 @@ def test_what_was_started_ends_when_a_later_part_cannot_be_built(tmp_path, model
     def broken(*args):
         raise DataError("data", "no fingerprint")
 
-    monkeypatch.setattr("gspo.loop.build.fingerprint", broken)
+    monkeypatch.setattr("gspo.build.run.fingerprint", broken)
     with pytest.raises(DataError, match="no fingerprint"):
         open_trainer(tmp_path, model, reward=even_first_byte)
     assert ended == ["engine"]

@@ -138,7 +138,7 @@ def test_workers_that_always_die_end_the_run_with_code_8_and_the_cause_first(
         return Dying(lambda: engine, index)
 
     monkeypatch.setattr(member, "BACKOFF", (0.0, 0.0, 0.0))
-    monkeypatch.setattr("gspo.loop.engines.ProcessConnection", dying)
+    monkeypatch.setattr("gspo.build.engines.ProcessConnection", dying)
     settings = config(tmp_path, model, *ASYNC, "trainer.val_before_train=false")
     code = run_command(settings, reward_fn=even_first_byte, console=Console(enabled=False))
     assert code == 8

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.loop import engines
+from gspo.build import engines
 from gspo.rollout.workers.worker import EngineSpec, build_engine
 
 from ..rollout.thread_connection import ThreadConnection

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 
+from gspo.build.engines import engine_spec, num_workers
+from gspo.build.run import build
 from gspo.config import load
-from gspo.loop.build import build
-from gspo.loop.engines import engine_spec, num_workers
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import EngineError
 from gspo.rollout.vllm.core import VllmCore

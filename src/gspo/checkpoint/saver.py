@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gspo.build.parts import Parts
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import Writer
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
-from gspo.loop.parts import Parts
 from gspo.tracking.clock import Clock
 
 STAGE = "save_checkpoint"

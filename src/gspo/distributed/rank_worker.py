@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gspo.build.device import default_threads, use_only_deterministic
+from gspo.build.engines import build_engine
+from gspo.build.models import build_roles, compute_dtype, load_weights
+from gspo.build.plugins import import_plugins
 from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
 from gspo.config import TrainerConfig
 from gspo.distributed.team import Place
-from gspo.loop.build_roles import build_roles, compute_dtype, load_weights
-from gspo.loop.device import default_threads, use_only_deterministic
-from gspo.loop.engines import build_engine
-from gspo.loop.plugins import import_plugins
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.training.parallel.fsdp import Shards, ShardSettings

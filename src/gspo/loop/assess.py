@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from gspo.build.device import choose_device, default_threads
+from gspo.build.engines import build_engine
+from gspo.build.inputs import build_scorer, load_prompts
+from gspo.build.models import load_weights
 from gspo.config import TrainerConfig
 from gspo.evaluation.evaluator import Evaluation, Evaluator
-from gspo.loop.build_roles import load_weights
-from gspo.loop.device import choose_device, default_threads
-from gspo.loop.engines import build_engine
-from gspo.loop.inputs import build_scorer, load_prompts
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import SamplingParams
 from gspo.seeding import derive_seed

@@ -22,10 +22,10 @@ from torch import Tensor
 from gspo.algo.aggregation import count_totals
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
+from gspo.build.settings import build_objective
 from gspo.config import TrainerConfig, load
 from gspo.data.chat_template import encode_prompt
 from gspo.data.rows import Row
-from gspo.loop.settings import build_objective
 from gspo.models.load import load_model, load_tokenizer
 from gspo.tracking.group_log import read_groups
 from gspo.tracking.run_folder import RunFolder, step_of

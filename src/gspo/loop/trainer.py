@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gspo.build.run import Parts, build, choose_backend
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import Writer
 from gspo.checkpoint.resume import Resume, find_resume, resolve_config
@@ -22,7 +23,6 @@ from gspo.distributed.team import RankFailed
 from gspo.evaluation.evaluator import Evaluation
 from gspo.loop import closing, records
 from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
-from gspo.loop.build import Parts, build, choose_backend
 from gspo.loop.numbers import BadNumbers as BadNumbers
 from gspo.loop.numbers import check_numbers
 from gspo.loop.records import Trained

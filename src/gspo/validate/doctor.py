@@ -89,7 +89,7 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     """Need against what the machine has."""
     import torch
 
-    from gspo.loop.device import choose_device
+    from gspo.build.device import choose_device
     from gspo.validate.machine import base_memory, total_memory
     from gspo.validate.memory import plan_memory
 
@@ -121,8 +121,8 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
 
 def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any) -> None:
     """Keep rate, lengths, clip fraction, time a step and the noise floor, from a quick sample with the real model."""
-    from gspo.loop.build_roles import compute_dtype
-    from gspo.loop.device import choose_device
+    from gspo.build.device import choose_device
+    from gspo.build.models import compute_dtype
     from gspo.validate.noise import noise_problems
     from gspo.validate.probe import probe
 

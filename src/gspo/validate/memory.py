@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from gspo.build.models import compute_dtype
+from gspo.build.role_settings import layout_kind
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.batch_plan import roles
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
-from gspo.loop.build_roles import compute_dtype
-from gspo.loop.role_settings import layout_kind
 from gspo.models import resolve
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.native.pages import PAGE

@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.build.inputs import load_prompts
+from gspo.build.parts import Parts
+from gspo.build.run import build
+from gspo.build.settings import sampling_settings
 from gspo.config import BatchPlan, Objective, TrainerConfig, objective_of
-from gspo.loop.build import build
-from gspo.loop.inputs import load_prompts
-from gspo.loop.parts import Parts
-from gspo.loop.settings import sampling_settings
 from gspo.rollout.engine import GroupRequest
 from gspo.sampling.filters import judge
 from gspo.seeding import derive_seed

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from gspo.build.engines import on_device
+from gspo.build.models import compute_dtype
 from gspo.config import TrainerConfig
 from gspo.distributed.ray.connection import RayConnection
 from gspo.distributed.ray.placement import make_pools, num_local_cpus, trainer_role, worker_classes
@@ -16,8 +18,6 @@ from gspo.distributed.ray.role import Role
 from gspo.distributed.ray.session import RaySession
 from gspo.distributed.ray.team import RayTeam
 from gspo.distributed.ray.weight_store import ObjectStore
-from gspo.loop.build_roles import compute_dtype
-from gspo.loop.engines import on_device
 from gspo.rollout.workers.worker import EngineSpec
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import ray
 
+from gspo.build.engines import num_workers
 from gspo.config import TrainerConfig
 from gspo.distributed.rank_worker import RankWorker
 from gspo.distributed.ray.actors import plain_class
 from gspo.distributed.ray.errors import ClusterError
 from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
 from gspo.distributed.ray.role import INNER_ROLES, TRAINER_ROLES, Role
-from gspo.loop.engines import num_workers
 from gspo.rollout.workers.worker import RolloutWorker
 
 TRAINER_POOL, ROLLOUT_POOL = "global_pool", "rollout_pool"

@@ -72,7 +72,7 @@ def build_native(spec: EngineSpec) -> RolloutEngine:
         model.set_attn_implementation(spec.attn_implementation)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.requires_grad_(False)
-        tensor.data = tensor.data.clone()  # aligned as the trainer's own, see loop/build_roles.py
+        tensor.data = tensor.data.clone()  # aligned as the trainer's own, see build/models.py
     tokenizer = load_tokenizer(spec.tokenizer, trust_remote_code=spec.trust_remote_code)
     return NativeEngine(
         model,

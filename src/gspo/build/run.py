@@ -11,6 +11,21 @@ from typing import Any
 import torch
 
 from gspo.algo.kl import make_controller
+from gspo.build.device import choose_device, default_threads, use_only_deterministic
+from gspo.build.engines import build_rollout, check_engine, num_workers, runs_ahead
+from gspo.build.fingerprint import fingerprint
+from gspo.build.inputs import build_scorer, check_code_tests, load_prompts, try_reward
+from gspo.build.models import build_roles
+from gspo.build.parts import Parts
+from gspo.build.plugins import import_plugins
+from gspo.build.settings import (
+    build_objective,
+    groups_held,
+    sampling_settings,
+    total_steps,
+    training_params,
+    validation_params,
+)
 from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.distributed.backend import Backend, ClusterError
@@ -19,21 +34,6 @@ from gspo.distributed.team import Team
 from gspo.distributed.team_roles import TeamRoles
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
-from gspo.loop.build_roles import build_roles
-from gspo.loop.device import choose_device, default_threads, use_only_deterministic
-from gspo.loop.engines import build_rollout, check_engine, num_workers, runs_ahead
-from gspo.loop.fingerprint import fingerprint
-from gspo.loop.inputs import build_scorer, check_code_tests, load_prompts, try_reward
-from gspo.loop.parts import Parts
-from gspo.loop.plugins import import_plugins
-from gspo.loop.settings import (
-    build_objective,
-    groups_held,
-    sampling_settings,
-    total_steps,
-    training_params,
-    validation_params,
-)
 from gspo.models.load import load_tokenizer
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine

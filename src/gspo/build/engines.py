@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.build.models import compute_dtype
+from gspo.build.role_settings import FLEX_ATTENTION
 from gspo.config import TrainerConfig
 from gspo.distributed.backend import Backend
 from gspo.distributed.gpu_place import gpu_place
 from gspo.distributed.launch import trainer_gpus
 from gspo.distributed.team_engine import TeamEngine
 from gspo.distributed.team_roles import TeamRoles
-from gspo.loop.build_roles import compute_dtype
-from gspo.loop.role_settings import FLEX_ATTENTION
 from gspo.models import resolve
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.native.engine import NativeEngine

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.config import TrainerConfig
-from gspo.config.schema.model import FSDPConfig, OptimConfig
-from gspo.kernels.compiled_layers import worth_compiling
-from gspo.loop.role_settings import (
+from gspo.build.role_settings import (
     FLEX_ATTENTION,
     critic_settings,
     policy_settings,
     reference_settings,
 )
+from gspo.config import TrainerConfig
+from gspo.config.schema.model import FSDPConfig, OptimConfig
+from gspo.kernels.compiled_layers import worth_compiling
 from gspo.models.load import load_model
 from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from gspo.algo.objective import Objective
+from gspo.build.engines import runs_ahead
+from gspo.build.fingerprint import check_fingerprint
 from gspo.config import TrainerConfig
 from gspo.distributed.team_roles import TeamRoles
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
-from gspo.loop.engines import runs_ahead
-from gspo.loop.fingerprint import check_fingerprint
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.workers.fleet import Roster

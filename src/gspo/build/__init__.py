@@ -1,0 +1,1 @@
+"""From a config to the objects of a run."""
