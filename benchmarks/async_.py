@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config import load
-from gspo.loop import closing
+from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.fleet import Roster
 from gspo.tracking.console import Console

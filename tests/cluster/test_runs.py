@@ -29,7 +29,7 @@ ASYNC_0 = ("actor_rollout_ref.rollout.mode=async", "actor_rollout_ref.rollout.ma
 
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
-    monkeypatch.setattr("gspo.loop.closing.write_report", lambda console, run: None)  # has tests of its own
+    monkeypatch.setattr("gspo.loop.ending.write_report", lambda console, run: None)  # has tests of its own
 
 
 def small(folder: Path, *overrides: str):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gspo.loop import closing
+from gspo.loop import ending as closing
 from tests.distributed.cases import CASES
 from tests.distributed.runs import LORA, LOW, PPO, Launch, train
 from tests.faults.small_run import make_model

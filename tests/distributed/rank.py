@@ -22,7 +22,7 @@ import torch.distributed as dist
 from gspo.distributed import rank_worker
 from gspo.distributed import torchrun_team as team_torchrun
 from gspo.distributed.team import RankFailed
-from gspo.loop import closing
+from gspo.loop import ending as closing
 from tests.distributed.cases import CASES
 from tests.distributed.runs import train
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint import folder as checkpoint
-from gspo.loop import closing
+from gspo.loop import ending as closing
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import LOW, PPO, train
 from tests.faults.small_run import final_state

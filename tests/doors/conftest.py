@@ -25,5 +25,5 @@ def here(furnished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("gspo.data.tasks.gsm8k.hub_records", fake_hub(furnished))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("gspo.loop.closing.write_report", lambda console, run: None)  # has tests of its own
+    monkeypatch.setattr("gspo.loop.ending.write_report", lambda console, run: None)  # has tests of its own
     return tmp_path

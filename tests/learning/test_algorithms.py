@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gspo.config import load
-from gspo.loop import closing
+from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
 from gspo.tracking.console import Console
 from tests.faults.small_run import config, even_first_byte, make_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.loop import closing
+from gspo.loop import ending as closing
 
 
 @pytest.fixture(scope="package", autouse=True)

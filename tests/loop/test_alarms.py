@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gspo.loop import alarms
-from gspo.loop.alarms import EXIT_PAUSED, RULES, AlarmWatch
+from gspo.loop.guards import alarms
+from gspo.loop.guards.alarms import EXIT_PAUSED, RULES, AlarmWatch
 from gspo.loop.run import train as run_train
 from gspo.loop.trainer import Trainer
 from gspo.tracking.console import Console

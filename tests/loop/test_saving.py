@@ -21,7 +21,7 @@ from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.saver import STAGE, Saving
 from gspo.config import TrainerConfig
 from gspo.distributed.team_roles import TeamRoles
-from gspo.loop.alarms import RULES
+from gspo.loop.guards.alarms import RULES
 from gspo.loop.run import exit_code
 from gspo.tracking.clock import Clock
 from gspo.tracking.group_log import GroupLog

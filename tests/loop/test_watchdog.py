@@ -8,7 +8,7 @@ import threading
 import time
 from pathlib import Path
 
-from gspo.loop.watchdog import EXIT_STALLED, FILE, Watchdog
+from gspo.loop.guards.watchdog import EXIT_STALLED, FILE, Watchdog
 from gspo.tracking.clock import Clock
 
 
@@ -80,7 +80,7 @@ def test_zero_switches_it_off(tmp_path):
 HANGS = """
 import time
 from pathlib import Path
-from gspo.loop.watchdog import Watchdog
+from gspo.loop.guards.watchdog import Watchdog
 from gspo.tracking.clock import Clock
 
 clock = Clock()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from gspo.checkpoint.background_writer import Abandoned, Writer
-from gspo.loop.watchdog import Watchdog
+from gspo.loop.guards.watchdog import Watchdog
 from gspo.tracking.clock import Clock
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gspo.loop import closing
+from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.cuda_weight_store import CudaWeights, CudaWeightsRef
 from gspo.rollout.workers.process import ProcessConnection

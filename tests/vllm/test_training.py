@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gspo.loop import closing
+from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.fleet import Roster
 from gspo.tracking.console import Console

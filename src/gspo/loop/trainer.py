@@ -21,13 +21,14 @@ from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.distributed.backend import Backend
 from gspo.distributed.team import RankFailed
 from gspo.evaluation.evaluator import Evaluation
-from gspo.loop import closing, records
-from gspo.loop.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
-from gspo.loop.numbers import BadNumbers as BadNumbers
-from gspo.loop.numbers import check_numbers
-from gspo.loop.records import Trained
-from gspo.loop.signals import StopRequest
-from gspo.loop.watchdog import Watchdog
+from gspo.loop import ending as closing
+from gspo.loop import step_records as records
+from gspo.loop.guards.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
+from gspo.loop.guards.bad_numbers import BadNumbers as BadNumbers
+from gspo.loop.guards.bad_numbers import check_numbers
+from gspo.loop.guards.stop_request import StopRequest
+from gspo.loop.guards.watchdog import Watchdog
+from gspo.loop.step_records import Trained
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.tracking.clock import Clock
 from gspo.tracking.console import Console

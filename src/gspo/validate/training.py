@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config import load
-from gspo.loop.alarms import Alarms
-from gspo.loop.closing import accuracy
+from gspo.loop.ending import accuracy
+from gspo.loop.guards.alarms import Alarms
 from gspo.loop.trainer import Trainer
 from gspo.tracking.console import Console
 from gspo.tracking.group_log import read_groups

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo.checkpoint import folder as checkpoint
-from gspo.loop.closing import accuracy
+from gspo.loop.ending import accuracy
 from gspo.tracking.files import write_atomic
 from gspo.tracking.run_folder import RunFolder, step_of
 

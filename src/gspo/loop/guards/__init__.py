@@ -1,0 +1,1 @@
+"""What watches a run: alarms, bad numbers, signals, the watchdog."""
