@@ -25,7 +25,7 @@ from gspo.config import load
 from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.fleet import Roster
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 
 ROLLOUT = "actor_rollout_ref.rollout."
 ARMS: dict[str, tuple[str, ...]] = {

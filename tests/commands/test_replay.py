@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from gspo.cli import app
 from gspo.loop.replay import Replay, ReplayError
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
-from gspo.tracking.group_log import read_groups
+from gspo.runs.console import Console
+from gspo.runs.group_log import read_groups
 from tests.faults.small_run import config, even_first_byte, make_model
 
 LOSSES = ["gspo", "gspo_token", "vanilla", "cispo", "sapo", "geo_mean"]

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from gspo.tracking.group_log import read_groups
-from gspo.tracking.run_folder import step_of
+from gspo.runs.folder import step_of
+from gspo.runs.group_log import read_groups
 
 PUT_BACK = ("stale_dropped", "surplus")  # these ended nothing: the prompt was generated afresh
 

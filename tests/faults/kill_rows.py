@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gspo.tracking.group_log import read_groups
+from gspo.runs.group_log import read_groups
 from tests.faults import faults
 from tests.faults.processes import Child
 from tests.faults.row import Check, Row

@@ -11,7 +11,7 @@ import pytest
 from gspo.config import load
 from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults.small_run import config, even_first_byte, make_model
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from gspo.config import load
 from gspo.data.tasks.arithmetic import NUM_HELD_OUT
 from gspo.loop.trainer import Trainer
 from gspo.rewards import Reward
+from gspo.runs.console import Console
 from gspo.seeding import derive_seed
-from gspo.tracking.console import Console
 
 
 def train(folder, *overrides, reward=None, patch=None):

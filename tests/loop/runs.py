@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults.small_run import config, even_first_byte
 
 

@@ -10,7 +10,7 @@ from gspo.loop.guards import alarms
 from gspo.loop.guards.alarms import EXIT_PAUSED, RULES, AlarmWatch
 from gspo.loop.run import train as run_train
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults.small_run import config, even_first_byte, final_state, make_model
 
 HEALTHY = {

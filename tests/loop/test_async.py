@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from gspo.config import ConfigErrors, load
 from gspo.rollout.workers.async_fleet import FreeFleet
+from gspo.runs.group_log import read_groups
 from gspo.sampling.errors import RewardFailures
 from gspo.sampling.producer import Producer
-from gspo.tracking.group_log import read_groups
 from gspo.types import Reward
 from tests.faults import audit
 from tests.faults.small_run import make_model

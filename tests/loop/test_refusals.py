@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from gspo.loop.run import exit_code, train
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults.small_run import config, even_first_byte, make_model
 
 

@@ -9,8 +9,8 @@ import pytest
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
-from gspo.tracking.run_folder import RunLocked
+from gspo.runs.console import Console
+from gspo.runs.folder import RunLocked
 from tests.faults.small_run import config, even_first_byte, final_state, make_model
 
 

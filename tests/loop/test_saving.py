@@ -23,8 +23,8 @@ from gspo.config import TrainerConfig
 from gspo.distributed.team_roles import TeamRoles
 from gspo.loop.guards.alarms import RULES
 from gspo.loop.run import exit_code
-from gspo.tracking.clock import Clock
-from gspo.tracking.group_log import GroupLog
+from gspo.runs.clock import Clock
+from gspo.runs.group_log import GroupLog
 from gspo.training.roles import Roles
 from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer

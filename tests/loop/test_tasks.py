@@ -7,7 +7,7 @@ import json
 import pytest
 
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults.small_run import config, make_model
 
 

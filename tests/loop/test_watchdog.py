@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from gspo.loop.guards.watchdog import EXIT_STALLED, FILE, Watchdog
-from gspo.tracking.clock import Clock
+from gspo.runs.clock import Clock
 
 
 def watch(clock: Clock, folder: Path, said: list[str], **options) -> Watchdog:
@@ -81,7 +81,7 @@ HANGS = """
 import time
 from pathlib import Path
 from gspo.loop.guards.watchdog import Watchdog
-from gspo.tracking.clock import Clock
+from gspo.runs.clock import Clock
 
 clock = Clock()
 dog = Watchdog(clock, Path({folder!r}), seconds=0.1, stop_seconds=0.5, warn=lambda text: print(text, flush=True),

@@ -10,7 +10,7 @@ from gspo.build.inputs import load_prompts
 from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
 from gspo.rewards import RewardError
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults.small_run import config, even_first_byte, make_model
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from gspo.loop.run import train as run_command
 from gspo.rollout.workers import worker_slot as member
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults import audit
 from tests.faults.small_run import config, even_first_byte, make_model
 

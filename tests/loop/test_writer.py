@@ -9,7 +9,7 @@ import pytest
 
 from gspo.checkpoint.background_writer import Abandoned, Writer
 from gspo.loop.guards.watchdog import Watchdog
-from gspo.tracking.clock import Clock
+from gspo.runs.clock import Clock
 
 
 def until(holds) -> None:

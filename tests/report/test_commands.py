@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gspo.cli import app
 from gspo.report.comparison import compare_runs, config_differences
-from gspo.report.run import read_run
+from gspo.runs.run import read_run
 from tests.report.synthetic import Plan, make_run
 
 cli = CliRunner()

@@ -7,8 +7,8 @@ import json
 import os
 from pathlib import Path
 
-from gspo.report import reading
-from gspo.report.run import find_runs, is_run, read_run
+from gspo.runs import reading
+from gspo.runs.run import find_runs, is_run, read_run
 
 
 def test_a_half_written_last_row_is_left_out(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from gspo.report import write_report
-from gspo.report.card import run_card
-from gspo.report.index import FIELDS
+from gspo.report.group_index import FIELDS
 from gspo.report.overview import overview
-from gspo.report.run import read_run
-from gspo.report.store import choose, collect, pack
+from gspo.report.rollout_store import choose, collect, pack
+from gspo.report.run_card import run_card
 from gspo.report.verdict import judge
 from gspo.report.write import build_report
+from gspo.runs.run import read_run
 from tests.report.synthetic import Maker, Plan, make_run, write_step
 
 

@@ -10,11 +10,11 @@ import types
 import pytest
 import torch
 
-from gspo.tracking.clock import Clock
-from gspo.tracking.console import Console
-from gspo.tracking.group_log import GroupLog, read_groups
-from gspo.tracking.run_folder import RunFolder, RunLocked
-from gspo.tracking.sinks import MissingExtra, open_sinks
+from gspo.runs.clock import Clock
+from gspo.runs.console import Console
+from gspo.runs.folder import RunFolder, RunLocked
+from gspo.runs.group_log import GroupLog, read_groups
+from gspo.runs.sinks import MissingExtra, open_sinks
 from gspo.types import Group, Metric, Prompt, Reward, Rollout, merge_metrics
 
 

@@ -9,7 +9,7 @@ import torch
 
 from gspo.config import load
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from gspo.validate.machine import peak_memory
 from tests.faults.small_run import even_first_byte
 

@@ -17,7 +17,7 @@ from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.cuda_weight_store import CudaWeights, CudaWeightsRef
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.worker import EngineSpec
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from gspo.types import Group
 from tests.faults.small_run import config, even_first_byte, make_model
 

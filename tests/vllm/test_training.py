@@ -16,7 +16,7 @@ import pytest
 from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.fleet import Roster
-from gspo.tracking.console import Console
+from gspo.runs.console import Console
 from tests.faults.small_run import config, even_first_byte, final_state
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_process_left")]

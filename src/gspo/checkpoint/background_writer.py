@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gspo.tracking.clock import Clock
+from gspo.runs.clock import Clock
 
 Job = Callable[[Callable[[], None]], None]  # calls what it is given now and then, as a sign of progress
 ABANDON_SECONDS = 5.0  # for the file that is being written when a run is stopped at once

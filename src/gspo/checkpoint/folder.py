@@ -21,8 +21,8 @@ from typing import Any
 from safetensors import SafetensorError
 
 from gspo.checkpoint.tensor_sets import INDEX, SHARDS, TensorSet, read_sets
-from gspo.tracking.files import sync_file, sync_folder
-from gspo.tracking.run_folder import step_of
+from gspo.runs.files import sync_file, sync_folder
+from gspo.runs.folder import step_of
 
 MANIFEST = "MANIFEST.json"
 FORMAT = 1

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from gspo.checkpoint import folder as checkpoint
 from gspo.config import ConfigErrors, ResolvedConfig, TrainerConfig, resolve
 from gspo.config.pending import essential
-from gspo.tracking.run_folder import RunFolder
+from gspo.runs.folder import RunFolder
 
 # Keys that change what is shown, kept or how long a run is, never what a step computes.
 FREE = re.compile(

@@ -23,7 +23,7 @@ from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import Writer
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
-from gspo.tracking.clock import Clock
+from gspo.runs.clock import Clock
 
 STAGE = "save_checkpoint"
 AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time

@@ -28,7 +28,7 @@ def compare(
     from gspo.report.comparison import compare_runs
     from gspo.report.overview import overview
     from gspo.report.page import compare_page
-    from gspo.report.run import is_run, read_run
+    from gspo.runs.run import is_run, read_run
 
     bad = [str(path) for path in runs if not is_run(path)]
     if bad or len(runs) < 2:

@@ -22,9 +22,9 @@ def report(
     """Write RUN/report.html (one file, no network needed), RUN/plots/*.png and RUN/RUN.md."""
     import json
 
-    from gspo.report.run import read_run
     from gspo.report.verdict import judge
     from gspo.report.write import build_report
+    from gspo.runs.run import read_run
 
     try:
         done = build_report(run, pictures=pictures, budget=max_mb << 20)

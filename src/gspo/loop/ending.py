@@ -6,10 +6,10 @@ import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
-from gspo.tracking.console import Console
-from gspo.tracking.files import write_json
-from gspo.tracking.group_log import read_groups
-from gspo.tracking.run_folder import RunFolder, step_of
+from gspo.runs.console import Console
+from gspo.runs.files import write_json
+from gspo.runs.folder import RunFolder, step_of
+from gspo.runs.group_log import read_groups
 
 
 def result(run: RunFolder, step: int, counters: Mapping[str, float]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from gspo.config import TrainerConfig, load
 from gspo.data.chat_template import encode_prompt
 from gspo.data.rows import Row
 from gspo.models.load import load_model, load_tokenizer
-from gspo.tracking.group_log import read_groups
-from gspo.tracking.run_folder import RunFolder, step_of
+from gspo.runs.folder import RunFolder, step_of
+from gspo.runs.group_log import read_groups
 from gspo.training.batch.batching import micro_batch, mini_batches
 from gspo.training.policy import PolicySettings, TokenScorer
 from gspo.types import LossInputs, TrainBatch

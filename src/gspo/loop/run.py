@@ -25,9 +25,9 @@ from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError
 from gspo.rollout.engine import EngineError
 from gspo.rollout.workers.connection import WorkersLost
+from gspo.runs.folder import RunLocked
+from gspo.runs.sinks import MissingExtra
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
-from gspo.tracking.run_folder import RunLocked
-from gspo.tracking.sinks import MissingExtra
 from gspo.training.log_probs import UnsupportedModel
 from gspo.training.lora import MissingPeft
 from gspo.training.parallel.fsdp import ShardError

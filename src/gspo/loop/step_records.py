@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from gspo.evaluation.evaluator import Evaluation
+from gspo.runs.files import write_atomic
+from gspo.runs.folder import RunFolder
+from gspo.runs.group_log import GroupLog
 from gspo.sampling.step_counts import SamplingReport
-from gspo.tracking.files import write_atomic
-from gspo.tracking.group_log import GroupLog
-from gspo.tracking.run_folder import RunFolder
 from gspo.training.policy import Update
 from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
 

@@ -29,13 +29,13 @@ from gspo.loop.guards.bad_numbers import check_numbers
 from gspo.loop.guards.stop_request import StopRequest
 from gspo.loop.guards.watchdog import Watchdog
 from gspo.loop.step_records import Trained
+from gspo.runs.clock import Clock
+from gspo.runs.console import Console
+from gspo.runs.environment import describe
+from gspo.runs.files import write_atomic
+from gspo.runs.group_log import GroupLog
+from gspo.runs.sinks import open_sinks
 from gspo.sampling.errors import DataExhausted, SamplingError
-from gspo.tracking.clock import Clock
-from gspo.tracking.console import Console
-from gspo.tracking.environment import describe
-from gspo.tracking.files import write_atomic
-from gspo.tracking.group_log import GroupLog
-from gspo.tracking.sinks import open_sinks
 from gspo.training.batch.batching import collate
 from gspo.training.policy import Update
 from gspo.types import Group, Metrics, TrainBatch, merge_metrics

@@ -13,7 +13,7 @@ from gspo.plan.constants import DEVICES, Device, in_float32
 from gspo.plan.predict import Prediction, Split, predict
 from gspo.plan.shape import ModelShape, shape_of
 from gspo.plan.workload import Workload, workload_of
-from gspo.report.run import Run, is_run, read_run
+from gspo.runs.run import Run, is_run, read_run
 
 STAGES = ("gen", "old_log_prob", "ref", "values", "update_critic", "update_actor", "update_weights")
 

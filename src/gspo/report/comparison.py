@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.report import reading, stats, words
-from gspo.report.run import Run
+from gspo.report import stats, words
 from gspo.report.verdict import start_and_end
+from gspo.runs import reading
+from gspo.runs.run import Run
 
 IGNORED_KEYS = ("trainer.experiment_name", "trainer.default_local_dir")
 

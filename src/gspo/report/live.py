@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gspo.report import reading
-from gspo.report.index import index_step
+from gspo.report.group_index import index_step
 from gspo.report.overview import overview
-from gspo.report.run import READ_NAMES, Run, find_runs, read_run, status_of
 from gspo.report.verdict import start_and_end
+from gspo.runs import reading
+from gspo.runs.run import READ_NAMES, Run, find_runs, read_run, status_of
 
 WATCHED = tuple(name for name in READ_NAMES if name != "groups")
 SPARK_POINTS = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gspo.report import words
-from gspo.report.run import Run
 from gspo.report.verdict import DROPPED, judge, start_and_end
+from gspo.runs.run import Run
 
 
 def overview(run: Run) -> dict[str, Any]:

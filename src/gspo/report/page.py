@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gspo.report.reading import to_json
+from gspo.runs.reading import to_json
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("uPlot.min.css", "style.css")

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gspo.report.overview import clip_band
-from gspo.report.run import Run, is_accuracy
+from gspo.runs.run import Run, is_accuracy
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, RED = (
     "#2f6bd8",

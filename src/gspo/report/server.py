@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from gspo.report import page, reading
+from gspo.report import page
 from gspo.report.comparison import compare_runs
 from gspo.report.live import LiveRuns
 from gspo.report.overview import overview
+from gspo.runs import reading
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 POLICY = (

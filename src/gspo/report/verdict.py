@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gspo.report import words
-from gspo.report.run import Run
+from gspo.runs.run import Run
 
 LOSS_NAMES = {
     "gspo": "GSPO",

@@ -39,11 +39,11 @@ def write_report(run_dir: Path | str) -> Path:
 
 def build_report(run_dir: Path | str, *, pictures: bool = True, budget: int | None = None) -> Report:
     """Write the page, the run card and, when matplotlib is there, the pictures. Raises what goes wrong."""
-    from gspo.report.card import run_card
     from gspo.report.overview import overview
     from gspo.report.page import report_page
-    from gspo.report.run import is_run, read_run
-    from gspo.report.store import DEFAULT_BUDGET, collect
+    from gspo.report.rollout_store import DEFAULT_BUDGET, collect
+    from gspo.report.run_card import run_card
+    from gspo.runs.run import is_run, read_run
 
     path = Path(run_dir)
     if not is_run(path):

@@ -81,7 +81,7 @@ def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
     """Versions, device, memory, sandbox level and engines, JSON-able."""
     import torch
 
-    from gspo.tracking.environment import describe
+    from gspo.runs.environment import describe
 
     facts = describe()
     facts["memory_bytes"] = total_memory()

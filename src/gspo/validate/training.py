@@ -13,9 +13,9 @@ from gspo.config import load
 from gspo.loop.ending import accuracy
 from gspo.loop.guards.alarms import Alarms
 from gspo.loop.trainer import Trainer
-from gspo.tracking.console import Console
-from gspo.tracking.group_log import read_groups
-from gspo.tracking.run_folder import RunFolder
+from gspo.runs.console import Console
+from gspo.runs.folder import RunFolder
+from gspo.runs.group_log import read_groups
 from gspo.validate.check import Verdict
 
 NUM_STEPS = 10

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from gspo.checkpoint import folder as checkpoint
 from gspo.loop.ending import accuracy
-from gspo.tracking.files import write_atomic
-from gspo.tracking.run_folder import RunFolder, step_of
+from gspo.runs.files import write_atomic
+from gspo.runs.folder import RunFolder, step_of
 
 EXIT_PAUSED = 7
 LR_FACTOR = 0.5  # of the learning rate after a rollback

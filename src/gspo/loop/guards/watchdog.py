@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gspo.tracking.clock import Clock
+from gspo.runs.clock import Clock
 
 EXIT_STALLED = 9
 FILE = "stalls.log"

@@ -11,9 +11,9 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from gspo.report import reading
-from gspo.report.index import index_step
-from gspo.report.run import Run
+from gspo.report.group_index import index_step
+from gspo.runs import reading
+from gspo.runs.run import Run
 
 LOG_PROBS = ("log_probs", "old_log_probs", "new_log_probs")
 LEFT_OUT = (*LOG_PROBS, "token_ids", "loss_mask")

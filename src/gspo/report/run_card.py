@@ -8,8 +8,8 @@ import shlex
 from typing import Any
 
 from gspo.report import words
-from gspo.report.run import Run
 from gspo.report.verdict import LOSS_NAMES, judge, start_and_end
+from gspo.runs.run import Run
 
 ACTOR = "actor_rollout_ref.actor"
 

@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gspo.report import reading, stats
+from gspo.report import stats
+from gspo.runs import reading
 
 RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run of another machine counts as running
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo.report import reading
-from gspo.report.run import Run
 from gspo.report.stats import correctness
+from gspo.runs import reading
+from gspo.runs.run import Run
 
 HELD_OUT = "held_out"
 FIELDS = ("uid", "fate", "source", "n", "rate", "score", "tokens", "question", "truth", "version")

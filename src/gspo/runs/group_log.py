@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from gspo.tracking.files import write_atomic
+from gspo.runs.files import write_atomic
 from gspo.types import Group, Rollout
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from gspo.tracking.files import write_atomic, write_json
+from gspo.runs.files import write_atomic, write_json
 
 
 class RunLocked(RuntimeError):
