@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo.commands.door import train
+from gspo.commands.script_entry import train
 
 CONFIG = Path(__file__).with_name("gsm8k_gspo.yaml")
 

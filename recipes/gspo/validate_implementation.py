@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gspo.checks.validate import main as validate
 from gspo.config import ConfigErrors, load
-from gspo.validate.run import main as validate
 
 HERE = Path(__file__).parent
 FILES = (

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gspo.commands.door import train
+from gspo.commands.script_entry import train
 
 DEFAULTS = Path(__file__).parent / "train_gspo.yaml"
 

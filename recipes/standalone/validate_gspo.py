@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from gspo.validate.run import main
+from gspo.checks.validate import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from gspo.checks.assess import _split, assess
 from gspo.cli import app
 from gspo.config import load
-from gspo.loop.assess import _split, assess
 from tests.faults.small_run import even_first_byte, make_model
 
 ONE_THREAD = "trainer.num_threads=1"

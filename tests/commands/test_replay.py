@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from gspo.checks.replay import Replay, ReplayError
 from gspo.cli import app
-from gspo.loop.replay import Replay, ReplayError
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.group_log import read_groups

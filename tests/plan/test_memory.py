@@ -18,8 +18,8 @@ from gspo.plan.workload import workload_of
 
 
 def test_the_numbers_that_stand_in_two_files_are_equal():
+    from gspo.checks.doctor import memory
     from gspo.training import log_probs as head
-    from gspo.validate import memory
 
     fused = (Path(head.__file__).parent / "head_kernels.py").read_text()  # imports a GPU's libraries
     found = re.search(r"^CHUNK_ELEMENTS = 1 << (\d+)", fused, re.MULTILINE)
@@ -125,7 +125,7 @@ def test_the_cache_by_hand(seven, h200, work):
 def test_it_agrees_with_the_memory_plan_of_the_doctor():
     import torch
 
-    from gspo.validate.memory import plan_memory
+    from gspo.checks.doctor.memory import plan_memory
 
     config = load(None, ["actor_rollout_ref.actor.use_kl_loss=true"]).config
     theirs = plan_memory(config, torch.device("cpu"), base=0, available=1 << 40, num_val=1).held

@@ -90,7 +90,7 @@ def test_a_mixture_multiplies_with_few_and_reads_more_as_the_batch_grows():
 def test_what_a_layer_keeps_is_what_a_real_forward_keeps(dtype, intermediate):
     import torch
 
-    from gspo.validate.activations import measure_activations
+    from gspo.checks.doctor.activations import measure_activations
 
     config = small("LlamaConfig", hidden_size=64, intermediate_size=intermediate)
     measured = measure_activations(config, getattr(torch, dtype)).per_layer

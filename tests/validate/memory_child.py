@@ -7,10 +7,10 @@ import sys
 
 import torch
 
+from gspo.checks.doctor.machine import peak_memory
 from gspo.config import load
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from gspo.validate.machine import peak_memory
 from tests.faults.small_run import even_first_byte
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from gspo.checks.doctor.doctor import Diagnosis, examine_config, examine_sample
+from gspo.checks.doctor.formula import formula_lines
+from gspo.checks.doctor.machine import base_memory, total_memory
+from gspo.checks.doctor.memory import Counts, _shape, plan_memory
+from gspo.checks.doctor.noise import compare, noise_problems
+from gspo.checks.doctor.probe import expected_clip_fraction
 from gspo.cli import app
 from gspo.config import load, objective_of
-from gspo.validate.doctor import Diagnosis, examine_config, examine_sample
-from gspo.validate.formula import formula_lines
-from gspo.validate.machine import base_memory, total_memory
-from gspo.validate.memory import Counts, _shape, plan_memory
-from gspo.validate.noise import compare, noise_problems
-from gspo.validate.probe import expected_clip_fraction
 from tests.faults.small_run import even_first_byte, make_model
 
 ACTOR = "actor_rollout_ref.actor"
@@ -295,8 +295,8 @@ def test_the_command_reports_everything_as_json(model, tmp_path):
 
 
 def test_a_broken_config_is_refused_and_a_missing_model_is_a_problem(tmp_path, monkeypatch):
-    monkeypatch.setattr("gspo.validate.machine.base_memory", lambda: 1 << 28)
-    monkeypatch.setattr("gspo.validate.doctor.examine_environment", lambda diagnosis: None)
+    monkeypatch.setattr("gspo.checks.doctor.machine.base_memory", lambda: 1 << 28)
+    monkeypatch.setattr("gspo.checks.doctor.doctor.examine_environment", lambda diagnosis: None)
     assert CliRunner().invoke(app, ["doctor", "rollout.n=0"]).exit_code == 2
     (tmp_path / "empty").mkdir()
     result = CliRunner().invoke(app, ["doctor", f"actor_rollout_ref.model.path={tmp_path / 'empty'}", *QUICK])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.validate.machine import why_no_vllm
+from gspo.checks.doctor.machine import why_no_vllm
 
 PLATFORM = "class current_platform:\n    device_type = {device!r}\n"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gspo.checks.doctor.memory import plan_memory
 from gspo.config import load
-from gspo.validate.memory import plan_memory
 from tests.faults.small_run import make_model
 
 from .test_doctor import words_of

@@ -9,13 +9,14 @@ import torch
 from typer.testing import CliRunner
 
 from gspo.algo import losses, ratios
+from gspo.checks import training
+from gspo.checks import validate as run
+from gspo.checks.check import Check
+from gspo.checks.validate import ALL_EARNED, EARNED, main, validate
 from gspo.cli import app
 from gspo.sampling import dynamic
 from gspo.sampling.filters import Verdict
 from gspo.types import LossOutput
-from gspo.validate import run, training
-from gspo.validate.check import Check
-from gspo.validate.run import ALL_EARNED, EARNED, main, validate
 
 
 def failures(**options) -> set[str]:

@@ -12,8 +12,8 @@ import typer
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
 
 if TYPE_CHECKING:
+    from gspo.checks.doctor.doctor import Diagnosis
     from gspo.config import ResolvedConfig
-    from gspo.validate.doctor import Diagnosis
 
 app = typer.Typer(add_completion=False)
 
@@ -30,7 +30,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
 ) -> None:
     """Say what a config will compute and need, and whether it can work. Exits 1 when a problem is found."""
-    from gspo.validate.doctor import Diagnosis, examine_environment
+    from gspo.checks.doctor.doctor import Diagnosis, examine_environment
 
     resolved = None if environment else load_arguments(arguments or [], config, show_warnings=False)
     diagnosis = Diagnosis()
@@ -45,8 +45,8 @@ def doctor(
 
 
 def _examine(diagnosis: Diagnosis, resolved: ResolvedConfig, no_model: bool) -> None:
+    from gspo.checks.doctor.doctor import examine_config, examine_memory, examine_sample
     from gspo.loop.run import exit_code
-    from gspo.validate.doctor import examine_config, examine_memory, examine_sample
 
     examine_config(diagnosis, resolved)
     for examine in (examine_memory, *(() if no_model else (examine_sample,))):

@@ -11,7 +11,7 @@ import typer
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
 
 if TYPE_CHECKING:
-    from gspo.loop.assess import Assessment
+    from gspo.checks.assess import Assessment
 
 app = typer.Typer(add_completion=False)
 
@@ -37,7 +37,7 @@ def evaluate(
     if n > 1:
         wanted += [f"{val}.n={n}", f"{val}.do_sample=true", f"{val}.temperature={temperature}"]
     resolved = load_arguments([*wanted, *(arguments or [])])
-    from gspo.loop.assess import assess
+    from gspo.checks.assess import assess
     from gspo.loop.run import exit_code
 
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from gspo.loop.replay import Replay, Shadow
+    from gspo.checks.replay import Replay, Shadow
 
 EXIT_BAD_INPUT = 2
 
@@ -34,7 +34,7 @@ def replay(
 
     Norms and cosines are those of the gradient with respect to the tokens' log-probs, unless --checkpoint is given.
     """
-    from gspo.loop.replay import Replay, ReplayError, mean_over_steps
+    from gspo.checks.replay import Replay, ReplayError, mean_over_steps
 
     names = [name.strip() for name in losses.split(",") if name.strip()]
     try:
@@ -68,7 +68,7 @@ def _choose(known: list[int], wanted: str | None) -> list[int]:
 
 
 def _print(source: Replay, shadows: list[Shadow]) -> None:
-    from gspo.loop.replay import mean_over_steps
+    from gspo.checks.replay import mean_over_steps
 
     num_steps = len({s.step for s in shadows})
     typer.echo(

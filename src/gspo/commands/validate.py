@@ -15,6 +15,6 @@ def validate(
     as_json: Annotated[bool, typer.Option("--json", help="Print every check as JSON.")] = False,
 ) -> None:
     """Check technical correctness, training dynamics, improvement and clip ranges. About two minutes; exits 1 on failure."""
-    from gspo.validate.run import report
+    from gspo.checks.validate import report
 
     raise typer.Exit(report(quick=quick, as_json=as_json))

@@ -186,7 +186,7 @@ OFFLOAD_COPY = Figure(
 CHUNK_ELEMENTS = 1 << 24  # as gspo.training.log_probs, which needs torch; a test keeps them equal
 KEEP_ELEMENTS = 1 << 26
 FUSED_CHUNK_ELEMENTS = 1 << 27  # as gspo.kernels.triton_log_probs
-LOGIT_COPIES = 4  # as gspo.validate.memory
+LOGIT_COPIES = 4  # as gspo.checks.doctor.memory
 
 # Publication and checkpoints
 HOST_COPY = Figure(20 * GB, "assumed", "bytes a second between a device and its machine's memory")

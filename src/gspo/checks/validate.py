@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from gspo.validate.check import Check, run_checks
+from gspo.checks.check import Check, run_checks
 
 EARNED = {
     "technical": "✅ All technical tests PASSED!",
@@ -44,7 +44,7 @@ def validate(*, quick: bool = False, log: Log = print) -> list[Check]:
 
 def _parts(quick: bool, log: Log) -> Iterator[tuple[str, Iterator[Check]]]:
     """The parts with their checks. Trainings are skipped when the technical part failed: they would show nothing."""
-    from gspo.validate import sampler, technical
+    from gspo.checks import sampler, technical
 
     held: list[bool] = []
 
@@ -60,7 +60,7 @@ def _parts(quick: bool, log: Log) -> Iterator[tuple[str, Iterator[Check]]]:
 
 
 def _trainings(log: Log) -> Iterator[tuple[str, Iterator[Check]]]:
-    from gspo.validate import training
+    from gspo.checks import training
 
     actor = training.ACTOR
     with tempfile.TemporaryDirectory(prefix="gspo-validate-") as name:

@@ -12,13 +12,13 @@ from gspo.build.inputs import load_prompts
 from gspo.build.parts import Parts
 from gspo.build.run import build
 from gspo.build.settings import sampling_settings
+from gspo.checks.doctor.noise import Noise, measure_noise
 from gspo.config import BatchPlan, Objective, TrainerConfig, objective_of
 from gspo.rollout.engine import GroupRequest
 from gspo.sampling.filters import judge
 from gspo.seeding import derive_seed
 from gspo.training.batch.batching import collate
 from gspo.types import Group, Prompt
-from gspo.validate.noise import Noise, measure_noise
 
 NUM_GROUPS = 8
 MAX_ROWS = 32  # responses scored twice

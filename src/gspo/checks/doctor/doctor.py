@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gspo.checks.doctor.formula import formula_lines
 from gspo.config import BatchPlan, ResolvedConfig, objective_of
 from gspo.config.batch_plan import never_acts
-from gspo.validate.formula import formula_lines
 
 GIB = 1 << 30
 HIGH_CLIP, LOW_CLIP = 0.8, 0.005
@@ -41,7 +41,7 @@ class Diagnosis:
 
 def examine_environment(diagnosis: Diagnosis) -> None:
     """Versions, device, memory, sandbox and engines."""
-    from gspo.validate.machine import environment
+    from gspo.checks.doctor.machine import environment
 
     facts = environment()
     packages = facts["packages"]
@@ -90,8 +90,8 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     import torch
 
     from gspo.build.device import choose_device
-    from gspo.validate.machine import base_memory, total_memory
-    from gspo.validate.memory import plan_memory
+    from gspo.checks.doctor.machine import base_memory, total_memory
+    from gspo.checks.doctor.memory import plan_memory
 
     config = resolved.config
     device = choose_device(config.trainer.device)
@@ -123,8 +123,8 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
     """Keep rate, lengths, clip fraction, time a step and the noise floor, from a quick sample with the real model."""
     from gspo.build.device import choose_device
     from gspo.build.models import compute_dtype
-    from gspo.validate.noise import noise_problems
-    from gspo.validate.probe import probe
+    from gspo.checks.doctor.noise import noise_problems
+    from gspo.checks.doctor.probe import probe
 
     config = resolved.config
     actor = config.actor_rollout_ref.actor

@@ -42,7 +42,7 @@ def peak_memory() -> int:
 def base_memory() -> int:
     """Bytes of a fresh process with the program's libraries loaded and no model: measured, in some seconds."""
     code = (
-        "import torch, gspo.loop.run, gspo.validate.machine as m; torch.ones(8, 8) @ torch.ones(8, 8);"
+        "import torch, gspo.loop.run, gspo.checks.doctor.machine as m; torch.ones(8, 8) @ torch.ones(8, 8);"
         "print(m.peak_memory())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,6 +9,7 @@ import torch
 
 from gspo.build.models import compute_dtype
 from gspo.build.role_settings import layout_kind
+from gspo.checks.doctor.activations import Activations, measure_activations
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.batch_plan import roles
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
@@ -16,7 +17,6 @@ from gspo.models import resolve
 from gspo.plan.shape import ModelShape, from_config
 from gspo.rollout.native.pages import PAGE
 from gspo.training.log_probs import CHUNK_ELEMENTS
-from gspo.validate.activations import Activations, measure_activations
 
 FUSED_CHUNK_ELEMENTS = 1 << 27  # of kernels/triton_log_probs.py, which only a machine with Triton can import
 LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gspo.algo.functional import compute_advantage, compute_policy_loss
-from gspo.validate.check import Verdict
+from gspo.checks.check import Verdict
 
 OLD = ((-1.0, -0.5, -2.0), (-0.3, -0.7), (-1.2, -0.4, -0.9, -0.1))
 NEW = ((-0.999, -0.5005, -1.9985), (-0.3012, -0.7004), (-1.2001, -0.4, -0.9002, -0.1))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from gspo.checks.check import Verdict
 from gspo.data.cursor import PromptCursor
 from gspo.rollout.engine import SamplingParams
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from gspo.sampling.dynamic import DynamicSampler
 from gspo.sampling.settings import SamplingSettings, Strategy
 from gspo.types import Group, Prompt, Reward
-from gspo.validate.check import Verdict
 
 KINDS = ("all_right", "mixed", "all_wrong")
 NEEDED, SIZE = 4, 3

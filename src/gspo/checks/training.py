@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from gspo.checks.check import Verdict
 from gspo.config import load
 from gspo.loop.ending import accuracy
 from gspo.loop.guards.alarms import Alarms
@@ -16,7 +17,6 @@ from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import read_groups
-from gspo.validate.check import Verdict
 
 NUM_STEPS = 10
 NUM_QUESTIONS = 192

@@ -1,0 +1,1 @@
+"""What `gspo doctor` examines."""
