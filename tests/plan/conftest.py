@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gspo.models.shape import SHAPES, ModelShape
 from gspo.plan.constants import DEVICES
 from gspo.plan.lengths import Lengths
-from gspo.plan.shape import SHAPES, ModelShape
 from gspo.plan.workload import Workload
 
 

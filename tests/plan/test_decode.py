@@ -7,11 +7,11 @@ import random
 
 import pytest
 
+from gspo.models.shape import SHAPES
 from gspo.plan import constants
 from gspo.plan.decode import CACHE, HEAD, LAUNCH, PREFILL, PRODUCTS, WEIGHTS, Engine, generate, steady
 from gspo.plan.lengths import Lengths
 from gspo.plan.measured import BENCHMARKS
-from gspo.plan.shape import SHAPES
 
 
 @pytest.mark.parametrize(

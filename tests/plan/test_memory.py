@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gspo.config import load
+from gspo.models.shape import shape_of
 from gspo.plan import constants
 from gspo.plan.constants import DEVICES
 from gspo.plan.measured import BENCHMARKS
 from gspo.plan.memory import Memory, colocated_memory, engine_memory, most_slots, trainer_memory
-from gspo.plan.shape import shape_of
 from gspo.plan.workload import workload_of
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gspo.plan.shape import SHAPES, ShapeError, from_config, shape_of
+from gspo.models.shape import SHAPES, ShapeError, from_config, shape_of
 
 
 def count(config) -> int:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gspo.models.shape import SHAPES
 from gspo.plan.constants import DEVICES
 from gspo.plan.lengths import Lengths
 from gspo.plan.scenario import Scenario, scenario_of
 from gspo.plan.search import search
-from gspo.plan.shape import SHAPES
 from gspo.plan.simulate import simulate
 
 CALM: dict[str, Any] = {"mtbf_s": math.inf, "sigma": 0.0, "slow_share": 0.0}

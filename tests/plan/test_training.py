@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from gspo.models.shape import SHAPES
 from gspo.plan.constants import (
     ATTENTION_SHARE,
     CAPTURED_SHARE,
@@ -19,8 +20,7 @@ from gspo.plan.constants import (
 from gspo.plan.lengths import Lengths
 from gspo.plan.measured import BENCHMARKS
 from gspo.plan.network import checkpoint_seconds, gather_seconds, publish_seconds, reduce_seconds
-from gspo.plan.shape import SHAPES
-from gspo.plan.training import ATTENTION, EXCHANGE, LAUNCH, OPTIMIZER, PRODUCTS, UNEVEN, Trainer
+from gspo.plan.train_time import ATTENTION, EXCHANGE, LAUNCH, OPTIMIZER, PRODUCTS, UNEVEN, Trainer
 from gspo.plan.workload import Workload
 
 

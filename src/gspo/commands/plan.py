@@ -68,8 +68,8 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict step time, memory a device and the best split between rollout and training. Exits 1 when nothing fits."""
+    from gspo.models.shape import ShapeError
     from gspo.plan.check import CheckError
-    from gspo.plan.shape import ShapeError
 
     _positive(gpus=gpus, prompt_length=prompt_length, response_length=response_length, simulate=simulate)
     _positive(

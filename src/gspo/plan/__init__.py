@@ -1,9 +1,9 @@
 """Planning: what a step would take on a cluster, predicted from a model's shape and measured constants; no torch."""
 
+from gspo.models.shape import SHAPES, ModelShape, ShapeError, shape_of
 from gspo.plan.constants import DEVICES, Device
 from gspo.plan.predict import Prediction, Split, predict
 from gspo.plan.search import Plan, search
-from gspo.plan.shape import SHAPES, ModelShape, ShapeError, shape_of
 from gspo.plan.workload import Workload, workload_of
 
 __all__ = [

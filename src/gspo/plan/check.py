@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any
 
 from gspo.config import TrainerConfig, load
+from gspo.models.shape import ModelShape, shape_of
 from gspo.plan.constants import DEVICES, Device, in_float32
 from gspo.plan.predict import Prediction, Split, predict
-from gspo.plan.shape import ModelShape, shape_of
 from gspo.plan.workload import Workload, workload_of
 from gspo.runs.run import Run, is_run, read_run
 

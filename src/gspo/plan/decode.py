@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gspo.models.shape import ModelShape
 from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, ROW_PASSES, SAMPLING_PASSES, Device
 from gspo.plan.lengths import Lengths
-from gspo.plan.parts import Parts
-from gspo.plan.shape import ModelShape
+from gspo.plan.seconds_by_part import Parts
 
 WEIGHTS, CACHE, LAUNCH = "reading weights", "reading the KV cache", "starting kernels"
 PRODUCTS, HEAD, EXCHANGE = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.models.shape import SHAPES, ModelShape
 from gspo.plan.constants import DEVICES, GIB
 from gspo.plan.decode import Engine, generate
 from gspo.plan.lengths import Lengths
 from gspo.plan.memory import colocated_memory, engine_memory, trainer_memory
-from gspo.plan.shape import SHAPES, ModelShape
-from gspo.plan.training import Trainer
+from gspo.plan.train_time import Trainer
 from gspo.plan.workload import Workload
 
 DEVICE = DEVICES["h200"]

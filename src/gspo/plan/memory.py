@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gspo.models.shape import ModelShape
 from gspo.plan.constants import (
     COMPILED_KEPT,
     FRAGMENTATION,
@@ -13,8 +14,7 @@ from gspo.plan.constants import (
     RESERVED,
     Device,
 )
-from gspo.plan.shape import ModelShape
-from gspo.plan.training import Trainer, chunk_rows
+from gspo.plan.train_time import Trainer, chunk_rows
 from gspo.plan.workload import Workload
 
 FLOAT = 4

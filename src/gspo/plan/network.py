@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from gspo.models.shape import ModelShape
 from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, HOST_COPY, STORAGE_MACHINE, STORAGE_TOTAL, Device
-from gspo.plan.shape import ModelShape
 
 
 def machines(device: Device, num: int) -> int:

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gspo.models.shape import ModelShape
 from gspo.plan.constants import HOST_COPY, Device
 from gspo.plan.decode import Engine, generate, steady
 from gspo.plan.memory import Memory, colocated_memory, engine_memory, is_paged, most_slots, trainer_memory
 from gspo.plan.network import checkpoint_seconds, publish_seconds
-from gspo.plan.parts import Parts
-from gspo.plan.shape import ModelShape
-from gspo.plan.training import Trainer
+from gspo.plan.seconds_by_part import Parts
+from gspo.plan.train_time import Trainer
 from gspo.plan.workload import Workload
 
 PUBLISH = "publishing weights"

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from gspo.models.shape import ModelShape
 from gspo.plan.constants import Device
 from gspo.plan.memory import trainer_memory
 from gspo.plan.predict import Prediction, Split, predict, training_part
-from gspo.plan.shape import ModelShape
 from gspo.plan.workload import Workload
 
 MAX_CANDIDATES = 32  # ways to share a large cluster between the two pools

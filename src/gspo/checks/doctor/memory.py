@@ -14,7 +14,7 @@ from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.batch_plan import roles
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
 from gspo.models import resolve
-from gspo.plan.shape import ModelShape, from_config
+from gspo.models.shape import ModelShape, from_config
 from gspo.rollout.native.pages import PAGE
 from gspo.training.log_probs import CHUNK_ELEMENTS
 

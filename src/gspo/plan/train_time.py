@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gspo.models.shape import ModelShape
 from gspo.plan.constants import (
     CAPTURED_SHARE,
     CHUNK_ELEMENTS,
@@ -20,8 +21,7 @@ from gspo.plan.constants import (
     Device,
 )
 from gspo.plan.network import gather_seconds, reduce_seconds
-from gspo.plan.parts import Parts
-from gspo.plan.shape import ModelShape
+from gspo.plan.seconds_by_part import Parts
 from gspo.plan.workload import Workload
 
 PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's output head", "training's memory traffic"
