@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.local_ray import cluster
+from tests.distributed.ray.local_ray import cluster
 from tests.doors.worlds import fake_hub, furnish
 
 __all__ = ["cluster"]

@@ -10,8 +10,8 @@ import pytest
 
 from gspo.cluster import RayTeam, ResourcePool
 from gspo.distributed.team import RankFailed
-from tests.cluster.waiting import is_gone, wait_until
-from tests.cluster.workers import SumRank
+from tests.distributed.ray.waiting import is_gone, wait_until
+from tests.distributed.ray.workers import SumRank
 
 
 @pytest.fixture

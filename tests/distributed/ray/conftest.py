@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.cluster.local_ray import cluster
+from tests.distributed.ray.local_ray import cluster
 
 __all__ = ["cluster"]

@@ -14,8 +14,8 @@ from gspo.cluster import RayPPOTrainerWithSampling, ResourcePoolManager, Role
 from gspo.config import load
 from gspo.distributed.team import RankFailed
 from gspo.loop.trainer import Trainer
-from tests.cluster.fragile import fragile_rank, fragile_rollout, mark
-from tests.cluster.waiting import wait_until
+from tests.distributed.ray.fragile import fragile_rank, fragile_rollout, mark
+from tests.distributed.ray.waiting import wait_until
 
 COMPARED = (
     "actor/pg_loss",

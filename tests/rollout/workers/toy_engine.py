@@ -15,7 +15,7 @@ from gspo.types import Group, Rollout
 
 def make_spec(**options: Any) -> EngineSpec:
     return EngineSpec(
-        kind="tests.rollout.toy_engine:build",
+        kind="tests.rollout.workers.toy_engine:build",
         model="none",
         tokenizer="none",
         num_slots=1,

@@ -111,7 +111,7 @@ def test_stacks_show_what_the_worker_does(connection):
 def test_a_worker_dies_with_its_trainer_even_when_it_is_stopped(tmp_path):
     code = (
         "import os, signal, sys; from gspo.rollout.workers.process import ProcessConnection\n"
-        "from tests.rollout.toy_engine import make_spec\n"
+        "from tests.rollout.workers.toy_engine import make_spec\n"
         "a, b = ProcessConnection(make_spec()), ProcessConnection(make_spec())\n"
         "print(a.send('ping').result(), b.send('ping').result(), flush=True)\n"
         "os.kill(b.pid, signal.SIGSTOP); os.kill(os.getpid(), signal.SIGKILL)\n"

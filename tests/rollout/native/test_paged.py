@@ -1,6 +1,6 @@
 """The engine on KV pages: the same tokens as on padded rows, shared prompts, few pages, and no page lost.
 
-The kernels need a GPU (tests/rollout/test_native_gpu.py); here plain torch stands in for them, and everything around
+The kernels need a GPU (tests/rollout/native/test_gpu.py); here plain torch stands in for them, and everything around
 them is the real thing.
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.waiting import wait_until
+from tests.distributed.ray.waiting import wait_until
 
 SMALL = (
     "trainer.backend=ray",

@@ -15,8 +15,8 @@ from gspo.distributed.ray.weight_store import ObjectStore, ObjectWeights
 from gspo.rollout.engine import EngineError
 from gspo.rollout.workers.connection import WorkerDied, WorkerError
 from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
-from tests.cluster.waiting import wait_until
-from tests.cluster.workers import Odd
+from tests.distributed.ray.waiting import wait_until
+from tests.distributed.ray.workers import Odd
 
 SPEC = EngineSpec("none", "none", "none", 1, 8, (0,), 0)
 

@@ -26,9 +26,9 @@ from gspo.loop.run import exit_code
 from gspo.runs.clock import Clock
 from gspo.runs.group_log import GroupLog
 from gspo.training.roles import Roles
+from tests.checkpoint.test_background_writer import until
 from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
-from tests.loop.test_writer import until
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ import functools, os, signal, sys
 from pathlib import Path
 from gspo.loop import checkpoint
 from tests.loop.runs import trainer
-from tests.loop.test_writer import until
+from tests.checkpoint.test_background_writer import until
 
 t = trainer(Path(sys.argv[1]), Path(sys.argv[2]))
 steps, next_batch = [], t.parts.sampler.next_batch
