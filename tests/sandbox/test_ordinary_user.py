@@ -14,6 +14,7 @@ import pytest
 import gspo
 
 NOBODY = 65534
+FAULTS = Path(__file__).parents[1] / "faults"
 
 ROWS = """
 from tests.faults.sandbox_rows import hostile_row, honest_row, mixed_row, naive_row
@@ -59,8 +60,9 @@ def _copy_python(home: Path) -> tuple[list[str], dict[str, str]]:
     (home / "py/bin").mkdir()
     shutil.copy(os.path.realpath(sys.executable), home / "py/bin" / version)
     package, site = Path(gspo.__file__).parent, Path(numpy.__file__).parent.parent
-    shutil.copytree(package / "rewards", home / "site/gspo/rewards", ignore=skip)
-    shutil.copytree(package / "scorecard", home / "site/gspo/scorecard", ignore=skip)
+    for room in ("rewards", "sandbox"):
+        shutil.copytree(package / room, home / "site/gspo" / room, ignore=skip)
+    shutil.copytree(FAULTS, home / "site/tests/faults", ignore=skip)
     for module in package.glob("*.py"):
         shutil.copy(module, home / "site/gspo")
     for name in ("numpy", "numpy.libs"):

@@ -1,4 +1,4 @@
-"""kernels.cpp as a library that Python calls, compiled once for a machine and kept on disk."""
+"""cpu_kernels.cpp as a library that Python calls, compiled once for a machine and kept on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
 # Sums may not be reordered: two machines of a kind, and a run that is resumed, compute the same bits.
 FLAGS = (
     "-O3",
@@ -43,7 +43,7 @@ _ARGUMENTS = {
 
 
 class Shape(ctypes.Structure):
-    """Of an attention: what kernels.cpp calls by the same name."""
+    """Of an attention: what cpu_kernels.cpp calls by the same name."""
 
     _fields_ = [(name, _LONG) for name in ("heads", "key_heads", "size", "window")] + [
         ("scale", ctypes.c_float)
