@@ -11,8 +11,7 @@ from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from tests.faults.small_run import config, even_first_byte, make_model
-
-from .runs import rows, train, trainer
+from tests.loop.runs import rows, train, trainer
 
 
 @pytest.fixture(scope="module")

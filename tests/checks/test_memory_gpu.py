@@ -12,9 +12,8 @@ import torch
 
 from gspo.checks.doctor.memory import plan_memory
 from gspo.config import load
+from tests.checks.test_doctor import words_of
 from tests.faults.small_run import make_model
-
-from .test_doctor import words_of
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,9 +12,8 @@ from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from gspo.rollout.workers.lockstep_fleet import Fleet
 from gspo.types import Prompt
-
-from ..rollout.models import drain, make_engine, make_model, make_request
-from ..rollout.thread_connection import NoWeights, ThreadConnection, no_weights
+from tests.rollout.models import drain, make_engine, make_model, make_request
+from tests.rollout.workers.thread_connection import NoWeights, ThreadConnection, no_weights
 
 _MODEL = make_model()
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from gspo.training.batch.batching import collate, micro_batch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.types import Group, Prompt, Reward, Rollout
-
-from ..rollout.models import make_model
-from ..training.models import VOCAB, llama
-from ..training.test_policy import policy, ready, token_loss
+from tests.rollout.models import make_model
+from tests.training.models import VOCAB, llama
+from tests.training.test_policy import policy, ready, token_loss
 
 MODEL = make_model("qwen2-sliding")
 

@@ -7,8 +7,7 @@ import torch
 
 from gspo.kernels import compiled_layers as compiled
 from gspo.kernels.compiled_layers import MAX_VARIANTS, CompiledLayers, has_cpp_compiler, worth_compiling
-
-from ..rollout.models import make_model
+from tests.rollout.models import make_model
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from torch import Tensor
 from gspo.kernels.cpu_attention import CHUNK, Families, decode_attend, takes
 from gspo.kernels.cpu_library import compiler, library
 from gspo.rollout.native.shared_prompts import SharedPrompts
-
-from ..rollout.models import make_model
+from tests.rollout.models import make_model
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 

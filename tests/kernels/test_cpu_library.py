@@ -13,8 +13,7 @@ from gspo.kernels import cpu_library as module
 from gspo.kernels.cpu_attention import takes
 from gspo.kernels.cpu_library import compiler, library
 from gspo.training.forward import Forward
-
-from ..rollout.models import make_model
+from tests.rollout.models import make_model
 
 
 @pytest.fixture(autouse=True)

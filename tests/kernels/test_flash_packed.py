@@ -12,8 +12,7 @@ from gspo.training.batch.attention import attend_padded
 from gspo.training.batch.batching import collate
 from gspo.training.batch.packing import pack
 from gspo.training.cuda_graphs import MAX_GRAPHS, MAX_PADDING, GraphedDecoder, _pad, _rounded, _size
-
-from .test_policy import groups
+from tests.training.test_policy import groups
 
 
 def attend_by_spans(q, k, v, spans: Spans, scale: float, window: int | None):

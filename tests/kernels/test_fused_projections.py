@@ -10,8 +10,7 @@ from torch.fx import GraphModule
 
 from gspo.kernels.compiled_layers import CompiledLayers
 from gspo.kernels.fused_projections import FusedProjections
-
-from ..rollout.models import make_model
+from tests.rollout.models import make_model
 
 IDS = torch.arange(12).view(2, 6)
 

@@ -9,8 +9,7 @@ from torch import nn
 from gspo.kernels import small_batch_linear as few_rows
 from gspo.kernels.cpu_library import compiler, library
 from gspo.kernels.small_batch_linear import FEWEST, MOST, MOST_BY_KERNEL, FewRows
-
-from ..rollout.models import drain, make_engine, make_model, make_request
+from tests.rollout.models import drain, make_engine, make_model, make_request
 
 
 @pytest.fixture

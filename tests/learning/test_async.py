@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.faults import audit
-
-from .test_embedded import train
+from tests.learning.test_embedded import train
 
 ROLLOUT = "actor_rollout_ref.rollout."
 

@@ -19,9 +19,8 @@ from gspo.sampling.producer import Producer
 from gspo.types import Reward
 from tests.faults import audit
 from tests.faults.small_run import make_model
-
-from .runs import rows, train, trainer
-from .workers import use_threads
+from tests.loop.runs import rows, train, trainer
+from tests.loop.workers import use_threads
 
 ROLLOUT = "actor_rollout_ref.rollout."
 ON_POLICY = "algorithm.filter_groups.max_staleness=0"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.checkpoint.test_resume import train
 from tests.faults.small_run import final_state, make_model
-
-from .test_resume import train
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,8 +8,7 @@ import pytest
 
 from gspo.build import engines
 from gspo.rollout.workers.worker import EngineSpec, build_engine
-
-from ..rollout.thread_connection import ThreadConnection
+from tests.rollout.workers.thread_connection import ThreadConnection
 
 
 def connect(spec: EngineSpec, index: int = 0, log: Path | None = None) -> ThreadConnection:

@@ -16,9 +16,8 @@ from gspo.training import forward
 from gspo.training.batch.batching import collate
 from gspo.training.policy import PolicySettings, TokenScorer
 from gspo.types import Prompt, TrainBatch
-
-from .models import VOCAB, gpt2, llama, qwen3_moe
-from .test_policy import groups
+from tests.training.models import VOCAB, gpt2, llama, qwen3_moe
+from tests.training.test_policy import groups
 
 pytestmark = pytest.mark.usefixtures("no_compiled_code")
 

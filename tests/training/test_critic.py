@@ -13,9 +13,8 @@ from gspo.training.batch.batching import collate
 from gspo.training.critic import Critic, CriticSettings, ValueModel
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.schedule import Schedule
-
-from .models import FAMILIES, llama
-from .test_policy import groups
+from tests.training.models import FAMILIES, llama
+from tests.training.test_policy import groups
 
 
 def critic(model, lr: float = 1e-2, **settings) -> Critic:

@@ -11,10 +11,9 @@ from gspo.training.batch.attention import FLASH
 from gspo.training.batch.batching import collate
 from gspo.training.forward import Forward
 from gspo.training.log_probs import Head, chosen_log_probs
-
-from ..rollout.models import make_model
-from .models import llama
-from .test_policy import groups, policy, ready, token_loss
+from tests.rollout.models import make_model
+from tests.training.models import llama
+from tests.training.test_policy import groups, policy, ready, token_loss
 
 pytestmark = [
     pytest.mark.gpu,

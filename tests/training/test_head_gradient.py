@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from gspo.models.output_head import Head
 from gspo.training import head_gradient as tied_embedding
 from gspo.training.head_gradient import HeadGradient
-
-from .models import llama
+from tests.training.models import llama
 
 
 @pytest.fixture(autouse=True)

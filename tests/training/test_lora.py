@@ -12,9 +12,8 @@ from gspo.training.log_probs import UnsupportedModel
 from gspo.training.lora import Adapters, LoraSettings, num_trained
 from gspo.training.policy import TokenScorer
 from gspo.training.reference import Reference
-
-from .models import FAMILIES, llama
-from .test_policy import groups, policy, ready, token_loss
+from tests.training.models import FAMILIES, llama
+from tests.training.test_policy import groups, policy, ready, token_loss
 
 SMALL = {"llama": llama, "qwen3_moe": FAMILIES["qwen3_moe"], "gpt2": FAMILIES["gpt2"]}
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")

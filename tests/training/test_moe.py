@@ -8,9 +8,8 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from gspo.training.batch.batching import collate
 from gspo.training.router_change import RouterWatch, experts_per_token
-
-from .models import VOCAB, llama, qwen3_moe
-from .test_policy import groups, policy, ready, token_loss
+from tests.training.models import VOCAB, llama, qwen3_moe
+from tests.training.test_policy import groups, policy, ready, token_loss
 
 
 def mixtral(seed: int = 0) -> MixtralForCausalLM:

@@ -14,9 +14,8 @@ from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.optim.offloaded import OffloadedOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
-
-from .models import llama
-from .test_policy import ready, token_loss
+from tests.training.models import llama
+from tests.training.test_policy import ready, token_loss
 
 Make = Callable[..., MasterOptimizer]
 IDS = [[1, 2, 3], [4, 5], [2, 6, 1, 7]]

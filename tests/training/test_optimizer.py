@@ -8,9 +8,8 @@ import torch
 from gspo.training.optim import adamw as module
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.optim.offloaded import OffloadedOptimizer
-
-from .models import llama
-from .test_offload import assert_same, offloaded, state
+from tests.training.models import llama
+from tests.training.test_offload import assert_same, offloaded, state
 
 IDS = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 1]])
 

@@ -14,10 +14,9 @@ from gspo.training.batch import packing
 from gspo.training.batch.batching import balance, collate, micro_batch, plan_micro_batches
 from gspo.training.forward import Forward, _captures
 from gspo.training.log_probs import Head, chosen_log_probs
-
-from ..rollout.models import CONFIGS, make_model
-from .models import llama
-from .test_policy import groups, policy, ready, token_loss
+from tests.rollout.models import CONFIGS, make_model
+from tests.training.models import llama
+from tests.training.test_policy import groups, policy, ready, token_loss
 
 DENSE_AND_MOE = ("llama", "qwen3-moe")
 

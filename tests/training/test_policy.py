@@ -17,8 +17,7 @@ from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
 from gspo.types import Group, LossInputs, LossOutput, Metric, Prompt, Reward, Rollout
-
-from .models import FAMILIES, VOCAB, llama
+from tests.training.models import FAMILIES, VOCAB, llama
 
 
 def groups(num: int = 6, n: int = 4, seed: int = 0) -> list[Group]:

@@ -15,8 +15,7 @@ from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.vllm.engine import VllmEngine
 from gspo.rollout.vllm.settings import VllmSettings, engine_arguments
 from gspo.types import Group, Rollout
-
-from ..rollout.models import drain, make_request, plain_log_probs
+from tests.rollout.models import drain, make_request, plain_log_probs
 
 pytestmark = pytest.mark.vllm
 EOS, MAX_LENGTH, SLOTS = 1, 200, 6

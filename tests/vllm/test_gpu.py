@@ -20,8 +20,7 @@ from gspo.rollout.workers.worker import EngineSpec
 from gspo.runs.console import Console
 from gspo.types import Group
 from tests.faults.small_run import config, even_first_byte, make_model
-
-from ..rollout.models import make_request
+from tests.rollout.models import make_request
 
 pytestmark = [
     pytest.mark.vllm,

@@ -13,10 +13,9 @@ from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights
 from gspo.rollout.workers.worker import EngineSpec
-
-from ..rollout.models import make_request
-from .conftest import children
-from .test_engine import _assert_log_probs, _perturb, _rollouts
+from tests.rollout.models import make_request
+from tests.vllm.conftest import children
+from tests.vllm.test_engine import _assert_log_probs, _perturb, _rollouts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_process_left")]
 

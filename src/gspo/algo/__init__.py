@@ -39,7 +39,7 @@ __all__ = [
 _HOMES = {
     "advantages": ("AdvantageInputs", "advantage_estimator"),
     "aggregation": ("aggregate", "count_totals"),
-    "entry": ("compute_advantage", "compute_policy_loss", "kl_penalty"),
+    "functional": ("compute_advantage", "compute_policy_loss", "kl_penalty"),
     "kl": ("AdaptiveController", "FixedController", "make_controller"),
     "losses": ("PolicyLoss", "get_policy_loss", "policy_loss"),
     "settings": ("Behaviour", "LossSettings"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from gspo.config import ConfigErrors, TrainerConfig
 from gspo.config.problems import Problem
 from gspo.distributed.rank_watch import EXIT_RANK_FAILED
 from gspo.distributed.team import Place
+from gspo.processes import free_port
 
 CODE_FILE = "GSPO_EXIT_CODE_FILE"  # where rank 0 writes its exit code for who launched it
 SHUTDOWN_SECONDS = 300  # for the step in flight and its checkpoint, after a signal; torchrun gives 30
@@ -107,7 +107,7 @@ def launched_place(device: str) -> Place:
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if launched_ranks() == 1:
         where = (device if ":" in device else "cuda:0") if on_gpu else "cpu"
-        return Place(0, 1, 0, "127.0.0.1", _free_port(), where)
+        return Place(0, 1, 0, "127.0.0.1", free_port(), where)
     return Place(
         rank=int(os.environ["RANK"]),
         world_size=launched_ranks(),
@@ -116,9 +116,3 @@ def launched_place(device: str) -> Place:
         port=int(os.environ["MASTER_PORT"]),
         device=f"cuda:{local_rank}" if on_gpu else "cpu",
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]

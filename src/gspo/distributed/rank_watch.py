@@ -14,12 +14,12 @@ import sys
 import threading
 import time
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore
 
 from gspo.distributed.team import Place
+from gspo.processes import is_alive
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 40.0  # without a beat a rank on another machine counts as gone
@@ -110,7 +110,7 @@ class RankWatch:
             self._beats[rank] = ("", now)
             if host == socket.gethostname():
                 self._pids[rank] = pid
-        if rank in self._pids and not _alive(self._pids[rank]):
+        if rank in self._pids and not is_alive(self._pids[rank]):
             return f"trainer rank {rank} (process {self._pids[rank]}) is gone: it was killed or crashed"
         if self._store.check([self._key("beat", rank)]) and self._get("beat", rank) != self._beats[rank][0]:
             self._beats[rank] = (self._get("beat", rank), now)
@@ -127,25 +127,6 @@ class RankWatch:
             print(f"error: {self.cause}; this rank does not end by itself and is stopped", file=sys.stderr)
             sys.stderr.flush()
             os._exit(EXIT_RANK_FAILED)
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process runs; one that ended and was not yet collected by its parent does not."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return not Path("/proc/self").exists() and _signalable(pid)
-    return text.rpartition(")")[2].split()[0] not in ("Z", "X")
-
-
-def _signalable(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def is_network_error(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gspo.processes import is_alive
 from gspo.report import stats
 from gspo.runs import reading
 
@@ -190,19 +191,9 @@ def status_of(path: Path, rows: list[dict[str, Any]], result: dict[str, Any] | N
     if result is not None and (steps is None or not rows or rows[-1]["step"] <= steps):
         return "finished"
     holder = reading.read_text(path / ".lock").strip()
-    if holder.isdecimal() and len(holder) < 10 and _alive(int(holder)):
+    if holder.isdecimal() and len(holder) < 10 and is_alive(int(holder)):
         return "running"
     return "running" if time.time() - _changed(path) < RUNNING_WINDOW and rows and not holder else "stopped"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _number(value: Any) -> float | None:

@@ -12,8 +12,9 @@ import torch
 from gspo.distributed.ray.connection import RayConnection
 from gspo.distributed.ray.tensors import send_as_arrays
 from gspo.distributed.ray.weight_store import ObjectStore, ObjectWeights
+from gspo.processes import WorkerError
 from gspo.rollout.engine import EngineError
-from gspo.rollout.workers.connection import WorkerDied, WorkerError
+from gspo.rollout.workers.connection import WorkerDied
 from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 from tests.distributed.ray.waiting import wait_until
 from tests.distributed.ray.workers import Odd

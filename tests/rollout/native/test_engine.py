@@ -9,8 +9,7 @@ import torch
 
 from gspo.rollout.counter_noise import sequence_key, uniform
 from gspo.rollout.token_sampling import RowSampling, choose
-
-from .models import EOS, VOCAB, drain, make_engine, make_model, make_request, plain_log_probs
+from tests.rollout.models import EOS, VOCAB, drain, make_engine, make_model, make_request, plain_log_probs
 
 
 @pytest.fixture(scope="module")

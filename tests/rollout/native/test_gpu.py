@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gspo.rollout.counter_noise import sequence_key, uniform
-
-from .models import drain, make_engine, make_model, make_request
+from tests.rollout.models import drain, make_engine, make_model, make_request
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,17 @@ import pytest
 import torch
 import transformers as hf
 
-from .models import CONFIGS, EAGER, EOS, PAD, drain, make_engine, make_model, make_request, plain_log_probs
+from tests.rollout.models import (
+    CONFIGS,
+    EAGER,
+    EOS,
+    PAD,
+    drain,
+    make_engine,
+    make_model,
+    make_request,
+    plain_log_probs,
+)
 
 _CASES = [(kind, None) for kind in CONFIGS] + [
     ("llama", "eager"),

@@ -15,8 +15,7 @@ from gspo.kernels import compiled_layers as compiled
 from gspo.kernels.compiled_layers import CompiledLayers, has_cpp_compiler
 from gspo.rollout.native import packed_decoder
 from gspo.training.lora import Adapters, LoraSettings
-
-from .models import drain, make_engine, make_model, make_request, plain_log_probs
+from tests.rollout.models import drain, make_engine, make_model, make_request, plain_log_probs
 
 pytestmark = pytest.mark.usefixtures("no_compiled_code")
 

@@ -15,9 +15,8 @@ import pytest
 from gspo.rollout.engine import EngineError
 from gspo.rollout.native.paged_rows import buckets
 from gspo.rollout.native.pages import PAGE, OutOfPages, PageBook
-
-from . import plain_kernels
-from .models import CONFIGS, drain, make_engine, make_model, make_request
+from tests.rollout.models import CONFIGS, drain, make_engine, make_model, make_request
+from tests.rollout.native import plain_kernels
 
 
 @pytest.fixture(autouse=True)

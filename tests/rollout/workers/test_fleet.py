@@ -19,9 +19,8 @@ from gspo.rollout.workers.async_fleet import FreeFleet
 from gspo.rollout.workers.connection import FleetClosed, WorkersLost
 from gspo.rollout.workers.lockstep_fleet import Fleet
 from gspo.types import Group, Prompt
-
-from .models import drain, make_engine, make_model, make_request
-from .thread_connection import NoWeights, ThreadConnection, no_weights
+from tests.rollout.models import drain, make_engine, make_model, make_request
+from tests.rollout.workers.thread_connection import NoWeights, ThreadConnection, no_weights
 
 _MODEL = make_model()
 Fault = Callable[

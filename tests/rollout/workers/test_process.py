@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gspo.processes import WorkerError
 from gspo.rollout.engine import EngineError
-from gspo.rollout.workers.connection import WorkerDied, WorkerError
+from gspo.rollout.workers.connection import WorkerDied
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights, read_weights
-
-from .processes import exists, shared_memory, wait_until, workers
-from .toy_engine import make_spec
+from tests.rollout.workers.processes import exists, shared_memory, wait_until, workers
+from tests.rollout.workers.toy_engine import make_spec
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gspo.data.rows import DataError, Row, user_message
+from gspo.processes import python_environment
 from gspo.seeding import derive_seed
 
 NUM_TRAIN = 2048
@@ -70,15 +69,13 @@ def _make_apart(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
     _dataset(**recipe)  # names a missing package, an unknown task and refused options
     # Some tasks print while they work: the rows stand on a line of their own, the last.
     code = (
-        "import json, sys; from gspo.data import reasoning_gym as r; "
+        "import json, sys; from gspo.data.tasks import reasoning_gym as r; "
         "print('\\n' + json.dumps(r._make(json.load(sys.stdin))))"
     )
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join([root, *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         input=json.dumps(recipe),
-        env=os.environ | {"PYTHONHASHSEED": "0", "PYTHONPATH": path},
+        env=python_environment(*sys.path, PYTHONHASHSEED="0"),
         stdout=subprocess.PIPE,
         text=True,
     )

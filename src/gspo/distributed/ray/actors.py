@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
 import ray
 from ray.actor import ActorClass
 
+from gspo import processes
 from gspo.distributed.rank_stacks import StackAnswers
-from gspo.distributed.ray.errors import portable
 from gspo.distributed.ray.tensors import send_as_arrays
+from gspo.processes import portable_error
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -34,14 +34,12 @@ def run(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
     try:
         return worker.run(method, args)
     except Exception as error:
-        raise portable(error) from None
+        raise portable_error(error) from None
 
 
 def free_port(worker: Any) -> tuple[str, int]:
     """Run in an actor: its machine's address and a port that is free there now."""
-    with socket.socket() as s:
-        s.bind(("", 0))
-        return ray.util.get_node_ip_address(), s.getsockname()[1]
+    return ray.util.get_node_ip_address(), processes.free_port("")
 
 
 def answer_stacks(worker: Any, address: str, port: int, rank: int) -> None:

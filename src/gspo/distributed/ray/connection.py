@@ -12,7 +12,8 @@ from ray.exceptions import RayError
 
 from gspo.distributed.rank_stacks import thread_stacks
 from gspo.distributed.ray.actors import go_to, plain_class
-from gspo.distributed.ray.errors import portable, root_cause
+from gspo.distributed.ray.errors import root_cause
+from gspo.processes import portable_error
 from gspo.rollout.workers.connection import Ticket, WorkerDied
 from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 
@@ -39,7 +40,7 @@ class RolloutHost:
                 raise self._error
             return getattr(self._worker, method)(*args)
         except Exception as error:
-            raise portable(error) from None
+            raise portable_error(error) from None
 
     @ray.method(concurrency_group="watch")
     def live(self) -> None:

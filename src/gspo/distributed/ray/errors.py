@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import pickle
-import traceback
-
 import ray.exceptions
 
 from gspo.distributed.backend import ClusterError
-from gspo.rollout.workers.connection import WorkerDied, WorkerError
+from gspo.processes import WorkerError
+from gspo.rollout.workers.connection import WorkerDied
 
-__all__ = ["ClusterError", "WorkerDied", "portable", "root_cause"]
-
-
-def portable(error: Exception) -> Exception:
-    """Called where an error was raised: the error itself when it can travel, else its words and traceback."""
-    with contextlib.suppress(Exception):  # whatever its pickling or its constructor raises
-        if type(pickle.loads(pickle.dumps(error))) is type(error):
-            return error
-    told = "".join(traceback.format_exception(error))
-    return WorkerError(f"{type(error).__name__}: {error}\n{told}")
+__all__ = ["ClusterError", "WorkerDied", "root_cause"]
 
 
 def root_cause(error: BaseException, worker: str) -> BaseException:

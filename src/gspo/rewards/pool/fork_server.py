@@ -15,10 +15,8 @@ trainer's *thread*, which may rightly end before the pool does.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
-import importlib
 import json
 import os
 import pickle
@@ -32,11 +30,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.processes import (
+    adopt_orphans,
+    describe_exit,
+    die_with_parent,
+    kill_group,
+    load_function,
+    outlive_parent,
+)
 from gspo.rewards.pool import frames as wire
 
 Handler = Callable[[Any], Any]
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _PARENT_CHECK = 2.0
 MAX_STARTS = 64  # in one request: a message carries at most 253 descriptors
 
@@ -56,9 +61,8 @@ def main(control_fd: int) -> None:
     """Serve start and stop requests until the trainer closes the control socket."""
     control = socket.socket(fileno=control_fd)
     parent = os.getppid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if os.getppid() != parent:
+    adopt_orphans()
+    if not die_with_parent(parent):
         return
     try:
         setup: Setup = pickle.loads(wire.receive(control))
@@ -70,15 +74,14 @@ def main(control_fd: int) -> None:
         text = str(error) if type(error).__name__ == "RewardError" else traceback.format_exc(limit=-12)
         wire.send(control, json.dumps({"error": text}).encode())
         return
-    _prctl(_PR_SET_PDEATHSIG, 0)
+    outlive_parent()
     gc.freeze()  # keeps the pages shared with the workers
     _serve(control, parent, setup, handler)
 
 
 def build_handler(setup: Setup) -> tuple[Handler, Any]:
     """The handler that works on payloads, and what it says about itself."""
-    module, _, name = setup.factory.partition(":")
-    return getattr(importlib.import_module(module), name)(*setup.args)
+    return load_function(setup.factory)(*setup.args)
 
 
 def _serve(control: socket.socket, parent: int, setup: Setup, handler: Handler | None) -> None:
@@ -122,14 +125,11 @@ def _stop(pid: int, workers: set[int]) -> str:
     """Kill a worker and all it started; say how it had ended."""
     if pid not in workers:
         return "ended with an earlier reward server"
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+    kill_group(pid)
     _, status = os.waitpid(pid, 0)
     workers.discard(pid)
     _kill_orphans(workers)
-    code = os.waitstatus_to_exitcode(status)
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    return describe_exit(os.waitstatus_to_exitcode(status))
 
 
 def _kill_orphans(workers: set[int]) -> None:
@@ -184,8 +184,7 @@ def _confine(server: int, memory: int) -> None:
     """Own process group, death with the server, no core file, a memory limit, first in line for the OOM killer."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != server:
+    if not die_with_parent(server):
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Private writable memory, not address space: libraries reserve far more addresses than they use. The hard limit
@@ -211,11 +210,6 @@ def _count_threads() -> int:
         return len(os.listdir("/proc/self/task"))
     except OSError:
         return 1
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import gspo
+from gspo.processes import kill_group, python_environment
 from gspo.rewards.pool import frames as wire
 from gspo.rewards.pool.fork_server import MAX_STARTS, Handler, Setup, work
 from gspo.rewards.protocol import RewardError
@@ -150,9 +150,7 @@ class ProcessCrew:
             return "its process ended with the reward server"
 
     def kill(self, member: Member) -> None:
-        for kill in (os.killpg, os.kill):  # not reaped before `stop`, so the id is still this worker's
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(member.pid, signal.SIGKILL)
+        kill_group(member.pid)  # not reaped before `stop`, so the id is still this worker's
 
     def mark(self, member: Member) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -224,10 +222,8 @@ class ThreadCrew:
 
 def _environment() -> dict[str, str]:
     """The trainer's environment, with gspo importable, one thread a process and a fixed hash seed."""
-    root = str(Path(gspo.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return os.environ | single | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "GSPO_REWARD_WORKER": "1"}
+    return python_environment(PYTHONHASHSEED="0", GSPO_REWARD_WORKER="1", **single)
 
 
 def _has_fileno(stream: Any) -> bool:

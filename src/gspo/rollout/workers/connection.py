@@ -21,10 +21,6 @@ class FleetClosed(RuntimeError):
     """The fleet was closed while a call was under way, by another thread."""
 
 
-class WorkerError(RuntimeError):
-    """A call raised in a worker an error that cannot be raised as itself here; the worker's traceback is in the text."""
-
-
 class Connection(Protocol):
     """One RolloutWorker in a process of its own. Every method may be called from any thread and returns at once.
 

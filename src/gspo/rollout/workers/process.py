@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import IO, Any
 
-import gspo
+from gspo.processes import describe_exit, kill_group, python_environment
 from gspo.rollout.workers.connection import Ticket, WorkerDied
 from gspo.rollout.workers.worker import EngineSpec
 
@@ -83,9 +83,7 @@ class ProcessConnection:
         if self._death is not None:  # collected: its number may be another process's by now
             return
         self._reason = self._reason or reason
-        for kill in (os.killpg, os.kill):  # it leads a group: what it started goes with it
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                kill(self.pid, signal.SIGKILL)
+        kill_group(self.pid)  # what it started goes with it
 
     def close(self) -> None:
         if self._death is None:
@@ -154,7 +152,7 @@ def _how(code: int) -> str:
     """How a process ended, in words."""
     if code == -signal.SIGKILL:
         return "was killed by SIGKILL (by somebody, or by the system for want of memory)"
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+    return describe_exit(code)
 
 
 _spawner: ThreadPoolExecutor | None = None
@@ -173,13 +171,11 @@ def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     global _spawner
     if _spawner is None:
         _spawner = ThreadPoolExecutor(1, thread_name_prefix="gspo-spawn")
-    root = str(Path(gspo.__file__).parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return _spawner.submit(
         subprocess.Popen,
         [sys.executable, "-P", "-m", "gspo.rollout.workers.process_main", str(fd), str(os.getpid())],
         pass_fds=[fd],
-        env=os.environ | {"PYTHONPATH": path},
+        env=python_environment(),
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,

@@ -6,7 +6,6 @@ hangs or is stopped; SIGUSR1 makes it write the stacks of its threads to its log
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import pickle
@@ -17,16 +16,12 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from gspo.rollout.workers.connection import WorkerError
-
-_PR_SET_PDEATHSIG = 1
+from gspo.processes import die_with_parent, portable_error
 
 
 def main(fd: int, parent: int) -> None:
     """Build the engine that the trainer describes and serve it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # the trainer ended before this process could ask to die with it
+    if not die_with_parent(parent):
         return
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
@@ -74,13 +69,8 @@ def _travelling(error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error)).rstrip()
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
-    try:
-        error.add_note(f"raised in process {os.getpid()}:\n{text}")
-        answer = pickle.dumps((False, error))
-        pickle.loads(answer)
-    except Exception:
-        answer = pickle.dumps((False, WorkerError(f"{type(error).__name__}: {error}\n{text}")))
-    return answer
+    error.add_note(f"raised in process {os.getpid()}:\n{text}")
+    return pickle.dumps((False, portable_error(error)))
 
 
 if __name__ == "__main__":

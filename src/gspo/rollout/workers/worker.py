@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from gspo.processes import load_function
 from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
 from gspo.types import Group, Rollout
 
@@ -48,10 +48,10 @@ class EngineSpec:
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
     """The engine that a spec describes; an EngineError when its kind is unknown."""
-    module, _, name = BUILDERS.get(spec.kind, spec.kind).partition(":")
-    if not name:
+    builder = BUILDERS.get(spec.kind, spec.kind)
+    if ":" not in builder:
         raise EngineError(f"rollout.name={spec.kind!r}: expected one of {', '.join(BUILDERS)}")
-    return getattr(importlib.import_module(module), name)(spec)
+    return load_function(builder)(spec)
 
 
 def build_native(spec: EngineSpec) -> RolloutEngine:
