@@ -24,7 +24,7 @@ from typing import Any
 from gspo.config import load
 from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
-from gspo.rollout.workers.fleet import Roster
+from gspo.rollout.workers.fleet import Fleet
 from gspo.runs.console import Console
 
 ROLLOUT = "actor_rollout_ref.rollout."
@@ -79,7 +79,7 @@ def run(arm: str, steps: int, folder: Path, extra: list[str]) -> dict[str, Any]:
 def _worker_seconds(engine: Any) -> float:
     """Processor seconds of an engine's worker processes so far."""
     total = 0.0
-    members: Any = engine._members if isinstance(engine, Roster) else []
+    members: Any = engine._members if isinstance(engine, Fleet) else []
     for member in members:
         fields = Path(f"/proc/{member.connection.pid}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gspo.checkpoint.background_writer import Abandoned, Writer
+from gspo.checkpoint.background_writer import Abandoned, BackgroundWriter
 from gspo.loop.guards.watchdog import Watchdog
 from gspo.runs.clock import Clock
 
@@ -32,7 +32,7 @@ def clock():
 
 @pytest.fixture
 def writer(clock, said):
-    writer = Writer(clock, said.append)
+    writer = BackgroundWriter(clock, said.append)
     yield writer
     writer.abandon()
 

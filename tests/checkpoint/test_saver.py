@@ -16,11 +16,11 @@ import torch
 
 import gspo.loop.trainer as module
 from gspo.checkpoint import folder as checkpoint
-from gspo.checkpoint.background_writer import Writer
+from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.checkpoint.folder import CheckpointError
-from gspo.checkpoint.saver import STAGE, Saving
+from gspo.checkpoint.saver import STAGE, CheckpointSaver
 from gspo.config import TrainerConfig
-from gspo.distributed.team_roles import TeamRoles
+from gspo.distributed.rank_roles import RankRoles
 from gspo.loop.guards.alarms import RULES
 from gspo.loop.run import exit_code
 from gspo.runs.clock import Clock
@@ -104,7 +104,7 @@ def test_a_slow_save_goes_on_while_the_next_batch_is_generated_and_the_update_wa
 def test_where_saving_changes_the_models_everything_waits_for_it(tmp_path, model, monkeypatch):
     events = []
     t = trainer(tmp_path, model, "actor_rollout_ref.model.lora_rank=2")
-    assert not t.parts.roles.saves_aside and not TeamRoles.saves_aside
+    assert not t.parts.roles.saves_aside and not RankRoles.saves_aside
     watch(t, events)
     threads = set()
 
@@ -235,8 +235,8 @@ def test_checkpoints_that_a_run_did_not_go_on_from_do_not_count_as_kept(tmp_path
 
 def test_auto_saves_while_it_costs_little(tmp_path):
     clock = Clock()
-    writer = Writer(clock, print)
-    saving = Saving(tmp_path, TrainerConfig(), clock, writer)
+    writer = BackgroundWriter(clock, print)
+    saving = CheckpointSaver(tmp_path, TrainerConfig(), clock, writer)
     assert saving.is_due(1)
     writer.charge("log_groups", 1e9)
     assert saving.is_due(1)

@@ -10,7 +10,7 @@ import pytest
 
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
-from gspo.rollout.workers.lockstep_fleet import Fleet
+from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.types import Prompt
 from tests.rollout.models import drain, make_engine, make_model, make_request
 from tests.rollout.workers.thread_connection import NoWeights, ThreadConnection, no_weights
@@ -34,8 +34,8 @@ _ENGINES: dict[str, Callable[..., RolloutEngine]] = {
 }
 
 
-def _fleet(make: Callable[[], RolloutEngine], version: int) -> Fleet:
-    return Fleet(
+def _fleet(make: Callable[[], RolloutEngine], version: int) -> LockstepFleet:
+    return LockstepFleet(
         lambda index: ThreadConnection(make, index),
         2,
         weights=no_weights,

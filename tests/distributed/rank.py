@@ -20,15 +20,15 @@ import torch
 import torch.distributed as dist
 
 from gspo.distributed import rank_worker
-from gspo.distributed import torchrun_team as team_torchrun
-from gspo.distributed.team import RankFailed
+from gspo.distributed import torchrun_ranks as team_torchrun
+from gspo.distributed.rank_group import RankFailed
 from gspo.loop import ending as closing
 from tests.distributed.cases import CASES
 from tests.distributed.runs import train
 
 
 class FragileWorker(rank_worker.RankWorker):
-    """A rank that can be told to fail."""
+    """A rank that can be format_stacks to fail."""
 
     def fail(self, rank: int, how: str) -> None:
         if dist.get_rank() == rank:
@@ -42,7 +42,7 @@ class FragileWorker(rank_worker.RankWorker):
             time.sleep(0.05)
 
 
-def note_stacks(team: team_torchrun.TorchrunTeam, out: Path) -> None:
+def note_stacks(team: team_torchrun.TorchrunRanks, out: Path) -> None:
     """Write what the others do while all of them wait for this file."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(team.stacks)
@@ -65,12 +65,12 @@ def run(plan: dict[str, Any], rank: int) -> int:
     team_torchrun.RankWorker = FragileWorker
     closing.write_report = lambda console, run: None
     out = Path(plan["out"])
-    team = team_torchrun.TorchrunTeam.join("cpu")
+    team = team_torchrun.TorchrunRanks.join("cpu")
     for name in plan["cases"]:
         torch.save(CASES[name](True), out / f"{name}-{rank}.pt")
     if rank > 0:
         return team.follow()
-    with team_torchrun.team_of_launch():
+    with team_torchrun.launched_rank_group():
         for one in plan["runs"]:
             train(Path(one["folder"]), Path(one["model"]), *one["overrides"], stop_after=one["stop_after"])
         if plan["fault"]:

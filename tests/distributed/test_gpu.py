@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.distributed.torchrun_team import TorchrunTeam
+from gspo.distributed.torchrun_ranks import TorchrunRanks
 from tests.distributed.cases import build_policy, updates
 from tests.training.models import llama
 
@@ -24,7 +24,7 @@ SHARDINGS = {
 
 @pytest.fixture(scope="module")
 def team():
-    joined = TorchrunTeam.join("cuda:0")
+    joined = TorchrunRanks.join("cuda:0")
     yield joined
     joined.dismiss()
 

@@ -15,18 +15,18 @@ from gspo.distributed.rank_watch import EXIT_RANK_FAILED
 RANKS = ["actor_rollout_ref.actor.strategy=fsdp2", "trainer.n_gpus_per_node=2", "trainer.device=cpu"]
 
 
-@pytest.mark.parametrize(("told", "code"), [(143, 143), (6, 6), (0, 0), (None, EXIT_RANK_FAILED)])
-def test_a_signalled_launch_ends_with_the_code_of_rank_0(monkeypatch, capsys, told, code):
+@pytest.mark.parametrize(("format_stacks", "code"), [(143, 143), (6, 6), (0, 0), (None, EXIT_RANK_FAILED)])
+def test_a_signalled_launch_ends_with_the_code_of_rank_0(monkeypatch, capsys, format_stacks, code):
     def torchrun(arguments):
         for rank in ("1", "0"):
             monkeypatch.setenv("RANK", rank)
-            if told is not None:
-                tell_code(told if rank == "0" else 99)
+            if format_stacks is not None:
+                tell_code(format_stacks if rank == "0" else 99)
         raise SignalException("signalled", signal.SIGTERM)
 
     monkeypatch.setattr(torch.distributed.run, "main", torchrun)
     assert launch(load(None, RANKS).config, ["train"]) == code
-    assert ("before they had saved" in capsys.readouterr().err) == (told is None)
+    assert ("before they had saved" in capsys.readouterr().err) == (format_stacks is None)
 
 
 def test_without_a_launch_nobody_is_told(monkeypatch, tmp_path):

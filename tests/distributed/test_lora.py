@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint import folder as checkpoint
 from gspo.config import load
+from gspo.distributed.rank_group import RankPlace
 from gspo.distributed.rank_worker import RankWorker
-from gspo.distributed.team import Place
 from gspo.models.load import load_model
 from gspo.training.lora import Adapters, LoraSettings
 from gspo.training.parallel.fsdp import ShardError, full
@@ -69,7 +69,7 @@ def test_masters_of_one_process_reach_a_rank_unrounded(here, model, tmp_path):
     masters = {k.removeprefix("master/"): t for k, t in saved.items() if "master/" in k}
     assert any(not torch.equal(m, m.bfloat16().float()) for m in masters.values())
     worker = RankWorker()
-    worker.join(Place(0, 1, 0, "127.0.0.1", free_port(), "cpu"))
+    worker.join(RankPlace(0, 1, 0, "127.0.0.1", free_port(), "cpu"))
     try:
         worker.build(config(tmp_path, model, FSDP, *LORA, *LOW).config, 3, str(path))
         worker.load_shards(str(path / "training"))

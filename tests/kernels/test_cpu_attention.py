@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo.kernels.cpu_attention import CHUNK, Families, decode_attend, takes
+from gspo.kernels.cpu_attention import CHUNK, PackedSequences, decode_attend, takes
 from gspo.kernels.cpu_library import compiler, library
 from gspo.rollout.native.shared_prompts import SharedPrompts
 from tests.rollout.models import make_model
@@ -64,7 +64,7 @@ def test_values_and_gradients_are_those_of_plain_attention(shape, window, heads,
     extents, num = packed(SHAPES[shape])
     single = [numbers(num, n, size).requires_grad_() for n in (heads, key_heads, key_heads)]
     double = [x.detach().double().requires_grad_() for x in single]
-    got = Families.of(extents).attend(*single, 0.3, window)
+    got = PackedSequences.of(extents).attend(*single, 0.3, window)
     want = plain(*double, extents, 0.3, window)
     assert torch.allclose(got.double(), want, atol=2e-5)
     grad = numbers(num, heads, size)
@@ -82,7 +82,7 @@ def test_gradients_by_finite_differences():
     weights = numbers(num, 2, 12).double()
 
     def value() -> Tensor:
-        return (Families.of(extents).attend(q, k, v, 0.25, None).double() * weights).sum()
+        return (PackedSequences.of(extents).attend(q, k, v, 0.25, None).double() * weights).sum()
 
     for x in (q, k, v):
         x.requires_grad_()
@@ -102,7 +102,7 @@ def test_large_scores_and_a_query_of_zeros():
     q, k, v = (torch.zeros(4, 1, 16) for _ in range(3))
     q[3], v[:] = 300.0, torch.arange(4.0)[:, None, None]
     k[1], k[3] = 300.0, -300.0
-    got = Families.of([(0, 4, 0, 0)]).attend(q, k, v, 1.0, None)
+    got = PackedSequences.of([(0, 4, 0, 0)]).attend(q, k, v, 1.0, None)
     assert torch.allclose(got[:, 0, 0], torch.tensor([0.0, 0.5, 1.0, 1.0]))
 
 
@@ -110,10 +110,10 @@ def test_a_sequence_does_not_depend_on_those_beside_it_nor_on_threads():
     torch.manual_seed(2)
     extents, num = packed([(9, [20, 31, 7]), (40, [3])])
     q, k, v = numbers(num, 4, 32), numbers(num, 2, 32), numbers(num, 2, 32)
-    whole = Families.of(extents).attend(q, k, v, 0.2, None)
+    whole = PackedSequences.of(extents).attend(q, k, v, 0.2, None)
     start, length, prefix, size = extents[2]
     keys = [*range(prefix, prefix + size), *range(start, start + length)]
-    alone = Families.of([(0, size, 0, 0), (size, length, 0, size)]).attend(
+    alone = PackedSequences.of([(0, size, 0, 0), (size, length, 0, size)]).attend(
         q[keys], k[keys], v[keys], 0.2, None
     )
     assert torch.equal(alone[size:], whole[start : start + length])
@@ -122,7 +122,7 @@ def test_a_sequence_does_not_depend_on_those_beside_it_nor_on_threads():
     for num_threads in (1, 2):
         torch.set_num_threads(num_threads)
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        out = Families.of(extents).attend(*inputs, 0.2, None)
+        out = PackedSequences.of(extents).attend(*inputs, 0.2, None)
         grads.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*grads))
@@ -191,16 +191,16 @@ def test_rows_that_share_a_prompt_are_taken_together_until_they_part():
 def test_half_precision_is_refused_and_nothing_is_no_trouble():
     x = torch.zeros(4, 2, 16, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"attention in torch\.bfloat16"):
-        Families.of([(0, 4, 0, 0)]).attend(x, x, x, 1.0, None)
+        PackedSequences.of([(0, 4, 0, 0)]).attend(x, x, x, 1.0, None)
     none = torch.zeros(0, 2, 16, requires_grad=True)
-    Families.of([]).attend(none, none, none, 1.0, None).sum().backward()
+    PackedSequences.of([]).attend(none, none, none, 1.0, None).sum().backward()
     assert none.grad is not None and none.grad.shape == none.shape
 
 
 def test_values_of_another_size_than_keys_are_refused():
     q, k = numbers(4, 2, 16), numbers(4, 2, 16)
     with pytest.raises(ValueError, match="values of 8 numbers a head where keys have 16"):
-        Families.of([(0, 4, 0, 0)]).attend(q, k, numbers(4, 2, 8), 1.0, None)
+        PackedSequences.of([(0, 4, 0, 0)]).attend(q, k, numbers(4, 2, 8), 1.0, None)
 
 
 def test_what_the_kernels_take():

@@ -8,7 +8,7 @@ from torch import nn
 
 from gspo.kernels import small_batch_linear as few_rows
 from gspo.kernels.cpu_library import compiler, library
-from gspo.kernels.small_batch_linear import FEWEST, MOST, MOST_BY_KERNEL, FewRows
+from gspo.kernels.small_batch_linear import FEWEST, MOST, MOST_BY_KERNEL, SmallBatchLinear
 from tests.rollout.models import drain, make_engine, make_model, make_request
 
 
@@ -36,7 +36,7 @@ def test_outputs_are_those_of_the_layer(two_threads, way, rows, bias):
     x = torch.randn(rows, 1, 24)
     with torch.no_grad():
         want = layer(x)
-        with FewRows(layer).active():
+        with SmallBatchLinear(layer).active():
             assert type(layer) is not nn.Linear
             got = layer(x)
     assert type(layer) is nn.Linear
@@ -48,7 +48,7 @@ def test_a_wide_layer_takes_the_other_product(two_threads, monkeypatch):
     monkeypatch.setattr(few_rows, "library", lambda: None)
     monkeypatch.setattr(torch, "mm", lambda a, b: calls.append(a.shape) or a @ b)
     layer = nn.Linear(8, 6, bias=False)
-    with torch.no_grad(), FewRows(layer).active():
+    with torch.no_grad(), SmallBatchLinear(layer).active():
         layer(torch.ones(16, 8))
         layer(torch.ones(MOST + 1, 8))
     assert calls == [(6, 8)]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo.config import ConfigErrors, load
-from gspo.rollout.workers.async_fleet import FreeFleet
+from gspo.rollout.workers.async_fleet import AsyncFleet
 from gspo.runs.group_log import read_groups
 from gspo.sampling.errors import RewardFailures
 from gspo.sampling.producer import Producer
@@ -222,7 +222,7 @@ def test_groups_in_flight_follow_the_workers_there_are(model, tmp_path, in_threa
     settings = (*ASYNC, f"{ROLLOUT}num_workers=2", f"{ROLLOUT}max_num_seqs=8", f"{ROLLOUT}n=4")
     t = trainer(tmp_path, model, *settings)
     fleet, sampler = t.parts.engine, t.parts.sampler
-    assert isinstance(fleet, FreeFleet) and isinstance(sampler, Producer)
+    assert isinstance(fleet, AsyncFleet) and isinstance(sampler, Producer)
     seen = [sampler._sampler._concurrency()]
     fleet.add_worker()
     seen.append(sampler._sampler._concurrency())

@@ -1,4 +1,4 @@
-"""Training: the measured points, products and exchange by hand, and ranks without work."""
+"""TrainingPart: the measured points, products and exchange by hand, and ranks without work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gspo.plan.constants import (
 from gspo.plan.lengths import Lengths
 from gspo.plan.measured import BENCHMARKS
 from gspo.plan.network import checkpoint_seconds, gather_seconds, publish_seconds, reduce_seconds
-from gspo.plan.train_time import ATTENTION, EXCHANGE, LAUNCH, OPTIMIZER, PRODUCTS, UNEVEN, Trainer
+from gspo.plan.train_time import ATTENTION, EXCHANGE, LAUNCH, OPTIMIZER, PRODUCTS, UNEVEN, TrainCost
 from gspo.plan.workload import Workload
 
 
@@ -32,16 +32,16 @@ def test_measured_training_is_reproduced_within_a_fifth(bench):
 
 
 def test_captured_training_starts_fewer_kernels(seven, h200, work):
-    alone = Trainer(seven, h200)
+    alone = TrainCost(seven, h200)
     launches = alone.update(dataclasses.replace(work, compiled=False))[LAUNCH]
     assert alone.update(work)[LAUNCH] == pytest.approx(CAPTURED_SHARE * launches)
     assert alone.score(work)[LAUNCH] < alone.reference(work)[LAUNCH]  # of which three quarters are scored
-    experts = Trainer(SHAPES["30b-a3b"], h200)
-    for trainer in (dataclasses.replace(alone, checkpointing=True), Trainer(seven, h200, 8, 8), experts):
+    experts = TrainCost(SHAPES["30b-a3b"], h200)
+    for trainer in (dataclasses.replace(alone, checkpointing=True), TrainCost(seven, h200, 8, 8), experts):
         assert not trainer.captures(work)
     for kept in ({"layout": "plain"}, {"compiled": False}):
         assert not alone.captures(dataclasses.replace(work, **kept))
-    assert alone.captures(work) and not Trainer(seven, in_float32(h200)).captures(work)
+    assert alone.captures(work) and not TrainCost(seven, in_float32(h200)).captures(work)
 
 
 def test_products_by_hand(shape, h200):
@@ -50,7 +50,7 @@ def test_products_by_hand(shape, h200):
     forward = tokens * 2 * (2 * 656 + 8) / 790e12
     attention = 4 * 2 * 8 * pairs / 790e12 / ATTENTION_SHARE
     eager = dataclasses.replace(work, compiled=False)
-    trainer = Trainer(shape, h200)
+    trainer = TrainCost(shape, h200)
     for passes, kind in ((3, trainer), (4, dataclasses.replace(trainer, checkpointing=True))):
         for share, asked in ((COMPILED_TRAIN_SHARE, work), (TRAIN_SHARE, eager)):
             update = kind.update(asked)
@@ -61,9 +61,9 @@ def test_products_by_hand(shape, h200):
 
 
 def test_what_is_recomputed_is_compiled_and_not_captured(seven, h200, work):
-    again = Trainer(seven, h200, checkpointing=True)
+    again = TrainCost(seven, h200, checkpointing=True)
     assert again.compiles(work) and not again.captures(work)
-    for trainer in (Trainer(seven, h200, 8, 8), Trainer(SHAPES["30b-a3b"], h200)):
+    for trainer in (TrainCost(seven, h200, 8, 8), TrainCost(SHAPES["30b-a3b"], h200)):
         assert not trainer.compiles(work)
 
 
@@ -71,10 +71,10 @@ def test_an_optimiser_in_host_memory_takes_the_time_of_the_way(seven, h200, work
     away = dataclasses.replace(work, offload=True)
     steps = work.epochs * work.mini_batches
     there = 12 * seven.parameters / OFFLOAD_COPY
-    assert Trainer(seven, h200).update(away)[OPTIMIZER] == pytest.approx(steps * there)
-    wide = Trainer(seven, in_float32(h200)).update(away)[OPTIMIZER]
+    assert TrainCost(seven, h200).update(away)[OPTIMIZER] == pytest.approx(steps * there)
+    wide = TrainCost(seven, in_float32(h200)).update(away)[OPTIMIZER]
     assert wide == pytest.approx(steps * there * 8 / 12)  # a float32 parameter is its own master
-    ranks = Trainer(seven, h200, 8, 8)
+    ranks = TrainCost(seven, h200, 8, 8)
     assert ranks.update(away)[OPTIMIZER] == ranks.update(work)[OPTIMIZER]
 
 
@@ -88,19 +88,19 @@ def test_shared_prompts_are_computed_once():
 
 
 def test_twice_the_mini_batches_is_the_same_work(seven, h200, work):
-    trainer = Trainer(seven, h200)
+    trainer = TrainCost(seven, h200)
     two, four = (trainer.update(dataclasses.replace(work, mini_batches=n)) for n in (2, 4))
     assert two[PRODUCTS] == pytest.approx(four[PRODUCTS])
     assert four["optimiser"] == pytest.approx(2 * two["optimiser"])
 
 
 def test_ranks_share_the_work_until_there_is_no_answer_left_for_them(seven, h200, work):
-    few, many = Trainer(seven, h200, 8, 8).update(work), Trainer(seven, h200, 16, 16).update(work)
+    few, many = TrainCost(seven, h200, 8, 8).update(work), TrainCost(seven, h200, 16, 16).update(work)
     assert many[PRODUCTS] == pytest.approx(few[PRODUCTS] / 2)
     assert few.get(UNEVEN, 0) == 0
-    alone = Trainer(seven, h200, 512, 8).update(work)  # 128 answers a mini-batch, 512 ranks
+    alone = TrainCost(seven, h200, 512, 8).update(work)  # 128 answers a mini-batch, 512 ranks
     assert alone.largest == UNEVEN
-    more = Trainer(seven, h200, 1024, 8).update(work)
+    more = TrainCost(seven, h200, 1024, 8).update(work)
     assert more.total >= 0.95 * alone.total
 
 
@@ -115,9 +115,9 @@ def test_a_gather_by_hand(h200):
 def test_exchange_shows_only_beyond_what_computing_hides(h200, work):
     large = SHAPES["72b"]
     tiny = dataclasses.replace(work, prompts=8, mini_batches=1)
-    assert Trainer(large, h200, 64, 64).update(tiny).get(EXCHANGE, 0) > 0
+    assert TrainCost(large, h200, 64, 64).update(tiny).get(EXCHANGE, 0) > 0
     busy = dataclasses.replace(work, prompts=4096, mini_batches=1)
-    assert Trainer(large, h200, 64, 64).update(busy).get(EXCHANGE, 0) == 0
+    assert TrainCost(large, h200, 64, 64).update(busy).get(EXCHANGE, 0) == 0
 
 
 def test_publication_and_checkpoint_by_hand(seven, h200):

@@ -18,7 +18,7 @@ import pytest
 from gspo.rewards import Overlong, RewardError, builtin, dry_run, make_scorer
 from gspo.rewards.compose import as_specs
 from gspo.rewards.pool.worker_pool import WorkerPool
-from gspo.rewards.pool.workers import ProcessCrew
+from gspo.rewards.pool.workers import ForkedWorkers
 from gspo.rewards.scoring import InProcessScorer, PoolScorer
 from gspo.types import Group, Prompt, Rollout
 from tests.faults.faulty_rewards import NONSENSE
@@ -174,7 +174,7 @@ input()
 
 
 def test_close_fails_what_is_unfinished_and_may_be_called_twice() -> None:
-    crew = ProcessCrew("gspo.rewards.compose:build_grading", (as_specs(FAULTY),))
+    crew = ForkedWorkers("gspo.rewards.compose:build_grading", (as_specs(FAULTY),))
     pool = WorkerPool(crew, num_workers=1, timeout=100.0)
     group = make_group(["sleep"])
     future = pool.submit((group.prompt, ["sleep"]))
@@ -187,7 +187,7 @@ def test_close_fails_what_is_unfinished_and_may_be_called_twice() -> None:
 
 
 def test_jobs_from_many_threads_get_their_own_results() -> None:
-    crew = ProcessCrew("gspo.rewards.compose:build_grading", (as_specs(FAULTY),))
+    crew = ForkedWorkers("gspo.rewards.compose:build_grading", (as_specs(FAULTY),))
     pool = WorkerPool(crew, num_workers=2, timeout=100.0)
     from gspo.rewards import Response
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gspo.kernels import cpu_attention
-from gspo.kernels.cpu_attention import Families
+from gspo.kernels.cpu_attention import PackedSequences
 from gspo.kernels.cpu_library import compiler
 from gspo.training.batch import packing
 from gspo.training.batch.batching import balance, collate, micro_batch, plan_micro_batches
@@ -199,10 +199,10 @@ def test_a_wrong_attention_is_found_before_training(monkeypatch):
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 def test_a_kernel_that_attends_wrongly_gives_way_to_sdpa(monkeypatch):
     model = make_model("llama")
-    assert Forward.of(model.base_model, "shared").spans_of is Families.of
-    build = Families.of
+    assert Forward.of(model.base_model, "shared").spans_of is PackedSequences.of
+    build = PackedSequences.of
     blind = staticmethod(lambda found, device: build([(at, num, 0, 0) for at, num, _, _ in found], device))
-    monkeypatch.setattr(Families, "of", blind)  # responses that do not see their prompts
+    monkeypatch.setattr(PackedSequences, "of", blind)  # responses that do not see their prompts
     forward = Forward.of(model.base_model, "shared")
     assert forward.kind == "shared" and forward.spans_of is None
 

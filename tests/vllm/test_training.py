@@ -15,7 +15,7 @@ import pytest
 
 from gspo.loop import ending as closing
 from gspo.loop.trainer import Trainer
-from gspo.rollout.workers.fleet import Roster
+from gspo.rollout.workers.fleet import Fleet
 from gspo.runs.console import Console
 from tests.faults.small_run import config, even_first_byte, final_state
 
@@ -55,7 +55,7 @@ def _train(
 
 def _kill_worker(trainer: Trainer, step: int) -> None:
     engine = trainer.parts.engine
-    assert isinstance(engine, Roster)
+    assert isinstance(engine, Fleet)
     advance, killed = engine.step, []
 
     def killing() -> list[Any]:

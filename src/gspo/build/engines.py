@@ -18,22 +18,25 @@ from gspo.config import TrainerConfig
 from gspo.distributed.backend import Backend
 from gspo.distributed.gpu_place import gpu_place
 from gspo.distributed.launch import trainer_gpus
-from gspo.distributed.team_engine import TeamEngine
-from gspo.distributed.team_roles import TeamRoles
+from gspo.distributed.rank_engine import RankEngine
+from gspo.distributed.rank_roles import RankRoles
 from gspo.models import resolve
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.vllm.settings import require_vllm
-from gspo.rollout.workers.async_fleet import FreeFleet
+from gspo.rollout.workers.async_fleet import AsyncFleet
 from gspo.rollout.workers.connection import Connection
 from gspo.rollout.workers.cuda_weight_store import CudaWeights
-from gspo.rollout.workers.lockstep_fleet import Fleet
+from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights, WeightStore
 from gspo.rollout.workers.worker import EngineSpec
 from gspo.training.roles import Roles
 
-GIVES_BACK = ("sleep", "free_cache")  # options by which engines free their cache while the trainer works
+CACHE_FREEING_OPTIONS = (
+    "sleep",
+    "free_cache",
+)  # options by which engines free their cache while the trainer works
 
 
 def num_workers(config: TrainerConfig, backend: Backend | None = None) -> int:
@@ -60,7 +63,7 @@ def check_engine(config: TrainerConfig, backend: Backend | None = None) -> None:
 
 def build_rollout(
     config: TrainerConfig,
-    roles: Roles | TeamRoles,
+    roles: Roles | RankRoles,
     tokenizer: Any,
     device: torch.device,
     *,
@@ -71,15 +74,15 @@ def build_rollout(
     """The engine that the config asks for. Logs of worker processes go to `folder`; `notify` is told what befalls them."""
     count = num_workers(config, backend)
     if not count:
-        if isinstance(roles, TeamRoles):
-            return TeamEngine(roles.team)
+        if isinstance(roles, RankRoles):
+            return RankEngine(roles.team)
         return build_engine(config, roles.policy.model, tokenizer, device)
     spec = engine_spec(config, tokenizer, device, count)
     if backend is None:
         connect, store = _local(spec, trainer_gpus(device), folder)
     else:
         connect, store = functools.partial(backend.connect, spec), backend.weights()
-    kind = FreeFleet if runs_ahead(config) else Fleet
+    kind = AsyncFleet if runs_ahead(config) else LockstepFleet
     return kind(
         connect,
         count,
@@ -117,7 +120,7 @@ def _placed(spec: EngineSpec, index: int, training: Collection[int]) -> EngineSp
 
 def on_device(spec: EngineSpec, device: str, *, shared: bool) -> EngineSpec:
     """The spec of a worker on `device`. Memory that no trainer rank shares need not be given back while it trains."""
-    keeps = {} if shared else {name: False for name in GIVES_BACK if name in spec.options}
+    keeps = {} if shared else {name: False for name in CACHE_FREEING_OPTIONS if name in spec.options}
     return dataclasses.replace(spec, device=device, options={**spec.options, **keeps})
 
 
@@ -219,7 +222,7 @@ def _max_length(config: TrainerConfig) -> int:
 
 
 @contextmanager
-def current_weights(roles: Roles | TeamRoles) -> Iterator[Mapping[str, Tensor]]:
+def current_weights(roles: Roles | RankRoles) -> Iterator[Mapping[str, Tensor]]:
     """The policy's tensors under the plain model's names, adapters merged in, tied ones once."""
     if roles.adapters is not None:
         with roles.adapters.merged() as tensors:

@@ -11,7 +11,7 @@ import torch
 
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import TrainerConfig
-from gspo.training.roles import Facts
+from gspo.training.roles import PolicyFacts
 from gspo.types import Prompt
 
 RANKS = "trainer ranks"
@@ -19,7 +19,7 @@ ARITHMETIC = (RANKS, "threads", "device")
 
 
 def fingerprint(
-    config: TrainerConfig, facts: Facts, prompts: Sequence[Prompt], total_steps: int
+    config: TrainerConfig, facts: PolicyFacts, prompts: Sequence[Prompt], total_steps: int
 ) -> dict[str, Any]:
     """The model, the data and the machine's arithmetic, in words or digests that can be compared."""
     rows = [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]

@@ -13,28 +13,28 @@ from gspo.algo.objective import Objective
 from gspo.build.engines import runs_ahead
 from gspo.build.fingerprint import check_fingerprint
 from gspo.config import TrainerConfig
-from gspo.distributed.team_roles import TeamRoles
+from gspo.distributed.rank_roles import RankRoles
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.workers.fleet import Roster
-from gspo.rollout.workers.lockstep_fleet import Fleet
+from gspo.rollout.workers.fleet import Fleet
+from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.sampling.dynamic import DynamicSampler
 from gspo.sampling.producer import Producer
 from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
-from gspo.training.roles import Facts, Roles
+from gspo.training.roles import PolicyFacts, Roles
 from gspo.types import Metrics
 
 
 @dataclass
-class Parts:
+class RunParts:
     """The objects of one run, and what identifies its computation."""
 
     config: TrainerConfig
     tokenizer: Any
-    roles: Roles | TeamRoles
+    roles: Roles | RankRoles
     engine: RolloutEngine
     sampler: DynamicSampler | Producer
     evaluator: Evaluator | None
@@ -88,7 +88,7 @@ class Parts:
 
     def _rollouts(self) -> str:
         """A line about the processes that generate, where there are any."""
-        if not isinstance(self.engine, Roster):
+        if not isinstance(self.engine, Fleet):
             return ""
         count, bound = self.engine.num_workers, self.config.actor_rollout_ref.rollout.max_head_offpolicyness
         how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in step"
@@ -102,21 +102,21 @@ class Parts:
 
     def rest_engine(self) -> None:
         """Say that the trainer is about to use the device."""
-        if isinstance(self.engine, Fleet):
+        if isinstance(self.engine, LockstepFleet):
             self.engine.rest()
 
     def engine_metrics(self) -> Metrics:
         """What befell the rollout workers, where there are any."""
-        return self.engine.metrics() if isinstance(self.engine, Roster) else {}
+        return self.engine.metrics() if isinstance(self.engine, Fleet) else {}
 
     def stacks(self) -> str:
         """What the run's other processes are doing now: trainer ranks, then rollout workers."""
-        workers = self.engine.stacks() if isinstance(self.engine, Roster) else ""
+        workers = self.engine.stacks() if isinstance(self.engine, Fleet) else ""
         return "\n".join(filter(None, [self.roles.stacks(), workers]))
 
     def kill(self) -> None:
         """End the run's other processes at once."""
-        if isinstance(self.engine, Roster):
+        if isinstance(self.engine, Fleet):
             self.engine.kill()
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class Parts:
             stack.callback(self.engine.close)
 
 
-def _where(facts: Facts) -> str:
+def _where(facts: PolicyFacts) -> str:
     if facts.num_ranks is None:
         return facts.device
     return f"{facts.num_ranks} rank{'s' * (facts.num_ranks > 1)} on {facts.device}"

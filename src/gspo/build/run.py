@@ -16,7 +16,7 @@ from gspo.build.engines import build_rollout, check_engine, num_workers, runs_ah
 from gspo.build.fingerprint import fingerprint
 from gspo.build.inputs import build_scorer, check_code_tests, load_prompts, try_reward
 from gspo.build.models import build_roles
-from gspo.build.parts import Parts
+from gspo.build.parts import RunParts
 from gspo.build.plugins import import_plugins
 from gspo.build.settings import (
     build_objective,
@@ -30,14 +30,14 @@ from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.distributed.backend import Backend, ClusterError
 from gspo.distributed.launch import check_launch
-from gspo.distributed.team import Team
-from gspo.distributed.team_roles import TeamRoles
+from gspo.distributed.rank_group import RankGroup
+from gspo.distributed.rank_roles import RankRoles
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.models.load import load_tokenizer
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.workers.fleet import Roster
+from gspo.rollout.workers.fleet import Fleet
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.producer import Producer
 from gspo.seeding import derive_seed
@@ -60,7 +60,7 @@ def build(
     watch: Callable[[int, int], None] | None = None,
     folder: Path | None = None,
     notify: Callable[[str], None] | None = None,
-) -> Parts:
+) -> RunParts:
     """Everything a run needs. Data and reward are tried before the weights are loaded.
 
     Processes of the run write their logs below `folder`; `notify` is told what befalls them.
@@ -85,7 +85,7 @@ def build(
         engine = build_rollout(config, roles, tokenizer, device, backend=backend, folder=logs, notify=notify)
         started.callback(engine.close)
         kl_reward = _kl_reward(config, scorer, roles)
-        parts = Parts(
+        parts = RunParts(
             config=config,
             tokenizer=tokenizer,
             roles=roles,
@@ -134,20 +134,20 @@ def _build_roles(
     num_steps: int,
     weights_from: Path | None,
     backend: Backend | None,
-) -> Roles | TeamRoles:
+) -> Roles | RankRoles:
     """The models here, or on the ranks of a team, which generate too unless workers do."""
     if backend is None and config.actor_rollout_ref.actor.strategy != "fsdp2":
         return build_roles(config, device, num_steps, weights_from)
     if backend is not None:
         backend.start(config)
-        team: Team = backend.team()
+        team: RankGroup = backend.team()
     else:
-        from gspo.distributed.torchrun_team import TorchrunTeam
+        from gspo.distributed.torchrun_ranks import TorchrunRanks
 
         check_launch(config)
-        team = TorchrunTeam.join(config.trainer.device)
+        team = TorchrunRanks.join(config.trainer.device)
     own_engine = num_workers(config, backend) == 0
-    return TeamRoles(team, config, num_steps, weights_from, tokenizer if own_engine else None)
+    return RankRoles(team, config, num_steps, weights_from, tokenizer if own_engine else None)
 
 
 def choose_backend(config: TrainerConfig) -> Backend | None:
@@ -195,7 +195,7 @@ def _build_sampler(
 
 def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int] | None:
     """Groups that the engine holds at once, where workers that run ahead come and go; None: as the settings say."""
-    if not isinstance(engine, Roster) or not runs_ahead(config):
+    if not isinstance(engine, Fleet) or not runs_ahead(config):
         return None
     return lambda: groups_held(config, engine.num_workers)
 
@@ -214,7 +214,7 @@ def _evaluator(
     )
 
 
-def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles | TeamRoles) -> KlScorer | None:
+def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles | RankRoles) -> KlScorer | None:
     c = config.algorithm
     if not c.use_kl_in_reward:
         return None
@@ -224,7 +224,7 @@ def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles | TeamRoles) 
     return KlScorer(scorer, roles.policy, roles.reference, controller, c.kl_penalty)
 
 
-def _add_baseline(parts: Parts, scorer: Scorer) -> None:
+def _add_baseline(parts: RunParts, scorer: Scorer) -> None:
     """ReMax's greedy answers, by the training reward, apart from groups that are still being scored."""
     parts.scorers.append(scorer)
     parts.baseline = GreedyBaseline(parts.engine, scorer, training_params(parts.config))

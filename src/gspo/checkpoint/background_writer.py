@@ -29,7 +29,7 @@ class _Task:
     job: Job
 
 
-class Writer:
+class BackgroundWriter:
     """Does jobs in a thread of its own. As a context it ends with everything on disk, unless Ctrl-C cut it short.
 
     `cost` adds up, by stage, what jobs took from the run: seconds for which it stood still, and of processor time spent
@@ -109,7 +109,7 @@ class Writer:
         finally:
             self._end(None)
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> BackgroundWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,7 +1,7 @@
-"""Saving: when the checkpoints of a run are written, and from what.
+"""CheckpointSaver: when the checkpoints of a run are written, and from what.
 
 At a step boundary the small state is taken as text. Weights and moments stay as they are until the next update, so they
-are written from where they lie while the next batch is generated; the update waits for it (`Writer.wait`). A kill at any
+are written from where they lie while the next batch is generated; the update waits for it (`BackgroundWriter.wait`). A kill at any
 moment therefore loses one update at most, and host memory holds no second copy. Weights on a device are copied to host
 memory first, because a thread that uses the device would disturb the capture of CUDA graphs. Where writing changes the
 models for a while, or needs the ranks that generate, everything waits for it (`saves_aside` of the roles).
@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.build.parts import Parts
+from gspo.build.parts import RunParts
 from gspo.checkpoint import folder as checkpoint
-from gspo.checkpoint.background_writer import Writer
+from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
 from gspo.runs.clock import Clock
@@ -29,10 +29,10 @@ STAGE = "save_checkpoint"
 AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time
 
 
-class Saving:
+class CheckpointSaver:
     """Writes the checkpoints of one run folder. `saved` is the last step that is whole on disk, as far as is known."""
 
-    def __init__(self, folder: Path, config: TrainerConfig, clock: Clock, writer: Writer) -> None:
+    def __init__(self, folder: Path, config: TrainerConfig, clock: Clock, writer: BackgroundWriter) -> None:
         self._folder, self._clock, self._writer = folder, clock, writer
         self._every, self._keep = config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep
         self._tokenizer_files: dict[Path, bytes] | None = None
@@ -51,8 +51,8 @@ class Saving:
         took = self._cost() - self._cost_before
         return time.monotonic() - self._began >= took / AUTO_SAVE_SHARE
 
-    def begin(self, step: int, parts: Parts, state: Mapping[str, Any]) -> None:
-        """Take what may change and have the checkpoint of this step boundary written; `Writer.wait` says it is there.
+    def begin(self, step: int, parts: RunParts, state: Mapping[str, Any]) -> None:
+        """Take what may change and have the checkpoint of this step boundary written; `BackgroundWriter.wait` says it is there.
 
         `state` is what the loop knows beside its parts.
         """
@@ -63,7 +63,7 @@ class Saving:
         self._writer.charge(STAGE, time.monotonic() - self._began)
         (self._writer.do if parts.roles.saves_aside else self._writer.do_now)(STAGE, write)
 
-    def _prepare(self, step: int, parts: Parts, state: str) -> Callable[[Callable[[], None]], None]:
+    def _prepare(self, step: int, parts: RunParts, state: str) -> Callable[[Callable[[], None]], None]:
         """What writes the checkpoint, given what to call as a sign of progress."""
         roles = parts.roles
         tensors, save_model = roles.tensors(), roles.save_model

@@ -14,16 +14,16 @@ from gspo.distributed.backend import ClusterError
 from gspo.distributed.rank_worker import RankWorker
 from gspo.distributed.ray.backend import RayBackend
 from gspo.distributed.ray.connection import RayConnection
+from gspo.distributed.ray.ranks import RayRanks
 from gspo.distributed.ray.resource_pool import ResourcePool
 from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
 from gspo.distributed.ray.role import Role
 from gspo.distributed.ray.session import RaySession
-from gspo.distributed.ray.team import RayTeam
 from gspo.rollout.workers.worker import RolloutWorker
 
 RayPPOTrainer = RayPPOTrainerWithSampling  # dynamic sampling is a key, not another class
 RayResourcePool = ResourcePool  # verl's name
-RayWorkerGroup = RayTeam  # verl's name
+RayWorkerGroup = RayRanks  # verl's name
 
 __all__ = [
     "ClusterError",
@@ -34,7 +34,7 @@ __all__ = [
     "RayPPOTrainerWithSampling",
     "RayResourcePool",
     "RaySession",
-    "RayTeam",
+    "RayRanks",
     "RayWorkerGroup",
     "ResourcePool",
     "ResourcePoolManager",

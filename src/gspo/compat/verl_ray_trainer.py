@@ -9,9 +9,9 @@ from gspo.compat.verl_trainer import AnyConfig, PPOTrainerWithSampling, with_ove
 from gspo.config import ResolvedConfig
 from gspo.distributed.ray.backend import RayBackend
 from gspo.distributed.ray.errors import ClusterError
+from gspo.distributed.ray.ranks import RayRanks
 from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
 from gspo.distributed.ray.role import Role
-from gspo.distributed.ray.team import RayTeam
 
 
 class RayPPOTrainerWithSampling(PPOTrainerWithSampling):
@@ -46,11 +46,11 @@ def _pools(manager: ResourcePoolManager | None) -> ResourcePoolManager | None:
     )
 
 
-def _team_class(group_class: type[RayTeam] | None) -> type[RayTeam]:
+def _team_class(group_class: type[RayRanks] | None) -> type[RayRanks]:
     if group_class is None:
-        return RayTeam
-    if isinstance(group_class, type) and issubclass(group_class, RayTeam):
+        return RayRanks
+    if isinstance(group_class, type) and issubclass(group_class, RayRanks):
         return group_class
     raise ClusterError(
-        f"ray_worker_group_cls={group_class!r}: expected gspo.cluster.RayTeam or a class derived from it, or None"
+        f"ray_worker_group_cls={group_class!r}: expected gspo.cluster.RayRanks or a class derived from it, or None"
     )

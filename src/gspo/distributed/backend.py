@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from gspo.config import TrainerConfig
-from gspo.distributed.team import Team
+from gspo.distributed.rank_group import RankGroup
 from gspo.rollout.workers.connection import Connection
 from gspo.rollout.workers.weight_store import WeightStore
 from gspo.rollout.workers.worker import EngineSpec
@@ -26,7 +26,7 @@ class Backend(Protocol):
         """Connect and reserve what the config asks for; an error names what the cluster lacks."""
         ...
 
-    def team(self) -> Team:
+    def team(self) -> RankGroup:
         """New trainer ranks, joined and without models."""
         ...
 

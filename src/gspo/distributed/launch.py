@@ -12,8 +12,8 @@ import torch
 
 from gspo.config import ConfigErrors, TrainerConfig
 from gspo.config.problems import Problem
+from gspo.distributed.rank_group import RankPlace
 from gspo.distributed.rank_watch import EXIT_RANK_FAILED
-from gspo.distributed.team import Place
 from gspo.processes import free_port
 
 CODE_FILE = "GSPO_EXIT_CODE_FILE"  # where rank 0 writes its exit code for who launched it
@@ -101,14 +101,14 @@ def _told_code() -> int:
         return EXIT_RANK_FAILED
 
 
-def launched_place(device: str) -> Place:
+def launched_place(device: str) -> RankPlace:
     """Where torchrun put this process; `device` is the config's (auto, cpu, cuda)."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0")) if launched_ranks() > 1 else 0
     on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
     if launched_ranks() == 1:
         where = (device if ":" in device else "cuda:0") if on_gpu else "cpu"
-        return Place(0, 1, 0, "127.0.0.1", free_port(), where)
-    return Place(
+        return RankPlace(0, 1, 0, "127.0.0.1", free_port(), where)
+    return RankPlace(
         rank=int(os.environ["RANK"]),
         world_size=launched_ranks(),
         local_rank=local_rank,

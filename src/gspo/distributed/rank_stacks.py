@@ -63,7 +63,7 @@ def ask_stacks(address: str, port: int, ranks: Sequence[int]) -> dict[int, str]:
         return dict.fromkeys(ranks, f"the ranks' store cannot be reached: {error}")
 
 
-def told(stacks: dict[int, str]) -> str:
+def format_stacks(stacks: dict[int, str]) -> str:
     """The answers as a text."""
     return "\n".join(f"trainer rank {rank}:\n{text or 'gave no answer'}" for rank, text in stacks.items())
 

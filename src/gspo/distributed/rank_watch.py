@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed import TCPStore
 
-from gspo.distributed.team import Place
+from gspo.distributed.rank_group import RankPlace
 from gspo.processes import is_alive
 
 BEAT_SECONDS = 1.0
@@ -30,7 +30,7 @@ EXIT_RANK_FAILED = 8
 class RankWatch:
     """Beats for this rank and watches the others. `cause` is None while all is well."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self._place = place
         # torchrun's store outlives the ranks: when it starts them again, what the last ones said is not meant.
         self._prefix = f"gspo/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
@@ -140,6 +140,6 @@ def is_network_error(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: what the other ranks and the user are told."""
+    """An error in one line: what the other ranks and the user are format_stacks."""
     text: Any = str(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -19,13 +19,13 @@ from gspo.build.models import build_roles, compute_dtype, load_weights
 from gspo.build.plugins import import_plugins
 from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
 from gspo.config import TrainerConfig
-from gspo.distributed.team import Place
+from gspo.distributed.rank_group import RankPlace
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.training.parallel.fsdp import Shards, ShardSettings
 from gspo.training.parallel.sharded_lora import ShardedAdapters
 from gspo.training.policy import PolicyLoss, Regulariser
-from gspo.training.roles import ADAPTER_FILES, Facts, Roles
+from gspo.training.roles import ADAPTER_FILES, PolicyFacts, Roles
 from gspo.types import Group, Metric, Metrics, TrainBatch
 
 JOIN_TIMEOUT = timedelta(minutes=30)  # for ranks to meet, and for a collective: ranks enter them together
@@ -46,19 +46,19 @@ class RankUpdate:
 
 
 class RankWorker:
-    """What a Team calls. Every method is called on all ranks at once with the same arguments.
+    """What a RankGroup calls. Every method is called on all ranks at once with the same arguments.
 
     A host (torchrun's process, a Ray actor) makes one, calls `join` once with its place, and then `run` for every call.
     """
 
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.place: RankPlace | None = None
         self._roles: Roles | None = None
         self._adapters: ShardedAdapters | None = None
         self._engine: RolloutEngine | None = None
         self._engine_model: Any = None
 
-    def join(self, place: Place) -> None:
+    def join(self, place: RankPlace) -> None:
         """Meet the other ranks: sets up torch.distributed (gloo on CPUs; nccl beside it on GPUs)."""
         device = torch.device(place.device)
         if device.type == "cuda":
@@ -84,7 +84,7 @@ class RankWorker:
 
     def build(
         self, config: TrainerConfig, total_steps: int, weights_from: str | None, tokenizer: Any = None
-    ) -> Facts:
+    ) -> PolicyFacts:
         """Load and shard the models of the config; with a tokenizer also an engine over a full copy of the policy."""
         self.unload()
         import_plugins(config.trainer.plugins)

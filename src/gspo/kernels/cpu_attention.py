@@ -19,7 +19,7 @@ CHUNK = 8
 LANES = 16  # numbers of a vector
 
 
-class Families(NamedTuple):
+class PackedSequences(NamedTuple):
     """The sequences of a packed row, those that continue the same prefix side by side.
 
     One list of numbers, so that a compiler has one size to know: how many sequences and chunks there are, then of each
@@ -30,7 +30,9 @@ class Families(NamedTuple):
     table: Tensor
 
     @staticmethod
-    def of(sequences: Sequence[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> Families:
+    def of(
+        sequences: Sequence[tuple[int, int, int, int]], device: torch.device | str = "cpu"
+    ) -> PackedSequences:
         """Of sequences given as start, length, start of the prefix, its length; `device` is the CPU."""
         ordered = sorted((s for s in sequences if s[1]), key=lambda s: s[2:])
         chunks, first, place = [], 0, 0
@@ -40,7 +42,9 @@ class Families(NamedTuple):
                 count = min(left, CHUNK if size else 1)
                 chunks.append((first, count, place))
                 first, left, place = first + count, left - count, place + size
-        return Families(torch.tensor([len(ordered), len(chunks), *chain(*ordered, *chunks)], device=device))
+        return PackedSequences(
+            torch.tensor([len(ordered), len(chunks), *chain(*ordered, *chunks)], device=device)
+        )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         """Causal attention [N, heads, size] of every sequence to its keys; `window` counts the token itself."""

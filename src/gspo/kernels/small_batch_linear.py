@@ -20,7 +20,7 @@ MOST_BY_KERNEL = 48  # rows that the kernel takes
 FEWEST, MOST = 12, 56  # rows between which turning the product round was seen to pay
 
 
-class FewRows:
+class SmallBatchLinear:
     """The linear layers of a model on a CPU. Their weights stay where they are."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -31,7 +31,7 @@ class FewRows:
         """Within this, and without gradients, products of few rows are computed by `linear`."""
         members = [m for m in self._members if type(m) is nn.Linear]
         for member in members:
-            member.__class__ = _FewRowsLinear
+            member.__class__ = _SmallBatchModule
         try:
             yield
         finally:
@@ -39,7 +39,7 @@ class FewRows:
                 member.__class__ = nn.Linear
 
 
-class _FewRowsLinear(nn.Linear):
+class _SmallBatchModule(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 

@@ -18,8 +18,8 @@ from gspo.config import ConfigErrors, ResolvedConfig
 from gspo.data.rows import DataError
 from gspo.distributed.backend import ClusterError
 from gspo.distributed.launch import check_launch, launched_ranks, tell_code
-from gspo.distributed.team import RankFailed
-from gspo.distributed.torchrun_team import TorchrunTeam, team_of_launch
+from gspo.distributed.rank_group import RankFailed
+from gspo.distributed.torchrun_ranks import TorchrunRanks, launched_rank_group
 from gspo.loop.trainer import BadNumbers, Trainer
 from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError
@@ -72,10 +72,10 @@ def _train(resolved: ResolvedConfig, **given: Any) -> int:
     try:
         if launched_ranks() > 1:
             check_launch(resolved.config)
-            team = TorchrunTeam.join(resolved.config.trainer.device)
+            team = TorchrunRanks.join(resolved.config.trainer.device)
             if team.rank > 0:
                 return team.follow()
-        with team_of_launch():
+        with launched_rank_group():
             result = Trainer(resolved, **given).fit()
     except Exception as error:
         code = exit_code(error)

@@ -16,7 +16,7 @@ from gspo.evaluation.evaluator import Evaluation
 from gspo.runs.files import write_atomic
 from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import GroupLog
-from gspo.sampling.step_counts import SamplingReport
+from gspo.sampling.step_counts import SamplingCounts
 from gspo.training.policy import Update
 from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
 
@@ -26,7 +26,7 @@ class Trained:
     """A batch that was trained on, and what that gave beside the update's own metrics."""
 
     groups: list[Group]
-    sampling: SamplingReport
+    sampling: SamplingCounts
     batch: TrainBatch
     update: Update
     extra: Metrics
@@ -74,7 +74,7 @@ def count_tokens(metrics: Metrics, counters: dict[str, float]) -> None:
         metrics[f"train/total_{name}"] = Metric("last", counters[name])
 
 
-def warn_of_failures(step: int, sampling: SamplingReport, warn: Callable[[str], None]) -> None:
+def warn_of_failures(step: int, sampling: SamplingCounts, warn: Callable[[str], None]) -> None:
     """Say which rewards are missing, where some are."""
     if sampling.num_failed_rewards:
         warn(

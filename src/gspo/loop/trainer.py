@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.build.run import Parts, build, choose_backend
+from gspo.build.run import RunParts, build, choose_backend
 from gspo.checkpoint import folder as checkpoint
-from gspo.checkpoint.background_writer import Writer
+from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.checkpoint.resume import Resume, find_resume, resolve_config
-from gspo.checkpoint.saver import Saving
+from gspo.checkpoint.saver import CheckpointSaver
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.distributed.backend import Backend
-from gspo.distributed.team import RankFailed
+from gspo.distributed.rank_group import RankFailed
 from gspo.evaluation.evaluator import Evaluation
 from gspo.loop import ending as closing
 from gspo.loop import step_records as records
@@ -86,8 +86,8 @@ class Trainer:
             }
             trainer = self.config.trainer
             self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
-            self.writer = Writer(self.clock, self.console.warn)
-            self.saving = Saving(self.run.checkpoints, self.config, self.clock, self.writer)
+            self.writer = BackgroundWriter(self.clock, self.console.warn)
+            self.saving = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer)
             self._assemble(resume.checkpoint)
             self._clock_started = time.monotonic()
             write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
@@ -111,7 +111,7 @@ class Trainer:
 
     def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
         """Build the parts and take up the state of a checkpoint, or of the beginning."""
-        self.parts: Parts = build(
+        self.parts: RunParts = build(
             self.config,
             weights_from=loaded.path if loaded else None,
             record=self._record,

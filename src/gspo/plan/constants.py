@@ -143,7 +143,7 @@ ROW_LAYER_S = Figure(
     "time a row, layer and decode step that neither bytes nor operations account for; see SAMPLING_PASSES",
 )
 
-# Training
+# TrainingPart
 TRAIN_SHARE = Figure(
     0.65,
     "fitted",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, ROW_PASSES, SAMPLING_PASSES, Device
 from gspo.plan.lengths import Lengths
-from gspo.plan.seconds_by_part import Parts
+from gspo.plan.seconds_by_part import SecondsByPart
 
 WEIGHTS, CACHE, LAUNCH = "reading weights", "reading the KV cache", "starting kernels"
 PRODUCTS, HEAD, EXCHANGE = (
@@ -29,7 +29,7 @@ class Engine:
     eager: bool = False
     fused_head: bool = True
 
-    def step(self, rows: float, context: float) -> Parts:
+    def step(self, rows: float, context: float) -> SecondsByPart:
         """Seconds of one decode step of so many rows with so many tokens behind each on average.
 
         Kernels have a floor that does not grow with the batch; above it the larger of bytes over bandwidth (weights once,
@@ -42,7 +42,7 @@ class Engine:
         cache = rows * (row_bytes / rate + s.layers * d.row_layer_s / self.tp)
         operations = rows * 2 * s.active_body + s.attention_operations(rows * context)
         products = operations / (self.tp * d.matmul)
-        parts = Parts()
+        parts = SecondsByPart()
         parts[LAUNCH] = s.layers * (d.eager_layer_s if self.eager else d.decode_layer_s)
         if products > weights + cache:
             parts[PRODUCTS] = products
@@ -54,7 +54,9 @@ class Engine:
             sent = 2 * rows * s.hidden * size / (d.link * COLLECTIVE_SHARE)
             parts[EXCHANGE] = 2 * s.layers * (HOP_S + sent)
         if self.eager and parts[LAUNCH] > parts.total - parts[LAUNCH]:
-            return Parts({LAUNCH: parts[LAUNCH]})  # the device waits for the host, which runs beside it
+            return SecondsByPart(
+                {LAUNCH: parts[LAUNCH]}
+            )  # the device waits for the host, which runs beside it
         return parts
 
     def step_seconds(self, rows: float, context: float) -> float:
@@ -71,13 +73,13 @@ class Engine:
 
 def generate(
     engine: Engine, rows: float, num_engines: int, slots: int, lengths: Lengths, prompt: float, group: int
-) -> Parts:
+) -> SecondsByPart:
     """Seconds until the last of `num_engines` engines has answered its `rows` answers, `slots` of them at a time.
 
     With more answers than slots an engine runs full, then drains: what is left of an answer met at a random moment has
     the survival ∫S/mean (renewal theory). A length is waited for with the chance that some engine still has one.
     """
-    parts = Parts({PREFILL: engine.prefill_seconds(rows / group, prompt)})
+    parts = SecondsByPart({PREFILL: engine.prefill_seconds(rows / group, prompt)})
     start = min(rows, float(slots))
     if lengths.constant:
         waves = -(-int(max(1, rows)) // slots) if rows > slots else 1
@@ -99,7 +101,9 @@ def generate(
     return parts
 
 
-def steady(engine: Engine, rows: float, prompt: float, lengths: Lengths, group: int) -> tuple[float, Parts]:
+def steady(
+    engine: Engine, rows: float, prompt: float, lengths: Lengths, group: int
+) -> tuple[float, SecondsByPart]:
     """Tokens a second of one engine that always has `rows` answers under way, and the parts of a decode step.
 
     Prefill of the prompts that come in is part of the step.

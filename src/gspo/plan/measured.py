@@ -10,7 +10,7 @@ from gspo.plan.constants import DEVICES, GIB
 from gspo.plan.decode import Engine, generate
 from gspo.plan.lengths import Lengths
 from gspo.plan.memory import colocated_memory, engine_memory, trainer_memory
-from gspo.plan.train_time import Trainer
+from gspo.plan.train_time import TrainCost
 from gspo.plan.workload import Workload
 
 DEVICE = DEVICES["h200"]
@@ -68,7 +68,7 @@ class Benchmark:
         return generate(engine, work.rows, 1, work.rows, work.lengths, work.prompt, work.group).total
 
     def predicted_train_s(self) -> float:
-        work, trainer = self.work, Trainer(self.shape, DEVICE, checkpointing=self.checkpointing)
+        work, trainer = self.work, TrainCost(self.shape, DEVICE, checkpointing=self.checkpointing)
         return trainer.score(work).total + trainer.update(work).total
 
     def predicted_peak_gib(self) -> float:

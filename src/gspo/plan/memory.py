@@ -14,7 +14,7 @@ from gspo.plan.constants import (
     RESERVED,
     Device,
 )
-from gspo.plan.train_time import Trainer, chunk_rows
+from gspo.plan.train_time import TrainCost, chunk_rows
 from gspo.plan.workload import Workload
 
 FLOAT = 4
@@ -48,7 +48,7 @@ def trainer_memory(
     """Of one rank in a shard group of `shard`: one rank alone keeps whole weights, several a shard and two layers."""
     size, numbers = device.number_bytes, shape.parameters
     held: dict[str, float] = {}
-    trainer = Trainer(shape, device, ranks, shard, checkpointing)
+    trainer = TrainCost(shape, device, ranks, shard, checkpointing)
     offloaded = trainer.offloads(work)
     if shard == 1:
         held["parameters"] = float(size * numbers)
@@ -82,7 +82,7 @@ def trainer_memory(
     return Memory(held)
 
 
-def gradient_bytes(trainer: Trainer, work: Workload) -> int:
+def gradient_bytes(trainer: TrainCost, work: Workload) -> int:
     """A parameter: float32 sums, beside the narrow gradients that graphs write; those of one micro-batch are their own sums."""
     size = trainer.device.number_bytes
     if trainer.ranks == 1 and work.is_one_micro_batch:

@@ -11,8 +11,8 @@ from gspo.plan.constants import HOST_COPY, Device
 from gspo.plan.decode import Engine, generate, steady
 from gspo.plan.memory import Memory, colocated_memory, engine_memory, is_paged, most_slots, trainer_memory
 from gspo.plan.network import checkpoint_seconds, publish_seconds
-from gspo.plan.seconds_by_part import Parts
-from gspo.plan.train_time import Trainer
+from gspo.plan.seconds_by_part import SecondsByPart
+from gspo.plan.train_time import TrainCost
 from gspo.plan.workload import Workload
 
 PUBLISH = "publishing weights"
@@ -47,7 +47,7 @@ class Prediction:
     eta: int
     step_s: float
     stages: dict[str, float]
-    parts: Parts
+    parts: SecondsByPart
     trainer_memory: Memory
     rollout_memory: Memory
     slots: int
@@ -99,27 +99,27 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingPart:
     """The training part of a prediction."""
 
     stages: dict[str, float]
-    parts: Parts
+    parts: SecondsByPart
     seconds: float
 
 
-def training_part(shape: ModelShape, device: Device, work: Workload, split: Split) -> Training:
+def training_part(shape: ModelShape, device: Device, work: Workload, split: Split) -> TrainingPart:
     """Scoring, reference, critic and update on the split's ranks."""
-    trainer = Trainer(shape, device, split.trainers, split.shard, split.checkpointing, work.reshard)
+    trainer = TrainCost(shape, device, split.trainers, split.shard, split.checkpointing, work.reshard)
     found = {"old_log_prob": trainer.score(work), "update_actor": trainer.update(work)}
     if work.reference:
         found["ref"] = trainer.reference(work)
     if work.critic:
         eager = replace(work, compiled=False)  # only the policy is compiled
         found["values"], found["update_critic"] = trainer.reference(work), trainer.update(eager)
-    parts = Parts()
+    parts = SecondsByPart()
     for stage in found.values():
         parts.add(stage)
-    return Training({name: stage.total for name, stage in found.items()}, parts, parts.total)
+    return TrainingPart({name: stage.total for name, stage in found.items()}, parts, parts.total)
 
 
 def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> Prediction | None:
@@ -169,29 +169,29 @@ def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> 
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutPart:
     """The generating part of a prediction."""
 
     seconds: float
-    parts: Parts
+    parts: SecondsByPart
     rows: float
     step_s: float
     single_s: float  # a decode step with one group alone
     longest_s: float  # until the longest answer of a step is there
 
 
-def _rollout_part(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> Rollout:
+def _rollout_part(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> RolloutPart:
     """Generation for one step: a whole batch waited for, or a stream that is never empty."""
     engine, lengths = Engine(shape, device, split.tp, work.eager, work.fused_head), work.lengths
     context = work.prompt + lengths.residual_mean
     single = engine.step_seconds(float(work.group), context)
     if not work.eta and not work.carry:
-        parts = Parts()
+        parts = SecondsByPart()
         for groups in work.rounds:
             asked = groups * work.group / split.engines
             parts.add(generate(engine, asked, split.engines, slots, lengths, work.prompt, work.group))
         rows = min(work.rounds[0] * work.group / split.engines, float(slots))
-        return Rollout(parts.total, parts, rows, engine.step_seconds(rows, context), single, 0.0)
+        return RolloutPart(parts.total, parts, rows, engine.step_seconds(rows, context), single, 0.0)
     under_way = work.groups_at_once * work.group * work.alive
     rows = min(float(slots), max(1.0, under_way / split.engines))
     speed, decode = steady(engine, rows, work.prompt, lengths, work.group)
@@ -203,24 +203,24 @@ def _rollout_part(shape: ModelShape, device: Device, work: Workload, split: Spli
     if not work.eta:  # carried groups go on in the next steps' generation, not beside training
         bound = longest / (work.carry + 1)
         if bound > seconds:
-            seconds, parts = bound, Parts({STALE: bound})
-        return Rollout(seconds, parts, rows, step, single, longest)
+            seconds, parts = bound, SecondsByPart({STALE: bound})
+        return RolloutPart(seconds, parts, rows, step, single, longest)
     pause = shape.parameters * device.number_bytes / split.tp / HOST_COPY
     parts[PUBLISH] = pause
-    return Rollout(seconds + pause, parts, rows, step, single, longest)
+    return RolloutPart(seconds + pause, parts, rows, step, single, longest)
 
 
 def _decide(
-    work: Workload, rollout: Rollout, training: Training, publish: float, stages: dict[str, float]
-) -> tuple[float, Parts]:
+    work: Workload, rollout: RolloutPart, training: TrainingPart, publish: float, stages: dict[str, float]
+) -> tuple[float, SecondsByPart]:
     """Seconds of a step and what they are spent on: the sum of the stages in turn, or the slowest of three at once.
 
     With η, (η+1) batches may be outstanding, one of them in training, so η batches are generated at once. A group begun
     right after a publication must be trained within η steps more: (η+1) steps hold its generation and one training.
     """
-    train = Parts({**training.parts, PUBLISH: publish})
+    train = SecondsByPart({**training.parts, PUBLISH: publish})
     if not work.eta:
-        both = Parts(rollout.parts)
+        both = SecondsByPart(rollout.parts)
         both.add(train)
         return both.total, both
     bound = (rollout.longest_s + training.seconds + publish) / (work.eta + 1)
@@ -228,6 +228,6 @@ def _decide(
     return max(
         (rollout.seconds, rollout.parts),
         (train.total, train),
-        (bound, Parts({STALE: bound})),
+        (bound, SecondsByPart({STALE: bound})),
         key=lambda p: p[0],
     )

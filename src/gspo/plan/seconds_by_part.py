@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 
-class Parts(dict[str, float]):
+class SecondsByPart(dict[str, float]):
     """Named seconds that add up."""
 
     @property
@@ -22,8 +22,8 @@ class Parts(dict[str, float]):
         for name, seconds in other.items():
             self[name] = self.get(name, 0.0) + seconds * times
 
-    def times(self, factor: float) -> Parts:
-        return Parts({name: seconds * factor for name, seconds in self.items()})
+    def times(self, factor: float) -> SecondsByPart:
+        return SecondsByPart({name: seconds * factor for name, seconds in self.items()})
 
     def ranked(self) -> list[tuple[str, float]]:
         """Largest first, without those of no time."""

@@ -1,6 +1,6 @@
 """A run of thousands of devices, event by event: stragglers, failures, checkpoints, bounded staleness.
 
-Rollout workers answer groups; the trainer takes the oldest batch under the same staleness budget as a real run. A worker
+RolloutPart workers answer groups; the trainer takes the oldest batch under the same staleness budget as a real run. A worker
 that fails loses its groups, which are generated again elsewhere. A trainer's rank that fails sends the run back to its
 last checkpoint. Every group ends in exactly one place, and one seed gives one run.
 """

@@ -21,7 +21,7 @@ from gspo.plan.constants import (
     Device,
 )
 from gspo.plan.network import gather_seconds, reduce_seconds
-from gspo.plan.seconds_by_part import Parts
+from gspo.plan.seconds_by_part import SecondsByPart
 from gspo.plan.workload import Workload
 
 PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's output head", "training's memory traffic"
@@ -31,7 +31,7 @@ UNEVEN = "ranks without an answer to train on"
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainCost:
     """The ranks that train: `ranks` devices in shard groups of `shard`."""
 
     shape: ModelShape
@@ -41,15 +41,15 @@ class Trainer:
     checkpointing: bool = False
     reshard: bool = True
 
-    def score(self, work: Workload) -> Parts:
+    def score(self, work: Workload) -> SecondsByPart:
         """Seconds of π_old: a forward over the share of the batch that needs one."""
         return self._passes(work, work.score_share, body=1, head=1, gathers=1, policy=True)
 
-    def reference(self, work: Workload) -> Parts:
+    def reference(self, work: Workload) -> SecondsByPart:
         """Seconds of the reference's forward over the whole batch."""
         return self._passes(work, 1.0, body=1, head=1, gathers=1, policy=False)
 
-    def update(self, work: Workload) -> Parts:
+    def update(self, work: Workload) -> SecondsByPart:
         """Seconds of all optimiser steps: forward, backward (twice a forward), what is computed again, exchange."""
         body = 4 if self.checkpointing else 3
         logits = work.targets / work.mini_batches / self.ranks * self.shape.vocab
@@ -77,9 +77,9 @@ class Trainer:
 
     def _passes(
         self, work: Workload, share: float, body: float, head: float, gathers: float, policy: bool
-    ) -> Parts:
+    ) -> SecondsByPart:
         if share <= 0:
-            return Parts()
+            return SecondsByPart()
         part = 1 / (work.mini_batches * self.ranks)  # of the batch, one rank's share of a mini-batch
         tokens = work.train_tokens * part
         longest = work.prompt + work.lengths.longest_of(work.rows / work.mini_batches)
@@ -94,7 +94,7 @@ class Trainer:
             launches = 0.0  # inside the products: nothing runs beside the host
         exchange = self._exchange(micros, gathers)
         hidden = min(exchange, OVERLAP * (compute.total * scale + launches))
-        parts = Parts(compute)
+        parts = SecondsByPart(compute)
         parts[UNEVEN] = compute.total * (scale - 1)
         parts[LAUNCH] = launches
         parts[EXCHANGE] = exchange - hidden
@@ -102,7 +102,7 @@ class Trainer:
 
     def _compute(
         self, work: Workload, part: float, tokens: float, body: float, head: float, compiled: bool
-    ) -> Parts:
+    ) -> SecondsByPart:
         s, d = self.shape, self.device
         reached = COMPILED_TRAIN_SHARE if compiled else d.train_share
         targets = work.targets * part
@@ -110,7 +110,7 @@ class Trainer:
         attention = s.attention_operations(work.train_pairs * part)
         kept = tokens * s.layers * s.kept_bytes(d.number_bytes)
         traffic = body * TRAFFIC_PASSES * kept + head * LOGIT_PASSES * targets * s.vocab * 4
-        return Parts(
+        return SecondsByPart(
             {
                 PRODUCTS: body * products / d.matmul / reached,
                 ATTENTION: body * attention / d.attention_rate,

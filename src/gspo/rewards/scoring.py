@@ -22,7 +22,7 @@ from gspo.rewards.compose import (
 )
 from gspo.rewards.functions import RewardFunction, RewardSpec
 from gspo.rewards.pool.worker_pool import JobFailed, WorkerPool
-from gspo.rewards.pool.workers import Crew, ProcessCrew, ThreadCrew
+from gspo.rewards.pool.workers import ForkedWorkers, ThreadWorkers, WorkerSource
 from gspo.rewards.protocol import Graded, RewardError, Scorer
 from gspo.rewards.results import from_wire, to_wire
 from gspo.rewards.signatures import Response
@@ -99,7 +99,7 @@ class PoolScorer:
         self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
         self._timeout, self._memory, self._retries = timeout, memory, retries
         self._pool: WorkerPool | None = None
-        self._crew: Crew | None = None
+        self._crew: WorkerSource | None = None
         self._info: dict[str, Any] = {}
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
         self._waiting: list[tuple[Group, list[Future[Any]]]] = []
@@ -142,7 +142,7 @@ class PoolScorer:
     @property
     def server_pid(self) -> int:
         """The process that all workers descend from; 0 when none runs."""
-        return self._crew.pid if isinstance(self._crew, ProcessCrew) else 0
+        return self._crew.pid if isinstance(self._crew, ForkedWorkers) else 0
 
     def close(self) -> None:
         self._waiting = []
@@ -150,10 +150,10 @@ class PoolScorer:
             self._pool.close()
             self._pool = None
 
-    def _make_crew(self, data_source: str) -> Crew:
+    def _make_crew(self, data_source: str) -> WorkerSource:
         if self._in_threads:
-            return ThreadCrew(*build_grading(self._specs, seeded=False))
-        return ProcessCrew(
+            return ThreadWorkers(*build_grading(self._specs, seeded=False))
+        return ForkedWorkers(
             "gspo.rewards.compose:build_grading",
             (self._specs, _preloads(self._specs, data_source)),
             memory=self._memory,

@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """Facts about this process's machine and packages, JSON-able."""
+    """PolicyFacts about this process's machine and packages, JSON-able."""
     import torch
 
     cuda = torch.cuda.is_available()

@@ -33,7 +33,7 @@ from gspo.sampling.prompt_draw import PromptDraw
 from gspo.sampling.reserve import Reserve
 from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.source import PromptSource
-from gspo.sampling.step_counts import SamplingReport
+from gspo.sampling.step_counts import SamplingCounts
 from gspo.seeding import derive_seed
 from gspo.types import Group, Prompt
 
@@ -80,7 +80,7 @@ class DynamicSampler:
         self._begun = False  # whether `_report` counts for a batch not yet handed out
         self._report = self._new_report()
 
-    def next_batch(self) -> tuple[list[Group], SamplingReport]:
+    def next_batch(self) -> tuple[list[Group], SamplingCounts]:
         """Generate until a batch is ready. Fewer than N groups only when `on_limit` is not `raise`.
 
         Raises GenerationLimit, StarvedSampling, RewardFailures or DataExhausted (see errors.py); a checkpoint can
@@ -94,7 +94,7 @@ class DynamicSampler:
         finally:
             self._begun = False
 
-    def _next_batch(self) -> tuple[list[Group], SamplingReport]:
+    def _next_batch(self) -> tuple[list[Group], SamplingCounts]:
         self._put_back(self._queue.remove(self._is_stale), "stale_dropped")
         self._judge_all(self._collect())
         while not self._is_ready():
@@ -180,7 +180,7 @@ class DynamicSampler:
         self._next_submission = state["next_submission"]
         self._dropped_since_kept = Counter(state["dropped_since_kept"])
         if state["report"] is not None:
-            self._report, self._begun = SamplingReport.unpack(state["report"]), True
+            self._report, self._begun = SamplingCounts.unpack(state["report"]), True
             self._prompts.num_skipped = self._report.num_skipped
         find = self._prompts.find
         self._scored = [unpack_group(g, find) for g in state["scored"]]
@@ -196,9 +196,9 @@ class DynamicSampler:
     def _num_pending(self) -> int:
         return len(self._in_flight) + len(self._scoring)
 
-    def _new_report(self) -> SamplingReport:
+    def _new_report(self) -> SamplingCounts:
         settings = self._settings
-        return SamplingReport(self.version, settings.generation_batch, settings.train_batch_size)
+        return SamplingCounts(self.version, settings.generation_batch, settings.train_batch_size)
 
     def _is_stale(self, group: Group) -> bool:
         return self._budget.is_stale(group.version, self.version)
@@ -319,7 +319,7 @@ class DynamicSampler:
         if report.num_rollouts >= max(min_rollouts, MIN_ROLLOUTS_TO_FAIL) and report.failure_rate > max_rate:
             raise errors.reward_failures(report, max_rate)
 
-    def _end_short(self) -> tuple[list[Group], SamplingReport]:
+    def _end_short(self) -> tuple[list[Group], SamplingCounts]:
         """Nothing is under way and nothing may be submitted: the limit, or the end of the data."""
         limit = self._settings.submission_limit
         if limit is not None and self._report.num_submitted >= limit:
@@ -328,7 +328,7 @@ class DynamicSampler:
         self._discard(self._reserve.clear())
         raise errors.data_exhausted(self._report, len(self._queue))
 
-    def _fall_back(self, error: errors.SamplingError) -> tuple[list[Group], SamplingReport]:
+    def _fall_back(self, error: errors.SamplingError) -> tuple[list[Group], SamplingCounts]:
         """Do what `on_limit` says: raise, or hand out what there is."""
         self._check_failures()
         dropped = self._dropped_since_kept
@@ -345,7 +345,7 @@ class DynamicSampler:
 
     def _hand_out(
         self, kept: list[Group], unfiltered: list[Group] | None = None
-    ) -> tuple[list[Group], SamplingReport]:
+    ) -> tuple[list[Group], SamplingCounts]:
         """End the step with these groups; what is left is carried over, or dropped with `rounds`."""
         report, unfiltered = self._report, unfiltered or []
         if self._settings.strategy == "rounds":

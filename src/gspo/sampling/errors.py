@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gspo.sampling.step_counts import SamplingReport
+    from gspo.sampling.step_counts import SamplingCounts
 
 
 class SamplingError(Exception):
     """Sampling cannot give a batch; `report` says what the step had seen."""
 
-    def __init__(self, message: str, report: SamplingReport) -> None:
+    def __init__(self, message: str, report: SamplingCounts) -> None:
         super().__init__(message)
         self.report = report
 
@@ -24,7 +24,7 @@ class GenerationLimit(SamplingError, ValueError):
 class StarvedSampling(SamplingError):
     """A full pass over the data kept nothing, or the limit was reached with nothing to train on."""
 
-    def __init__(self, message: str, report: SamplingReport, reason: str) -> None:
+    def __init__(self, message: str, report: SamplingCounts, reason: str) -> None:
         super().__init__(message, report)
         self.reason = reason
 
@@ -39,12 +39,12 @@ class DataExhausted(SamplingError):
     The `num_leftover` kept groups stay in the queue, so a run resumed with more epochs still trains on them.
     """
 
-    def __init__(self, message: str, report: SamplingReport, num_leftover: int) -> None:
+    def __init__(self, message: str, report: SamplingCounts, num_leftover: int) -> None:
         super().__init__(message, report)
         self.num_leftover = num_leftover
 
 
-def generation_limit(report: SamplingReport, limit: int) -> GenerationLimit:
+def generation_limit(report: SamplingCounts, limit: int) -> GenerationLimit:
     """The error of a step that reached `max_num_gen_batches`; its first sentences are verl's, word for word."""
     return GenerationLimit(
         f"num_gen_batches={report.num_gen_batches} >= max_num_gen_batches={limit}. Generated too many batches. "
@@ -55,7 +55,7 @@ def generation_limit(report: SamplingReport, limit: int) -> GenerationLimit:
     )
 
 
-def starved(report: SamplingReport, fates: Mapping[str, int], cause: str) -> StarvedSampling:
+def starved(report: SamplingCounts, fates: Mapping[str, int], cause: str) -> StarvedSampling:
     """The error of a sampler that keeps nothing; `fates` counts the groups dropped since one was last kept."""
     reason = next(iter(fates)) if len(fates) == 1 else "no_mixed_groups"
     counts = ", ".join(f"{count} {name}" for name, count in sorted(fates.items())) or "none judged"
@@ -67,7 +67,7 @@ def starved(report: SamplingReport, fates: Mapping[str, int], cause: str) -> Sta
     )
 
 
-def reward_failures(report: SamplingReport, max_rate: float) -> RewardFailures:
+def reward_failures(report: SamplingCounts, max_rate: float) -> RewardFailures:
     """The error of a step whose rewards failed too often."""
     return RewardFailures(
         f"{report.num_failed_rewards} of {report.num_rollouts} rewards of this step failed ({report.failure_rate:.0%}), "
@@ -77,7 +77,7 @@ def reward_failures(report: SamplingReport, max_rate: float) -> RewardFailures:
     )
 
 
-def data_exhausted(report: SamplingReport, num_leftover: int) -> DataExhausted:
+def data_exhausted(report: SamplingCounts, num_leftover: int) -> DataExhausted:
     """The end of the last epoch."""
     return DataExhausted(
         f"the data is used up: {num_leftover} kept groups are left and a batch needs {report.num_needed}. "

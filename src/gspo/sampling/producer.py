@@ -16,7 +16,7 @@ from typing import Any
 from gspo.rollout.workers.connection import FleetClosed
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.group_json import pack_group, unpack_group
-from gspo.sampling.step_counts import SamplingReport
+from gspo.sampling.step_counts import SamplingCounts
 from gspo.types import Group
 
 Job = tuple[Callable[[], Any], Future[Any]]
@@ -42,7 +42,7 @@ class Producer:
     def version(self) -> int:
         return self._sampler.version
 
-    def next_batch(self) -> tuple[list[Group], SamplingReport]:
+    def next_batch(self) -> tuple[list[Group], SamplingCounts]:
         """Wait for the next batch; raises what `DynamicSampler.next_batch` raises."""
         batch, untold = self._call(self._produce)
         for group, fate, version in untold:
@@ -68,7 +68,7 @@ class Producer:
             self._thread.join()
             self._thread = None
 
-    def _produce(self) -> tuple[tuple[list[Group], SamplingReport], list[tuple[Group, str, int]]]:
+    def _produce(self) -> tuple[tuple[list[Group], SamplingCounts], list[tuple[Group, str, int]]]:
         if self._error is not None:
             error, self._error = self._error, None
             raise error

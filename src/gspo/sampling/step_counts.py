@@ -14,7 +14,7 @@ DROP_REASONS = ("all_right", "all_wrong", "same_score", "reward_failed")
 
 
 @dataclass(slots=True)
-class SamplingReport:
+class SamplingCounts:
     """Counts of one training step. A group is counted in the step in which it was judged.
 
     `fates` counts the groups judged in this step by verdict (`kept` or why dropped); `num_carried` is what was left
@@ -99,10 +99,10 @@ class SamplingReport:
         return packed | counters | {"num_skipped": num_skipped}
 
     @staticmethod
-    def unpack(data: Mapping[str, Any]) -> SamplingReport:
+    def unpack(data: Mapping[str, Any]) -> SamplingCounts:
         """The inverse of `pack`."""
         counters = {name: Counter(data[name]) for name in ("fates", "discarded")}
-        return SamplingReport(**{**data, **counters, "weights": None})
+        return SamplingCounts(**{**data, **counters, "weights": None})
 
     def metrics(self) -> Metrics:
         """The step's metrics, under the names of every strategy."""

@@ -29,7 +29,7 @@ from gspo.types import TrainBatch
 log = logging.getLogger(__name__)
 
 
-class MadeMicroBatches:
+class MicroBatchCache:
     """The micro-batches of the latest batch: scoring and updating run the same ones."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Forward:
     fused: FusedProjections | None = None
     layers: CompiledLayers | None = None
     graphed: GraphedDecoder | None = None
-    made: MadeMicroBatches = field(default_factory=MadeMicroBatches)
+    made: MicroBatchCache = field(default_factory=MicroBatchCache)
 
     @staticmethod
     def of(decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False) -> Forward:
@@ -81,7 +81,7 @@ class Forward:
             wanted = Forward(decoder, kind, kernels, None, configs, spans_of)
             reason = _unsupported(configs, kernels) or _mismatch(wanted)
             if reason is None:
-                if spans_of is cpu_attention.Families.of and not _is_sharded(decoder):
+                if spans_of is cpu_attention.PackedSequences.of and not _is_sharded(decoder):
                     wanted = replace(wanted, fused=FusedProjections(decoder))
                 return _compiled(wanted) if compiled and not flex else wanted
         return Forward(decoder, "plain", reason=reason)
@@ -178,7 +178,7 @@ def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], S
     if flash.takes(decoder):
         yield FLASH, flash.Spans.of
     if cpu_attention.takes(decoder):
-        yield FLASH, cpu_attention.Families.of
+        yield FLASH, cpu_attention.PackedSequences.of
     yield PADDED, None
 
 

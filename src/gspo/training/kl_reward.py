@@ -7,7 +7,7 @@ from typing import Any
 
 from gspo.algo.functional import kl_penalty
 from gspo.algo.kl import KLController
-from gspo.distributed.team_roles import TeamPolicy, TeamReference
+from gspo.distributed.rank_roles import RankPolicy, RankReference
 from gspo.rewards.protocol import Scorer
 from gspo.training.batch.batching import collate
 from gspo.training.policy import Policy
@@ -25,8 +25,8 @@ class KlScorer:
     def __init__(
         self,
         inner: Scorer,
-        policy: Policy | TeamPolicy,
-        reference: Reference | TeamReference,
+        policy: Policy | RankPolicy,
+        reference: Reference | RankReference,
         controller: KLController,
         kind: str,
     ) -> None:

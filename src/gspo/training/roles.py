@@ -24,7 +24,7 @@ SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training o
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class PolicyFacts:
     """What a run says about its policy and what identifies it, whether its weights are here or in other processes."""
 
     num_trained: int
@@ -50,12 +50,12 @@ class Roles:
     def __post_init__(self) -> None:
         self.routers = RouterWatch(self.policy.model, self.policy.ranks)
 
-    def facts(self) -> Facts:
+    def facts(self) -> PolicyFacts:
         """What to say about the policy, and what identifies it."""
         policy = self.policy
         trained, num = num_trained(policy.model)
         shapes = [(name, list(p.shape), str(p.dtype)) for name, p in policy.model.named_parameters()]
-        return Facts(
+        return PolicyFacts(
             num_trained=trained,
             num_parameters=num,
             device=str(policy.device),

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from gspo.cluster import RayPPOTrainerWithSampling, ResourcePoolManager, Role
 from gspo.config import load
-from gspo.distributed.team import RankFailed
+from gspo.distributed.rank_group import RankFailed
 from gspo.loop.trainer import Trainer
 from tests.distributed.ray.fragile import fragile_rank, fragile_rollout, mark
 from tests.distributed.ray.waiting import wait_until

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 import gspo.cluster
-from gspo.cluster import ClusterError, RayPPOTrainer, RayPPOTrainerWithSampling, RayTeam, Role
+from gspo.cluster import ClusterError, RayPPOTrainer, RayPPOTrainerWithSampling, RayRanks, Role
 from gspo.config import TrainerConfig, load
 from gspo.trainer import ppo
 from gspo.trainer.ppo import ray_trainer
@@ -58,7 +58,7 @@ def test_arguments_of_another_kind_are_refused_by_name(argument, value):
 
 
 def test_a_worker_group_class_of_one_s_own_is_used():
-    class Watched(RayTeam):
+    class Watched(RayRanks):
         pass
 
     trainer = RayPPOTrainerWithSampling(TrainerConfig(), ray_worker_group_cls=Watched)

@@ -8,14 +8,14 @@ import time
 import torch
 import torch.distributed as dist
 
+from gspo.distributed.rank_group import RankPlace
 from gspo.distributed.rank_worker import RankWorker
-from gspo.distributed.team import Place
 
 
 class SumRank(RankWorker):
     """A rank that adds numbers over all ranks with gloo, and fails on request."""
 
-    def join(self, place: Place) -> None:
+    def join(self, place: RankPlace) -> None:
         self.place = place
         dist.init_process_group(
             "gloo",

@@ -15,9 +15,9 @@ import pytest
 from gspo.rollout.engine import EngineError, RolloutEngine
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from gspo.rollout.workers import worker_slot as member
-from gspo.rollout.workers.async_fleet import FreeFleet
+from gspo.rollout.workers.async_fleet import AsyncFleet
 from gspo.rollout.workers.connection import FleetClosed, WorkersLost
-from gspo.rollout.workers.lockstep_fleet import Fleet
+from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.types import Group, Prompt
 from tests.rollout.models import drain, make_engine, make_model, make_request
 from tests.rollout.workers.thread_connection import NoWeights, ThreadConnection, no_weights
@@ -54,7 +54,7 @@ class World:
 
     def __init__(
         self,
-        kind: type[Fleet] | type[FreeFleet],
+        kind: type[LockstepFleet] | type[AsyncFleet],
         make: Callable[[], RolloutEngine],
         fault: Fault,
         **options: Any,
@@ -116,7 +116,7 @@ def finish(world: World, count: int) -> dict[int, Group]:
 
 @functools.cache
 def undisturbed() -> list[list[Group]]:
-    return run(World(Fleet, native, fine).fleet)
+    return run(World(LockstepFleet, native, fine).fleet)
 
 
 @pytest.mark.parametrize(("worker", "step"), [(0, 1), (1, 2), (0, 3), (1, 4), (0, 7)])
@@ -125,7 +125,7 @@ def test_a_worker_that_dies_changes_no_bit(worker, step):
         if life == worker and number == step:
             raise SystemExit("struck by a test")
 
-    world = World(Fleet, native, fault)
+    world = World(LockstepFleet, native, fault)
     assert run(world.fleet) == undisturbed()
     assert len(world.connections) == 3 and "struck by a test" in world.said[0]
     assert world.fleet.metrics()["rollout/worker_restarts"].result() == 1
@@ -136,14 +136,14 @@ def test_workers_that_die_again_while_catching_up_change_no_bit():
         if (life, number) in {(0, 3), (2, 1), (3, 3), (1, 5)}:
             raise SystemExit("struck by a test")
 
-    world = World(Fleet, native, fault)
+    world = World(LockstepFleet, native, fault)
     assert run(world.fleet) == undisturbed()
     assert len(world.connections) == 6
 
 
 def test_a_fleet_gives_the_tokens_of_one_engine():
     roomy = [make_engine(copy.deepcopy(_MODEL), num_slots=64, decode_chunk=2) for _ in range(3)]
-    fleet, engine = World(Fleet, roomy.pop, fine).fleet, roomy[0]
+    fleet, engine = World(LockstepFleet, roomy.pop, fine).fleet, roomy[0]
     ours, theirs = (sorted(chain.from_iterable(run(e)), key=lambda g: g.submission) for e in (fleet, engine))
     for a, b in zip(ours, theirs, strict=True):
         assert a.submission == b.submission and a.version == b.version
@@ -159,8 +159,8 @@ def test_a_hung_worker_is_replaced():
         if life == 0 and number == 2:
             release.wait()
 
-    world = World(Fleet, scripted, fault, timeout=0.3)
-    assert run(world.fleet) == run(World(Fleet, scripted, fine).fleet)
+    world = World(LockstepFleet, scripted, fault, timeout=0.3)
+    assert run(world.fleet) == run(World(LockstepFleet, scripted, fine).fleet)
     assert "gave no answer within 0.3 s" in world.said[0]
     release.set()
 
@@ -172,7 +172,7 @@ def test_a_free_running_worker_that_hangs_is_replaced():
         if life == 0 and number == 2:
             release.wait()
 
-    world = World(FreeFleet, scripted, fault, timeout=0.3)
+    world = World(AsyncFleet, scripted, fault, timeout=0.3)
     for i in range(6):
         world.fleet.submit(make_request(i))
     finish(world, 6)
@@ -180,7 +180,7 @@ def test_a_free_running_worker_that_hangs_is_replaced():
     release.set()
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_an_engine_that_fails_is_replaced_with_its_cause_said(kind):
     def fault(life: int, number: int) -> None:
         if life == 1 and number == 2:
@@ -193,7 +193,7 @@ def test_an_engine_that_fails_is_replaced_with_its_cause_said(kind):
     assert "RuntimeError: CUDA error: out of luck" in world.said[0]
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_a_seat_whose_workers_keep_dying_is_given_up_and_the_others_go_on(kind):
     world: World
 
@@ -209,7 +209,7 @@ def test_a_seat_whose_workers_keep_dying_is_given_up_and_the_others_go_on(kind):
     assert len(world.connections) == 5 and "given up" in world.said[-1]
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_when_every_worker_keeps_dying_the_root_cause_comes_first(kind):
     def fault(life: int, number: int) -> None:
         raise SystemExit(f"death {life}")
@@ -225,7 +225,7 @@ def test_when_every_worker_keeps_dying_the_root_cause_comes_first(kind):
         world.fleet.step()
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_an_error_of_the_request_or_the_numbers_is_raised_as_itself(kind):
     def fault(life: int, number: int) -> None:
         if number == 2:
@@ -238,7 +238,7 @@ def test_an_error_of_the_request_or_the_numbers_is_raised_as_itself(kind):
     assert len(world.connections) == 2
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_an_engine_that_cannot_be_built_says_so(kind):
     def refuse() -> RolloutEngine:
         engine = scripted()
@@ -251,7 +251,7 @@ def test_an_engine_that_cannot_be_built_says_so(kind):
         drain(fleet, limit=5000)
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_workers_join_and_leave_during_a_run_and_no_group_is_lost(kind):
     world = World(kind, scripted, fine, num_workers=1)
     fleet, groups = world.fleet, []
@@ -280,7 +280,7 @@ def test_workers_join_and_leave_during_a_run_and_no_group_is_lost(kind):
     assert [c.alive for c in world.connections] == [False, True, False]
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_groups_of_the_last_worker_wait_for_one_that_joins(kind):
     world: World
 
@@ -302,22 +302,22 @@ def test_who_was_to_leave_stays_when_the_others_are_lost():
         if world.connections[life].name == "rollout worker 0":
             raise SystemExit("bad memory")
 
-    world = World(Fleet, scripted, fault)
+    world = World(LockstepFleet, scripted, fault)
     for i in range(4):
         world.fleet.submit(make_request(i))
     world.fleet._leaving.add(1)  # asked for while the call in which the other was lost went on
     with world.fleet._lock:
-        world.fleet._give_up(world.fleet._members[0], member.SeatLost("rollout worker 0: bad memory"))
+        world.fleet._give_up(world.fleet._members[0], member.WorkerSlotLost("rollout worker 0: bad memory"))
     finish(world, 4)
     assert world.fleet.num_workers == 1
 
 
 def test_a_worker_lost_over_clear_takes_nothing_with_it():
-    world = World(Fleet, scripted, fine)
+    world = World(LockstepFleet, scripted, fine)
     for i in range(4):
         world.fleet.submit(make_request(i))
     world.fleet.step()
-    world.fleet._members[0].bury = lambda error: (_ for _ in ()).throw(member.SeatLost(str(error)))
+    world.fleet._members[0].bury = lambda error: (_ for _ in ()).throw(member.WorkerSlotLost(str(error)))
     world.connections[0].kill("bad memory")
     world.fleet.clear()
     assert world.fleet.num_in_flight == 0 and world.fleet.num_workers == 1
@@ -325,7 +325,7 @@ def test_a_worker_lost_over_clear_takes_nothing_with_it():
     finish(world, 1)
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_no_worker_is_started_in_a_fleet_that_is_closed(kind):
     world = World(kind, scripted, fine)
     world.fleet.submit(make_request(0))
@@ -343,7 +343,7 @@ def test_no_worker_is_started_in_a_fleet_that_is_closed(kind):
     assert [c.alive for c in world.connections] == [False, False, False]
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_evaluation_is_whole_and_in_order_though_workers_die_over_it(kind):
     def fault(life: int, number: int) -> None: ...
 
@@ -371,7 +371,7 @@ def test_free_running_responses_go_on_across_new_weights_and_carry_their_version
     def long(prompt: Prompt, submission: int, index: int) -> ScriptedAnswer:
         return ScriptedAnswer(tuple(range(12 + submission % 3)))
 
-    world = World(FreeFleet, lambda: Slow(long), fine)
+    world = World(AsyncFleet, lambda: Slow(long), fine)
     fleet, groups = world.fleet, []
     for version in range(4):
         for i in range(4):
@@ -393,7 +393,7 @@ def test_free_running_groups_survive_random_deaths_once_each():
         if life < 12 and number == 8 + life % 5:  # 12 tokens, 2 a step: after a group or more has finished
             raise SystemExit("struck by a test")
 
-    world = World(FreeFleet, native, fault)
+    world = World(AsyncFleet, native, fault)
     fleet, groups = world.fleet, []
     for number in range(30):
         fleet.submit(make_request(number))
@@ -405,7 +405,7 @@ def test_free_running_groups_survive_random_deaths_once_each():
     assert len(world.connections) >= 6
 
 
-@pytest.mark.parametrize("kind", [Fleet, FreeFleet])
+@pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_unfinished_groups_continue_in_another_fleet(kind):
     world = World(kind, scripted, fine)
     for i in range(9):
@@ -435,7 +435,7 @@ def test_a_worker_that_does_not_give_its_groups_back_is_replaced():
                 hang.wait(60)
             super().clear()
 
-    world = World(FreeFleet, lambda: Stubborn(_script, num_slots=4), fine, timeout=0.5)
+    world = World(AsyncFleet, lambda: Stubborn(_script, num_slots=4), fine, timeout=0.5)
     for i in range(4):
         world.fleet.submit(make_request(i))
     clearing = threading.Thread(target=world.fleet.clear, daemon=True)

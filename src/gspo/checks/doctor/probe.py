@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gspo.build.inputs import load_prompts
-from gspo.build.parts import Parts
+from gspo.build.parts import RunParts
 from gspo.build.run import build
 from gspo.build.settings import sampling_settings
 from gspo.checks.doctor.noise import Noise, measure_noise
@@ -57,7 +57,7 @@ def probe(config: TrainerConfig, *, num_groups: int = NUM_GROUPS, **given: Any) 
         parts.close()
 
 
-def _look(config: TrainerConfig, parts: Parts, prompts: list[Prompt]) -> Probe:
+def _look(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> Probe:
     groups, gen_seconds = _generate(config, parts, prompts)
     generated = sum(g.num_tokens for g in groups)
     verdicts = [judge(g, config.algorithm.filter_groups.metric) for g in groups]
@@ -88,7 +88,7 @@ def _look(config: TrainerConfig, parts: Parts, prompts: list[Prompt]) -> Probe:
     )
 
 
-def _generate(config: TrainerConfig, parts: Parts, prompts: list[Prompt]) -> tuple[list[Group], float]:
+def _generate(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> tuple[list[Group], float]:
     """Scored groups of these prompts, and the seconds their generation took."""
     settings = sampling_settings(config)
     seed = derive_seed(config.trainer.seed, "doctor")

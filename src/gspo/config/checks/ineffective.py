@@ -19,7 +19,7 @@ FILTER = "algorithm.filter_groups"
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class NoEffect:
     """`keys` (a trailing dot means all below) do nothing when `when` holds, because of `reason`."""
 
     keys: tuple[str, ...]
@@ -53,91 +53,91 @@ _VLLM_KEYS = (
     "engine_kwargs",
 )
 _DEAD = (
-    Dead(
+    NoEffect(
         (*(f"{FILTER}.{k}" for k in _FILTER_KEYS), "data.gen_batch_size"),
         lambda c: not c.algorithm.filter_groups.enable,
         "dynamic sampling is off",
         f"set {FILTER}.enable=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight", f"{FILTER}.order"),
         lambda c: c.algorithm.filter_groups.enable and c.algorithm.filter_groups.strategy == "rounds",
         "rounds carries nothing over",
         f"set {FILTER}.strategy=stream, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight"),
         lambda c: c.actor_rollout_ref.rollout.mode == "async",
         f"in async {ROLLOUT}.max_head_offpolicyness and max_concurrent_rollouts say it",
         "set those",
     ),
-    Dead(
+    NoEffect(
         (f"{FILTER}.predict_weight", f"{FILTER}.predict_min_prob", f"{FILTER}.predict_discount"),
         lambda c: c.algorithm.filter_groups.predict == "off",
         "prompts are not predicted",
         f"set {FILTER}.predict=skip, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.behav_imp_weight_cap", f"{ACTOR}.behav_imp_weight_mode"),
         lambda c: not c.actor_rollout_ref.actor.use_decoupled_loss,
         "the decoupled loss is off",
         f"set {ACTOR}.use_decoupled_loss=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"),
         lambda c: not c.actor_rollout_ref.actor.use_kl_loss and c.actor_rollout_ref.actor.kl_loss_coef > 0,
         "there is no KL term in the loss",
         f"set {ACTOR}.use_kl_loss=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("algorithm.kl_ctrl.", "algorithm.kl_penalty"),
         lambda c: not c.algorithm.use_kl_in_reward and c.algorithm.kl_ctrl.kl_coef > 0,
         "there is no KL penalty in the reward",
         "set algorithm.use_kl_in_reward=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("algorithm.kl_ctrl.target_kl", "algorithm.kl_ctrl.horizon"),
         lambda c: c.algorithm.use_kl_in_reward and c.algorithm.kl_ctrl.type == "fixed",
         "the KL coefficient is fixed",
         "set algorithm.kl_ctrl.type=adaptive, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("actor_rollout_ref.ref.",),
         lambda c: not roles(c)["reference"],
         "no KL term is on, so there is no reference",
         f"set {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("critic.model.", "critic.optim.", "critic.ppo_", "critic.cliprange_value", "critic.fsdp_config."),
         lambda c: not roles(c)["critic"],
         "there is no critic",
         "set algorithm.adv_estimator=gae, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("trainer.critic_warmup",),
         lambda c: not roles(c)["critic"],
         "there is no critic to warm up",
         "set algorithm.adv_estimator=gae, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("algorithm.lam",),
         lambda c: c.algorithm.adv_estimator != "gae",
         "only gae uses it",
         "set algorithm.adv_estimator=gae, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("algorithm.gamma",),
         lambda c: c.algorithm.adv_estimator not in ("gae", "reinforce_plus_plus", "remax"),
         "this estimator does not discount",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         ("algorithm.norm_adv_by_std_in_grpo",),
         lambda c: c.algorithm.adv_estimator not in ("grpo", "grpo_passk"),
         "this estimator does not divide by the group's std",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.policy_loss.tau_pos", f"{ACTOR}.policy_loss.tau_neg"),
         lambda c: (
             _actor_loss(c) in tree.leaves()[f"{ACTOR}.policy_loss.loss_mode"].info.choices
@@ -146,7 +146,7 @@ _DEAD = (
         "only the loss sapo uses it",
         f"set {ACTOR}.policy_loss.loss_mode=sapo, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.clip_ratio_c",),
         lambda c: (
             (_actor_loss(c) not in ("vanilla", "dapo") and not objective_of(c.actor_rollout_ref.actor).clips)
@@ -155,13 +155,13 @@ _DEAD = (
         "this loss has no dual clip",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         tuple(f"{ACTOR}.{k}" for k in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_target")),
         lambda c: not objective_of(c.actor_rollout_ref.actor).clips,
         "this loss has no clip; the range only says what clip fractions count",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.clip_ratio",),
         lambda c: (
             None not in (c.actor_rollout_ref.actor.clip_ratio_low, c.actor_rollout_ref.actor.clip_ratio_high)
@@ -169,55 +169,55 @@ _DEAD = (
         "both sides are set by clip_ratio_low and clip_ratio_high",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.clip_target",),
         lambda c: BatchPlan.of(c).optimiser_steps == 1,
         "with one optimiser step a rollout batch nothing clips",
         f"make {ACTOR}.ppo_mini_batch_size smaller than data.train_batch_size",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.clip_target_bounds",),
         lambda c: c.actor_rollout_ref.actor.clip_target is None,
         "the clip range is not moved",
         f"set {ACTOR}.clip_target, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.loss_scale_factor",),
         lambda c: objective_of(c.actor_rollout_ref.actor).aggregation != "seq-mean-token-sum-norm",
         "only the aggregation seq-mean-token-sum-norm uses it",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.entropy_checkpointing",),
         lambda c: c.actor_rollout_ref.actor.entropy_coeff == 0,
         "the entropy has no gradient",
         f"set {ACTOR}.entropy_coeff, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.optim.min_lr_ratio",),
         lambda c: c.actor_rollout_ref.actor.optim.lr_scheduler_type == "constant",
         "the learning rate is constant",
         f"set {ACTOR}.optim.lr_scheduler_type=cosine, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.optim.lr_warmup_steps_ratio",),
         lambda c: c.actor_rollout_ref.actor.optim.lr_warmup_steps >= 0,
         "lr_warmup_steps is set",
         "keep one of the two",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
         lambda c: c.actor_rollout_ref.actor.use_dynamic_bsz,
         "forwards are filled by tokens (use_dynamic_bsz)",
         f"set {ACTOR}.use_dynamic_bsz=false, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.ppo_max_token_len_per_gpu",),
         lambda c: not c.actor_rollout_ref.actor.use_dynamic_bsz,
         "forwards have a fixed number of responses",
         f"set {ACTOR}.use_dynamic_bsz=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         tuple(
             f"{ACTOR}.fsdp_config.{k}"
             for k in ("param_offload", "offload_policy", "reshard_after_forward", "fsdp_size")
@@ -226,79 +226,79 @@ _DEAD = (
         "the policy is not sharded",
         f"set {ACTOR}.strategy=fsdp2, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ACTOR}.fsdp_config.optimizer_offload", "critic.fsdp_config.optimizer_offload"),
         lambda c: c.trainer.device == "cpu",
         "on a CPU the optimiser's state is in host memory as it is",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         tuple(f"{MODEL}.{k}" for k in ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules")),
         lambda c: c.actor_rollout_ref.model.lora_rank == 0,
         "there are no adapters",
         f"set {MODEL}.lora_rank, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{MODEL}.lora_dropout",),
         lambda c: c.actor_rollout_ref.model.lora_rank > 0,
         "dropout is always off in reinforcement learning, so that ratios compare like with like",
         "remove it",
     ),
-    Dead(
+    NoEffect(
         tuple(f"{ROLLOUT}.{k}" for k in _VLLM_KEYS),
         lambda c: c.actor_rollout_ref.rollout.name == "native",
         "only vllm uses it",
         f"set {ROLLOUT}.name=vllm, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ROLLOUT}.dtype",),
         _in_the_trainer,
         "the engine runs the trainer's own modules",
         f"set {MODEL}.dtype, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ROLLOUT}.max_head_offpolicyness", f"{ROLLOUT}.max_concurrent_rollouts"),
         lambda c: c.actor_rollout_ref.rollout.mode == "sync",
         "the mode is sync",
         f"set {ROLLOUT}.mode=async, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.top_k", f"{ROLLOUT}.val_kwargs.top_p"),
         lambda c: not c.actor_rollout_ref.rollout.val_kwargs.do_sample,
         "held-out responses are greedy",
         f"set {ROLLOUT}.val_kwargs.do_sample=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         (f"{ROLLOUT}.val_kwargs.n",),
         lambda c: not c.actor_rollout_ref.rollout.val_kwargs.do_sample,
         "greedy responses to a prompt are all the same",
         f"set {ROLLOUT}.val_kwargs.do_sample=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("reward_model.reward_kwargs.",),
         lambda c: c.reward_model.reward_manager == "naive",
         "the naive manager has no overlong penalty",
         "set reward_model.reward_manager=dapo, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("custom_reward_function.name", "custom_reward_function.reward_kwargs"),
         lambda c: c.custom_reward_function.path is None,
         "no file is named, so the data's built-in reward is used",
         "set custom_reward_function.path",
     ),
-    Dead(
+    NoEffect(
         ("data.seed",),
         lambda c: not c.data.shuffle,
         "the data is not shuffled",
         "set data.shuffle=true, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("data.truncation",),
         lambda c: c.data.filter_overlong_prompts and c.data.truncation != "error",
         "prompts that are too long are left out",
         "set data.filter_overlong_prompts=false, or remove it",
     ),
-    Dead(
+    NoEffect(
         ("trainer.total_epochs",),
         lambda c: c.trainer.total_training_steps is not None,
         "trainer.total_training_steps is set",

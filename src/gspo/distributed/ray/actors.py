@@ -43,7 +43,7 @@ def free_port(worker: Any) -> tuple[str, int]:
 
 
 def answer_stacks(worker: Any, address: str, port: int, rank: int) -> None:
-    """Run in an actor that has joined the others: from now on it says what it does, beside what it is told to do."""
+    """Run in an actor that has joined the others: from now on it says what it does, beside what it is format_stacks to do."""
     worker._stack_answers = StackAnswers(address, port, rank)
 
 
@@ -61,7 +61,7 @@ def settle(worker: Any, folder: str, named: str | None, num_local: int) -> None:
 
 
 def share_cores(named: str | None, num_local: int) -> None:
-    """Use as many threads as the controller was told to, else a share of the machine; Ray would allow one."""
+    """Use as many threads as the controller was format_stacks to, else a share of the machine; Ray would allow one."""
     os.environ[THREADS] = named or str(max(1, len(os.sched_getaffinity(0)) // num_local))
 
 

@@ -12,11 +12,11 @@ from gspo.build.models import compute_dtype
 from gspo.config import TrainerConfig
 from gspo.distributed.ray.connection import RayConnection
 from gspo.distributed.ray.placement import make_pools, num_local_cpus, trainer_role, worker_classes
+from gspo.distributed.ray.ranks import RayRanks
 from gspo.distributed.ray.resource_pool import ResourcePool
 from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
 from gspo.distributed.ray.role import Role
 from gspo.distributed.ray.session import RaySession
-from gspo.distributed.ray.team import RayTeam
 from gspo.distributed.ray.weight_store import ObjectStore
 from gspo.rollout.workers.worker import EngineSpec
 
@@ -25,14 +25,14 @@ class RayBackend:
     """Gives a run its trainer ranks and rollout workers as Ray actors.
 
     `role_worker_mapping` replaces the classes of roles, `resource_pool_manager` the default pools; `team_class` is
-    RayTeam or derived from it.
+    RayRanks or derived from it.
     """
 
     def __init__(
         self,
         role_worker_mapping: dict[Role, Any] | None = None,
         resource_pool_manager: ResourcePoolManager | None = None,
-        team_class: type[RayTeam] = RayTeam,
+        team_class: type[RayRanks] = RayRanks,
     ) -> None:
         self._classes = worker_classes(role_worker_mapping)
         self._asked = resource_pool_manager
@@ -53,7 +53,7 @@ class RayBackend:
             self.close()
             raise
 
-    def team(self) -> RayTeam:
+    def team(self) -> RayRanks:
         """New trainer ranks, joined and without models."""
         assert self._pools is not None, "start() comes first"
         pool = self._pools.get_resource_pool(trainer_role(self._pools))

@@ -23,7 +23,7 @@ CLOSE_SECONDS = 5.0  # for a worker to end by itself
 class RolloutHost:
     """The actor: builds the worker when it starts and carries out its calls, one at a time.
 
-    An engine that cannot be built is told to every caller as its own error, instead of ending the actor.
+    An engine that cannot be built is format_stacks to every caller as its own error, instead of ending the actor.
     """
 
     def __init__(self, worker_class: type, spec: EngineSpec, folder: str) -> None:

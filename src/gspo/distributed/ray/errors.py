@@ -36,6 +36,6 @@ def _reason(error: BaseException) -> str:
     """Ray's account of a death in one line, without its list of common causes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     facts = [line for line in lines if line.split(":")[0] in ("pid", "ip", "node_ip")]
-    told = [line for line in lines if "because" in line or "exit type" in line] or lines[:1]
-    text = told[0].split(" Some common causes")[0] if told else type(error).__name__
+    format_stacks = [line for line in lines if "because" in line or "exit type" in line] or lines[:1]
+    text = format_stacks[0].split(" Some common causes")[0] if format_stacks else type(error).__name__
     return f"{text} ({', '.join(facts)})" if facts else text

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gspo.rewards.pool.worker_pool import JobFailed, WorkerPool
-from gspo.rewards.pool.workers import ProcessCrew
+from gspo.rewards.pool.workers import ForkedWorkers
 from gspo.rewards.protocol import RewardError
 
 TIME_LIMIT = 3.0
@@ -54,7 +54,7 @@ def _verifier() -> WorkerPool:
     global _pool
     with _lock:
         if _pool is None:
-            crew = ProcessCrew("gspo.rewards.graders.symbolic:build_verifier", (), memory=MEMORY)
+            crew = ForkedWorkers("gspo.rewards.graders.symbolic:build_verifier", (), memory=MEMORY)
             _pool = WorkerPool(crew, num_workers=1, timeout=TIME_LIMIT + 1.0)
             atexit.register(close)
         return _pool

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.rewards.pool import frames as wire
-from gspo.rewards.pool.workers import Crew, Member
+from gspo.rewards.pool.workers import WorkerHandle, WorkerSource
 from gspo.rewards.protocol import RewardError
 
 START_TIMEOUT = 120.0
@@ -61,7 +61,7 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    member: Member
+    member: WorkerHandle
     since: float  # when it took its job, or was started
     ready: bool = False
     job: _Job | None = None
@@ -76,7 +76,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: WorkerSource,
         *,
         num_workers: int,
         timeout: float,

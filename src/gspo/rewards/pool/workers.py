@@ -28,7 +28,7 @@ STUCK_NICENESS = 10
 
 
 @dataclass(slots=True)
-class Member:
+class WorkerHandle:
     """One worker as the pool sees it: a socket, and what is needed to end it."""
 
     sock: socket.socket
@@ -38,35 +38,35 @@ class Member:
     thread: threading.Thread | None = None
 
 
-class Crew(Protocol):
+class WorkerSource(Protocol):
     """Starts and ends workers. Called from one thread at a time."""
 
     info: Any
 
-    def start(self, num_workers: int) -> list[Member]: ...
+    def start(self, num_workers: int) -> list[WorkerHandle]: ...
 
-    def stop(self, member: Member) -> str:
+    def stop(self, member: WorkerHandle) -> str:
         """End a worker, whatever it is doing, and say how it ended."""
         ...
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: WorkerHandle) -> None:
         """Begin to end a worker; `stop` must follow."""
         ...
 
-    def mark(self, member: Member) -> None:
+    def mark(self, member: WorkerHandle) -> None:
         """Ask a worker for its stack, to be read by `stack` a moment later."""
         ...
 
-    def stack(self, member: Member) -> str: ...
+    def stack(self, member: WorkerHandle) -> str: ...
 
-    def slow(self, member: Member) -> None:
+    def slow(self, member: WorkerHandle) -> None:
         """Lower a stuck worker's priority."""
         ...
 
     def close(self) -> None: ...
 
 
-class ProcessCrew:
+class ForkedWorkers:
     """Workers forked from a server that has imported the reward function; see `gspo.rewards.pool.fork_server`."""
 
     def __init__(self, factory: str, args: tuple[Any, ...], *, memory: int = 1024) -> None:
@@ -114,7 +114,7 @@ class ProcessCrew:
             raise RewardError(hello["error"])
         self.info, self._threads = hello["info"], hello["threads"]
 
-    def start(self, num_workers: int) -> list[Member]:
+    def start(self, num_workers: int) -> list[WorkerHandle]:
         """New workers, as many as asked for up to MAX_STARTS; a server that was killed is started again."""
         num_workers = min(num_workers, MAX_STARTS)
         try:
@@ -124,13 +124,13 @@ class ProcessCrew:
             self._launch()
             return self._start(num_workers)
 
-    def _start(self, num_workers: int) -> list[Member]:
+    def _start(self, num_workers: int) -> list[WorkerHandle]:
         with contextlib.ExitStack() as ours_on_error, contextlib.ExitStack() as theirs_always:
             members, fds = [], []
             for _ in range(num_workers):
                 ours, theirs = socket.socketpair()
                 stack_file = ours_on_error.enter_context(tempfile.TemporaryFile())
-                members.append(Member(ours_on_error.enter_context(ours), stack_file=stack_file))
+                members.append(WorkerHandle(ours_on_error.enter_context(ours), stack_file=stack_file))
                 fds += [theirs_always.enter_context(theirs).fileno(), stack_file.fileno()]
             socket.send_fds(self._control, [b"start"], fds)
             pids = json.loads(wire.receive(self._control))
@@ -139,7 +139,7 @@ class ProcessCrew:
             member.pid, member.ready = pid, self._setup.preload
         return members
 
-    def stop(self, member: Member) -> str:
+    def stop(self, member: WorkerHandle) -> str:
         member.sock.close()
         if member.stack_file:
             member.stack_file.close()
@@ -149,20 +149,20 @@ class ProcessCrew:
         except (OSError, EOFError):
             return "its process ended with the reward server"
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: WorkerHandle) -> None:
         kill_group(member.pid)  # not reaped before `stop`, so the id is still this worker's
 
-    def mark(self, member: Member) -> None:
+    def mark(self, member: WorkerHandle) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(member.pid, signal.SIGUSR1)
 
-    def stack(self, member: Member) -> str:
+    def stack(self, member: WorkerHandle) -> str:
         if member.stack_file is None:
             return ""
         member.stack_file.seek(0)
         return _user_part(member.stack_file.read(1 << 16).decode(errors="replace"))
 
-    def slow(self, member: Member) -> None:
+    def slow(self, member: WorkerHandle) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, member.pid, STUCK_NICENESS)
 
@@ -176,7 +176,7 @@ class ProcessCrew:
             self._server.wait()
 
 
-class ThreadCrew:
+class ThreadWorkers:
     """Threads of this process, for functions that exist only here (closures, notebook cells).
 
     A hung thread cannot be killed: it is abandoned, reported like any other and replaced. There is no memory limit.
@@ -186,34 +186,34 @@ class ThreadCrew:
         self.info = info
         self._handler = handler
 
-    def start(self, num_workers: int) -> list[Member]:
+    def start(self, num_workers: int) -> list[WorkerHandle]:
         members = []
         for _ in range(num_workers):
             ours, theirs = socket.socketpair()
             thread = threading.Thread(target=self._work, args=(theirs,), name="gspo-reward", daemon=True)
             thread.start()
-            members.append(Member(ours, thread=thread))
+            members.append(WorkerHandle(ours, thread=thread))
         return members
 
     def _work(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(EOFError, OSError):
             work(sock, self._handler)
 
-    def stop(self, member: Member) -> str:
+    def stop(self, member: WorkerHandle) -> str:
         member.sock.close()
         return "its thread was abandoned"
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: WorkerHandle) -> None:
         pass
 
-    def mark(self, member: Member) -> None:
+    def mark(self, member: WorkerHandle) -> None:
         pass
 
-    def stack(self, member: Member) -> str:
+    def stack(self, member: WorkerHandle) -> str:
         frame = sys._current_frames().get(member.thread.ident or 0) if member.thread else None
         return "".join(traceback.format_stack(frame)[-8:]).rstrip() if frame else ""
 
-    def slow(self, member: Member) -> None:
+    def slow(self, member: WorkerHandle) -> None:
         pass
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from gspo.kernels.small_batch_linear import FewRows
+from gspo.kernels.small_batch_linear import SmallBatchLinear
 from gspo.rollout.engine import EngineError
 from gspo.rollout.native.decode_attention import DecodeMasks, attention_configs, decode_attention
 from gspo.rollout.native.packed_decoder import PackedDecoder
@@ -40,7 +40,7 @@ class Decoder:
         self.device = device
         self._pad = pad_token_id
         self._configs = attention_configs(model)
-        self._few_rows = FewRows(model)
+        self._few_rows = SmallBatchLinear(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         on_cpu = device.type == "cpu"
         self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None

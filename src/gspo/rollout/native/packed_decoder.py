@@ -14,7 +14,7 @@ from gspo.kernels import small_batch_linear as few_rows
 from gspo.kernels.compiled_layers import CompiledLayers
 from gspo.kernels.cpu_attention import takes
 from gspo.kernels.fused_projections import FusedProjections
-from gspo.kernels.small_batch_linear import FewRows
+from gspo.kernels.small_batch_linear import SmallBatchLinear
 from gspo.models.output_head import Head, UnsupportedModel
 from gspo.rollout.native.decode_attention import DecodeMasks, attend_by
 from gspo.rollout.native.padded_cache import SlotCache
@@ -32,7 +32,7 @@ class PackedDecoder:
         self._model, self._configs, self._masks = model, configs, masks
         self.by_kernel = takes(model)
         self._head = Head.of(model)
-        self._fused, self._few_rows = FusedProjections(model), FewRows(model)
+        self._fused, self._few_rows = FusedProjections(model), SmallBatchLinear(model)
         self._layers = CompiledLayers(model.base_model) if compiled else None
 
     @property

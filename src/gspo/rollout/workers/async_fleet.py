@@ -20,10 +20,10 @@ from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.workers.connection import Connection, Ticket
-from gspo.rollout.workers.fleet import Roster
+from gspo.rollout.workers.fleet import Fleet
 from gspo.rollout.workers.lockstep_fleet import EVALUATION_PATIENCE
 from gspo.rollout.workers.weight_store import WeightsRef
-from gspo.rollout.workers.worker_slot import FATAL, Member
+from gspo.rollout.workers.worker_slot import FATAL, WorkerSlot
 from gspo.types import Group, Rollout
 
 PUMP_SECONDS = 0.05  # how long new weights wait for a worker, at most, beside one engine step
@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.2  # between looks at who has died
 
 
 @dataclass(eq=False, slots=True)
-class Pulse:
+class PendingCalls:
     """The calls under way at one worker: how many, since when an answer is owed, and what went wrong."""
 
     connection: Connection
@@ -44,7 +44,7 @@ class Pulse:
     failure: BaseException | None = None
 
 
-class FreeFleet(Roster):
+class AsyncFleet(Fleet):
     """A RolloutEngine whose workers do not wait for each other, nor for `step`, which hands out what has finished.
 
     One thread submits and steps; another may load weights and generate at the same time. For the same calls tokens may
@@ -57,7 +57,7 @@ class FreeFleet(Roster):
         self._published: list[
             tuple[WeightsRef, list[Ticket[Any]]]
         ] = []  # versions with the calls that read them
-        self._pulses: dict[int, Pulse] = {}  # by member
+        self._pulses: dict[int, PendingCalls] = {}  # by member
         self._news = threading.Condition(self._lock)
 
     @property
@@ -186,22 +186,22 @@ class FreeFleet(Roster):
                 self._send(member, "submit", [request])
                 self._pump(member)
 
-    def _load(self, member: Member) -> Ticket[Any]:
+    def _load(self, member: WorkerSlot) -> Ticket[Any]:
         ticket = self._send(member, "load_weights", self._ref, self._version)
         self._published[-1][1].append(ticket)
         return ticket
 
-    def _pump(self, member: Member) -> None:
+    def _pump(self, member: WorkerSlot) -> None:
         pulse = self._pulses[member.index]
         while member.assigned and pulse.num_pumps < NUM_PUMPS:
             pulse.num_pumps += 1
             self._send(member, "pump", PUMP_SECONDS)
 
-    def _send(self, member: Member, method: str, *args: Any) -> Ticket[Any]:
+    def _send(self, member: WorkerSlot, method: str, *args: Any) -> Ticket[Any]:
         """Make a call and note its answer when it comes. Under the lock."""
         pulse = self._pulses.get(member.index)
         if pulse is None or pulse.connection is not member.connection:
-            pulse = self._pulses[member.index] = Pulse(member.connection)
+            pulse = self._pulses[member.index] = PendingCalls(member.connection)
         if pulse.num_owed == 0:
             pulse.since = time.monotonic()
         pulse.num_owed += 1
@@ -210,7 +210,7 @@ class FreeFleet(Roster):
         ticket.add_done_callback(partial(self._answered, member, pulse, method))
         return ticket
 
-    def _answered(self, member: Member, pulse: Pulse, method: str, ticket: Ticket[Any]) -> None:
+    def _answered(self, member: WorkerSlot, pulse: PendingCalls, method: str, ticket: Ticket[Any]) -> None:
         """Take an answer, in the thread that brings it: keep what finished and keep the worker busy."""
         with self._news:
             if pulse is not self._pulses.get(member.index) or member.closed:

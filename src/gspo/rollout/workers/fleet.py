@@ -13,7 +13,7 @@ from torch import Tensor
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.workers.connection import Connection, FleetClosed, WorkersLost
 from gspo.rollout.workers.weight_store import WeightsRef, WeightStore
-from gspo.rollout.workers.worker_slot import Member, SeatLost
+from gspo.rollout.workers.worker_slot import WorkerSlot, WorkerSlotLost
 from gspo.types import Metric, Metrics
 
 WORKER_TIMEOUT = 300.0
@@ -21,7 +21,7 @@ WeightSource = Callable[[], AbstractContextManager[Mapping[str, Tensor]]]
 """Gives the trainer's current weights, under the names of the plain model, for as long as its context lasts."""
 
 
-class Roster(ABC):
+class Fleet(ABC):
     """The members of a fleet. `connect(index)` starts a worker; `weights` is read when new ones are published.
 
     A member that keeps dying is given up and its groups become `_orphans`, for the others; without others WorkersLost is
@@ -48,17 +48,17 @@ class Roster(ABC):
         self._ref: WeightsRef = None  # of the live version; None before anything was published
         self._orphans: list[GroupRequest] = []
         self._num_seats = self._num_lost = self._num_restarts_of_gone = 0
-        self._joining: list[Member] = []
+        self._joining: list[WorkerSlot] = []
         self._leaving: set[int] = set()
         self._closed = False
         self._last_loss = ""
         self._farewells: list[threading.Thread] = []
-        self._members: list[Member] = []
+        self._members: list[WorkerSlot] = []
         self._members = [self._new_member() for _ in range(num_workers)]
 
-    def _new_member(self) -> Member:
+    def _new_member(self) -> WorkerSlot:
         self._num_seats += 1
-        return Member(self._num_seats - 1, self._connect, self._timeout, self._notify)
+        return WorkerSlot(self._num_seats - 1, self._connect, self._timeout, self._notify)
 
     @property
     def num_workers(self) -> int:
@@ -88,7 +88,7 @@ class Roster(ABC):
             self._leaving.add(index)
         return index
 
-    def _change_members(self) -> tuple[list[Member], list[Member]]:
+    def _change_members(self) -> tuple[list[WorkerSlot], list[WorkerSlot]]:
         """Let those join and leave who were to: (who joined, who left, still holding its groups)."""
         with self._lock:
             if self._closed:
@@ -114,15 +114,15 @@ class Roster(ABC):
         with self._weights() as current:
             return self._store.publish(current, version)
 
-    def _unless_lost(self, member: Member, action: Callable[[], Any]) -> Any:
+    def _unless_lost(self, member: WorkerSlot, action: Callable[[], Any]) -> Any:
         """What `action` returns, or None when the member had to be given up over it."""
         try:
             return action()
-        except SeatLost as lost:
+        except WorkerSlotLost as lost:
             self._give_up(member, lost)
             return None
 
-    def _give_up(self, member: Member, cause: SeatLost) -> None:
+    def _give_up(self, member: WorkerSlot, cause: WorkerSlotLost) -> None:
         with self._lock:
             self._num_lost += 1
             self._members = [m for m in self._members if m is not member]
@@ -144,11 +144,11 @@ class Roster(ABC):
     def _deal(self, requests: Sequence[GroupRequest]) -> None:
         """Give groups to members."""
 
-    def _lightest(self, members: Sequence[Member]) -> Member:
+    def _lightest(self, members: Sequence[WorkerSlot]) -> WorkerSlot:
         """Who gets the next group: the least loaded, the first of equals."""
         return min(members, key=lambda member: (member.num_responses, member.index))
 
-    def _dismiss(self, member: Member) -> None:
+    def _dismiss(self, member: WorkerSlot) -> None:
         """Let a worker end by itself; nobody waits for it before `close`."""
         member.closed = True
         farewell = threading.Thread(target=member.close, name="gspo-rollout-farewell", daemon=True)

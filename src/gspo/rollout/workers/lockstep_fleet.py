@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.workers.fleet import Roster
-from gspo.rollout.workers.worker_slot import Member
+from gspo.rollout.workers.fleet import Fleet
+from gspo.rollout.workers.worker_slot import WorkerSlot
 from gspo.types import Group, Rollout
 
 EVALUATION_PATIENCE = 10.0  # deadlines that a whole `generate` may take
 
 
-class Fleet(Roster):
+class LockstepFleet(Fleet):
     """A RolloutEngine over workers in processes of their own, one step at a time. Calls come from one thread."""
 
     @property
@@ -134,7 +134,7 @@ class Fleet(Roster):
 
     def _deal(self, requests: Sequence[GroupRequest]) -> None:
         """Give groups to members, in order of submission, each to the least loaded."""
-        shares: dict[Member, list[GroupRequest]] = {}
+        shares: dict[WorkerSlot, list[GroupRequest]] = {}
         for request in sorted(requests, key=lambda request: request.submission):
             member = self._lightest(self._members)
             member.assigned[request.submission] = request

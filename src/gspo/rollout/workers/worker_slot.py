@@ -19,11 +19,11 @@ START_SECONDS = 600.0  # for an engine to be built, beside what its first call m
 FATAL = (ValueError, KeyError, FloatingPointError)
 
 
-class SeatLost(RuntimeError):
+class WorkerSlotLost(RuntimeError):
     """A seat whose workers keep dying. The message begins with the cause of the first death."""
 
 
-class Member:
+class WorkerSlot:
     """One seat: its current worker, the groups that are in flight there, and what its workers died of.
 
     `journal` holds the calls that bring a new worker to the state of the current one. An engine gives the same tokens
@@ -125,14 +125,14 @@ class Member:
         return time.monotonic() - max(since, self._up_since) > self._timeout * patience
 
     def bury(self, error: BaseException) -> None:
-        """Note why the current worker is no good, and end it; SeatLost when that has happened too often."""
+        """Note why the current worker is no good, and end it; WorkerSlotLost when that has happened too often."""
         if self.closed:
             raise FleetClosed from error
         cause = self._obituary(error)
         self.connection.kill("it was given up")
         self.deaths.append(cause)
         if len(self.deaths) > len(BACKOFF):
-            raise SeatLost(
+            raise WorkerSlotLost(
                 f"{self.deaths[0]}\n{len(BACKOFF)} workers started in its place ended too, without finishing a group; "
                 f"the last: {cause}"
             )

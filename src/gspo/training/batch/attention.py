@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from gspo.kernels.cpu_attention import Families
+from gspo.kernels.cpu_attention import PackedSequences
 from gspo.kernels.flash_packed import Spans
 from gspo.training.batch.packing import Block, Layout
 
@@ -147,7 +147,7 @@ def attend_flash(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    spans: Spans | Families,
+    spans: Spans | PackedSequences,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **kwargs: Any,

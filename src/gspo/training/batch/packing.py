@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gspo.kernels.cpu_attention import Families
+from gspo.kernels.cpu_attention import PackedSequences
 from gspo.kernels.device_memory import upload
 from gspo.kernels.flash_packed import Spans
 from gspo.kernels.ragged import flat, ranges, repeated
@@ -24,7 +24,7 @@ CHEAP_SCORES = 1 << 20
 # Scores of a block whose rows need a mask each: above this the block is cut by group, whose rows share one.
 MASKED_SCORES = 1 << 26
 # What a kernel is told of sequences given as start, length, start of the prefix, its length, on a device.
-SpansOf = Callable[[Sequence[tuple[int, int, int, int]], torch.device | str], Spans | Families]
+SpansOf = Callable[[Sequence[tuple[int, int, int, int]], torch.device | str], Spans | PackedSequences]
 
 
 class _Pick(torch.autograd.Function):
@@ -149,7 +149,7 @@ class Layout:
     own: Tensor
     shared: Tensor
     shared_by: Tensor
-    spans: Spans | Families | None = None  # for kernels that take all sequences in one call
+    spans: Spans | PackedSequences | None = None  # for kernels that take all sequences in one call
     cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # kernels' own masks
 
     @property

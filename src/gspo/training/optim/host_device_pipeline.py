@@ -11,7 +11,7 @@ from torch import Tensor
 NUM_SLOTS = 2  # pieces on the device at a time: one comes or is computed on while the other leaves
 
 
-class Conveyor:
+class HostDevicePipeline:
     """Carries pieces to one device and back; on a GPU the way there, the computation and the way back overlap."""
 
     def __init__(self, device: torch.device) -> None:

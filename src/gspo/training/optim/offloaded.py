@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from gspo.training.optim.adamw import MOMENTS, MasterOptimizer, widened
-from gspo.training.optim.host_device_pipeline import Conveyor
+from gspo.training.optim.host_device_pipeline import HostDevicePipeline
 from gspo.training.optim.pinned import PinnedFloats
 
 PIECE_ELEMENTS = 1 << 24  # 64 MiB of each row: some milliseconds of a bus
@@ -66,7 +66,7 @@ class OffloadedOptimizer(MasterOptimizer):
 
     def _make_masters(self) -> dict[str, nn.Parameter]:
         self._device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
-        self._conveyor = Conveyor(self._device)
+        self._conveyor = HostDevicePipeline(self._device)
         self._lay_out()
         return {name: p if _is_own(p) else self._host_master(name) for name, p in self.parameters.items()}
 

@@ -1,7 +1,7 @@
 """The trainer's ranks as the loop sees them: one controller, and a RankWorker in every process that trains.
 
-The loop runs in one process. What many processes do together it asks of a `Team`: a method of `RankWorker`, by name, on
-every rank at once. Implementations differ only in how a call travels: `TorchrunTeam` broadcasts it over gloo (rank 0
+The loop runs in one process. What many processes do together it asks of a `RankGroup`: a method of `RankWorker`, by name, on
+every rank at once. Implementations differ only in how a call travels: `TorchrunRanks` broadcasts it over gloo (rank 0
 is the controller itself), Ray sends it to actors.
 """
 
@@ -16,7 +16,7 @@ class RankFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where a rank stands: its number, how many there are, its number on its own machine, and where they meet.
 
     `address` and `port` are those of rank 0's store. `device` is what the rank trains on ("cpu", "cuda:1").
@@ -30,7 +30,7 @@ class Place:
     device: str
 
 
-class Team(Protocol):
+class RankGroup(Protocol):
     """All ranks. Calls come from one thread, one after another; `stacks` may be asked for beside them."""
 
     world_size: int

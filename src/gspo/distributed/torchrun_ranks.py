@@ -19,10 +19,10 @@ from typing import Any
 import torch.distributed as dist
 
 from gspo.distributed.launch import launched_place
-from gspo.distributed.rank_stacks import StackAnswers, ask_stacks, told
+from gspo.distributed.rank_group import RankFailed, RankPlace
+from gspo.distributed.rank_stacks import StackAnswers, ask_stacks, format_stacks
 from gspo.distributed.rank_watch import EXIT_RANK_FAILED, RankWatch, describe, is_network_error
 from gspo.distributed.rank_worker import RankWorker
-from gspo.distributed.team import Place, RankFailed
 
 CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says that a rank is gone
 FOREVER = timedelta(
@@ -32,12 +32,12 @@ REMEDY = "go on from the last checkpoint with the same command"
 END = "end"  # the call with which followers end
 
 
-class TorchrunTeam:
-    """The Team of one launch. A process belongs to one launch, so there is one of it: `TorchrunTeam.join`."""
+class TorchrunRanks:
+    """The RankGroup of one launch. A process belongs to one launch, so there is one of it: `TorchrunRanks.join`."""
 
-    _joined: TorchrunTeam | None = None
+    _joined: TorchrunRanks | None = None
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self.world_size, self.rank = place.world_size, place.rank
         self.failed = False
         self._worker = RankWorker()
@@ -49,14 +49,14 @@ class TorchrunTeam:
         self._answers = StackAnswers(*self._store, place.rank) if place.rank > 0 else None
 
     @classmethod
-    def join(cls, device: str) -> TorchrunTeam:
+    def join(cls, device: str) -> TorchrunRanks:
         """The team of this launch: met at the first call, the same one at later calls."""
         if cls._joined is None:
             cls._joined = cls(launched_place(device))
         return cls._joined
 
     @classmethod
-    def joined(cls) -> TorchrunTeam | None:
+    def joined(cls) -> TorchrunRanks | None:
         """The team of this launch if this process has joined it."""
         return cls._joined
 
@@ -94,7 +94,7 @@ class TorchrunTeam:
     def stacks(self) -> str:
         """What the followers are doing; this process is rank 0 itself."""
         others = range(1, self.world_size)
-        return told(ask_stacks(*self._store, others)) if others else ""
+        return format_stacks(ask_stacks(*self._store, others)) if others else ""
 
     def follow(self) -> int:
         """Run rank 0's calls until it ends them; the exit code of this process."""
@@ -148,17 +148,17 @@ class TorchrunTeam:
             self._watch.stop()
         if not self.failed:
             self._worker.leave()
-        TorchrunTeam._joined = None
+        TorchrunRanks._joined = None
 
 
 @contextmanager
-def team_of_launch() -> Iterator[None]:
+def launched_rank_group() -> Iterator[None]:
     """Around what rank 0 does: afterwards the followers end, whatever happened."""
     try:
         yield
     except BaseException as error:
-        if (team := TorchrunTeam.joined()) is not None:
+        if (team := TorchrunRanks.joined()) is not None:
             team.dismiss(error)
         raise
-    if (team := TorchrunTeam.joined()) is not None:
+    if (team := TorchrunRanks.joined()) is not None:
         team.dismiss()

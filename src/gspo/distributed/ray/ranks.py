@@ -1,4 +1,4 @@
-"""The trainer's ranks as Ray actors: a Team whose calls travel to a RankWorker in every place of a pool."""
+"""The trainer's ranks as Ray actors: a RankGroup whose calls travel to a RankWorker in every place of a pool."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from gspo.distributed.rank_stacks import ask_stacks, told
+from gspo.distributed.rank_group import RankFailed, RankPlace
+from gspo.distributed.rank_stacks import ask_stacks, format_stacks
 from gspo.distributed.rank_worker import RankWorker
 from gspo.distributed.ray.actors import (
     THREADS,
@@ -23,12 +24,11 @@ from gspo.distributed.ray.actors import (
 )
 from gspo.distributed.ray.errors import WorkerDied, root_cause
 from gspo.distributed.ray.resource_pool import ResourcePool
-from gspo.distributed.team import Place, RankFailed
 
 CAUSE_SECONDS = 5.0  # after a first error: how long to look for the one behind it
 
 
-class RayTeam:
+class RayRanks:
     """One RankWorker an actor, one actor a place of `pool`. Ranks end with `close`, or when one of them fails."""
 
     def __init__(self, pool: ResourcePool, worker_class: Any = RankWorker) -> None:
@@ -47,7 +47,9 @@ class RayTeam:
         ((address, port),) = self._gather([self._actors[0].__ray_call__.remote(free_port)])
         device = "cuda:0" if pool.use_gpu else "cpu"  # an actor sees only its own GPUs
         local = local_numbers(pool.process_on_nodes)
-        places = [Place(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)]
+        places = [
+            RankPlace(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)
+        ]
         named, most = os.environ.get(THREADS), max(pool.process_on_nodes)
         self._gather([a.__ray_call__.remote(settle, os.getcwd(), named, most) for a in self._actors])
         self._gather([a.join.remote(p) for a, p in zip(self._actors, places, strict=True)])
@@ -57,7 +59,7 @@ class RayTeam:
         )
 
     def call(self, method: str, *args: Any) -> list[Any]:
-        """Run `RankWorker.<method>(*args)` on every rank; the results by rank. Errors as `Team.call` says."""
+        """Run `RankWorker.<method>(*args)` on every rank; the results by rank. Errors as `RankGroup.call` says."""
         if not self._actors:
             raise RankFailed(f"{method}: the trainer's ranks have ended")
         shared = ray.put(args) if self.world_size > 1 else args  # once, however many ranks read it
@@ -97,7 +99,7 @@ class RayTeam:
 
     def stacks(self) -> str:
         """What every rank is doing, also while a call is under way."""
-        return told(ask_stacks(*self._store, range(self.world_size))) if self._actors else ""
+        return format_stacks(ask_stacks(*self._store, range(self.world_size))) if self._actors else ""
 
     def close(self) -> None:
         """Let the ranks free what they hold, then end their processes."""
@@ -124,7 +126,7 @@ def _verdict(failures: dict[int, BaseException], world_size: int) -> BaseExcepti
     rank, first = min(failures.items())
     if len(failures) == world_size and len(kinds) == 1:
         return first
-    told = RankFailed(f"trainer rank {rank} of {world_size}: {type(first).__name__}: {first}")
+    format_stacks = RankFailed(f"trainer rank {rank} of {world_size}: {type(first).__name__}: {first}")
     for note in getattr(first, "__notes__", ()):
-        told.add_note(note)
-    return told
+        format_stacks.add_note(note)
+    return format_stacks

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.distributed.team import Team
+from gspo.distributed.rank_group import RankGroup
 from gspo.rollout.engine import GroupRequest
 from gspo.types import Group
 
 
-class TeamEngine:
+class RankEngine:
     """A RolloutEngine over the ranks of a team, stepped in lock-step.
 
     A group goes to the rank of its submission number, so which rank generates it, and with which other groups, is a
     function of the submissions alone: a resumed run with as many ranks computes the same bits.
     """
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: RankGroup) -> None:
         self._team = team
         self._new: list[GroupRequest] = []  # queued, not yet sent
         self._num_sent = 0

@@ -1,4 +1,4 @@
-"""The models of a run whose weights lie in other processes: what `Roles` does, asked of every rank of a Team."""
+"""The models of a run whose weights lie in other processes: what `Roles` does, asked of every rank of a RankGroup."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 from gspo.checkpoint.folder import Loaded
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
-from gspo.distributed.team import Team
+from gspo.distributed.rank_group import RankGroup
 from gspo.training.parallel.ranks import merge_ranks
 from gspo.training.policy import PolicyLoss, Regulariser, Update
-from gspo.training.roles import Facts
+from gspo.training.roles import PolicyFacts
 from gspo.types import Metric, Metrics, TrainBatch
 
 
@@ -24,10 +24,10 @@ def merge_rows(parts: list[Any]) -> Any:
     return None if parts[0] is None else torch.stack(parts).sum(0)
 
 
-class TeamPolicy:
+class RankPolicy:
     """The policy of a team."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: RankGroup) -> None:
         self._team = team
 
     def score(self, batch: TrainBatch) -> TrainBatch:
@@ -58,10 +58,10 @@ class TeamPolicy:
         return Update(metrics, merge_rows([part.log_probs for part in parts]))
 
 
-class TeamCritic:
+class RankCritic:
     """The critic of a team."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: RankGroup) -> None:
         self._team = team
 
     def score(self, batch: TrainBatch) -> TrainBatch:
@@ -73,10 +73,10 @@ class TeamCritic:
         return merge_ranks(self._team.call("update_critic", batch, step))
 
 
-class TeamReference:
+class RankReference:
     """The frozen reference of a team."""
 
-    def __init__(self, team: Team) -> None:
+    def __init__(self, team: RankGroup) -> None:
         self._team = team
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
@@ -88,10 +88,10 @@ class TeamReference:
         return dataclasses.replace(batch, ref_log_probs=self.log_probs(batch))
 
 
-class TeamRoles:
+class RankRoles:
     """The models of one run, sharded over the ranks of a team.
 
-    With a `tokenizer` every rank also hosts a rollout engine over a full copy of the policy (see TeamEngine).
+    With a `tokenizer` every rank also hosts a rollout engine over a full copy of the policy (see RankEngine).
     """
 
     adapters = None  # the ranks have them, and give weights with them merged in
@@ -99,7 +99,7 @@ class TeamRoles:
 
     def __init__(
         self,
-        team: Team,
+        team: RankGroup,
         config: TrainerConfig,
         total_steps: int,
         weights_from: Path | None = None,
@@ -107,12 +107,12 @@ class TeamRoles:
     ) -> None:
         self.team = team
         folder = None if weights_from is None else str(weights_from.absolute())
-        self._facts: Facts = team.call("build", config, total_steps, folder, tokenizer)[0]
-        self.policy = TeamPolicy(team)
-        self.critic = TeamCritic(team) if self._facts.has_critic else None
-        self.reference = TeamReference(team) if self._facts.has_reference else None
+        self._facts: PolicyFacts = team.call("build", config, total_steps, folder, tokenizer)[0]
+        self.policy = RankPolicy(team)
+        self.critic = RankCritic(team) if self._facts.has_critic else None
+        self.reference = RankReference(team) if self._facts.has_reference else None
 
-    def facts(self) -> Facts:
+    def facts(self) -> PolicyFacts:
         return self._facts
 
     def update_policy(

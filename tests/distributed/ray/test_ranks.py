@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gspo.cluster import RayTeam, ResourcePool
-from gspo.distributed.team import RankFailed
+from gspo.cluster import RayRanks, ResourcePool
+from gspo.distributed.rank_group import RankFailed
 from tests.distributed.ray.waiting import is_gone, wait_until
 from tests.distributed.ray.workers import SumRank
 
@@ -23,7 +23,7 @@ def pool(cluster):
 
 @pytest.fixture
 def team(pool):
-    team = RayTeam(pool, SumRank)
+    team = RayRanks(pool, SumRank)
     yield team
     team.close()
 
@@ -52,8 +52,8 @@ def test_an_error_of_all_ranks_is_raised_as_itself(team):
 
 @pytest.mark.slow
 def test_one_rank_s_error_names_the_rank_first(pool, monkeypatch):
-    monkeypatch.setattr("gspo.distributed.ray.team.CAUSE_SECONDS", 0.5)
-    team = RayTeam(pool, SumRank)
+    monkeypatch.setattr("gspo.distributed.ray.ranks.CAUSE_SECONDS", 0.5)
+    team = RayRanks(pool, SumRank)
     with pytest.raises(RankFailed, match=r"^trainer rank 1 of 2: LookupError: no such model"):
         team.call("refuse", 1)
     with pytest.raises(RankFailed, match="have ended"):
