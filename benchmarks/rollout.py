@@ -5,7 +5,9 @@ Prints one JSON line. Every answer is forced to --new tokens; the first run warm
 
 from __future__ import annotations
 
-import gspo  # noqa: F401  before torch, whose threads read how long to spin when they start
+from gspo.openmp import choose_spin_count
+
+choose_spin_count()  # as the program does, before torch is imported
 
 # isort: split
 

@@ -9,7 +9,9 @@ rate of this machine's own matrix product. One JSON line a row, then the slope o
 
 from __future__ import annotations
 
-import gspo  # noqa: F401  before torch, whose threads read how long to spin when they start
+from gspo.openmp import choose_spin_count
+
+choose_spin_count()  # as the program does, before torch is imported
 
 # isort: split
 

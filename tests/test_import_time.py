@@ -22,6 +22,21 @@ def test_importing_the_package_loads_nothing_heavy():
     assert not modules_after("import gspo") & set(HEAVY)
 
 
+def test_importing_the_package_reads_nothing_and_changes_nothing():
+    """No file beside its own source is opened, no environment variable set, no sleep."""
+    code = """
+import os, sys, time
+before, opened, slept = dict(os.environ), [], []
+time.sleep = slept.append
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+import gspo
+assert dict(os.environ) == before and not slept
+print([name for name in opened if not name.endswith((".py", ".pyc"))])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -35,7 +50,10 @@ def test_types_config_and_command_line_load_no_model_library(statement):
 
 
 def spin_count(**environment: str) -> str | None:
-    code = "import os, gspo; print(os.environ.get('GOMP_SPINCOUNT'))"
+    code = (
+        "import os; from gspo.openmp import choose_spin_count; choose_spin_count(); "
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP", "GSPO", "OMP"))}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**kept, **environment}

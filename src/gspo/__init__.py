@@ -1,28 +1,60 @@
-"""GSPO: post-train language models on verifiable rewards. Importing this is cheap; torch loads on first use."""
+"""GSPO: post-train language models with reinforcement learning on verifiable rewards.
 
-import os
-import time
+The public names are below. They load on first use: `import gspo` reads no file and imports no library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gspo.algo.advantages import advantage_estimator
+    from gspo.algo.losses import policy_loss
+    from gspo.config import TrainerConfig
+    from gspo.config import load as load_config
+    from gspo.data.datasets import dataset
+    from gspo.loop.trainer import Trainer
+    from gspo.rewards.builtin import reward
+    from gspo.types import Group, Prompt, Reward, Rollout
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Group",
+    "Prompt",
+    "Reward",
+    "Rollout",
+    "Trainer",
+    "TrainerConfig",
+    "advantage_estimator",
+    "dataset",
+    "load_config",
+    "policy_loss",
+    "reward",
+]
 
-def _is_idle() -> bool:
-    """Whether nothing but this process wants to run, as far as Linux tells; a process that is just ending may."""
-    for _ in range(3):
-        try:
-            with open("/proc/loadavg") as f:
-                if int(f.read().split()[3].split("/")[0]) <= 1:
-                    return True
-        except (OSError, ValueError, IndexError):
-            return False
-        time.sleep(0.005)
-    return False
+_HOMES = {
+    "Group": "gspo.types:Group",
+    "Prompt": "gspo.types:Prompt",
+    "Reward": "gspo.types:Reward",
+    "Rollout": "gspo.types:Rollout",
+    "Trainer": "gspo.loop.trainer:Trainer",
+    "TrainerConfig": "gspo.config:TrainerConfig",
+    "advantage_estimator": "gspo.algo.advantages:advantage_estimator",
+    "dataset": "gspo.data.datasets:dataset",
+    "load_config": "gspo.config:load",
+    "policy_loss": "gspo.algo.losses:policy_loss",
+    "reward": "gspo.rewards.builtin:reward",
+}
 
 
-# OpenMP threads spin while they wait for each other. When the machine does anything else beside training, a spinning
-# thread keeps its partner from running and a step takes ten times as long; a thread that sleeps soon costs a quarter
-# when the machine is idle (docs/performance.md). libgomp reads this when torch is imported. A process that this one
-# starts finds what was chosen here, told from a user's own choice by the second name, and chooses again.
-_SPIN, _CHOSEN = "GOMP_SPINCOUNT", "GSPO_CHOSEN_SPINCOUNT"
-if "OMP_WAIT_POLICY" not in os.environ and os.environ.get(_SPIN) == os.environ.get(_CHOSEN):
-    os.environ[_SPIN] = os.environ[_CHOSEN] = "100000" if _is_idle() else "20000"
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gspo' has no attribute {name!r}")
+    module, _, attribute = _HOMES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gspo import __version__
+from gspo.openmp import choose_spin_count
 
 # Name → module under gspo.commands that has a `typer.Typer` called `app`. A name without its module is not shown.
 COMMANDS: dict[str, str] = {
@@ -72,4 +73,5 @@ def root(
 
 def main() -> None:
     """Entry point of the `gspo` program."""
+    choose_spin_count()
     app()

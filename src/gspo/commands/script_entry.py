@@ -10,6 +10,7 @@ import typer
 
 from gspo.commands.arguments import load_arguments
 from gspo.commands.train import run
+from gspo.openmp import choose_spin_count
 
 
 def train(
@@ -22,6 +23,7 @@ def train(
 
     `--config FILE` among the arguments replaces `config`; `--dry-run` prints the plan. Returns the exit code.
     """
+    choose_spin_count()
     words = list(sys.argv[1:] if arguments is None else arguments)
     path = _take_option(words, "--config") or config
     dry_run = "--dry-run" in words

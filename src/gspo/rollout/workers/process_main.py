@@ -16,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gspo.openmp import choose_spin_count
 from gspo.processes import die_with_parent, portable_error
 
 
@@ -23,6 +24,7 @@ def main(fd: int, parent: int) -> None:
     """Build the engine that the trainer describes and serve it."""
     if not die_with_parent(parent):
         return
+    choose_spin_count()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
     trainer = Connection(fd)
