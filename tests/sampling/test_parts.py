@@ -8,8 +8,7 @@ import pytest
 
 from gspo.rollout.engine import GroupRequest
 from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unpack_request
-from gspo.sampling.kept_groups import KeptQueue
-from gspo.sampling.reserve import Reserve
+from gspo.sampling.kept_groups import KeptQueue, Reserve
 from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.staleness import StalenessBudget
 from gspo.types import Group, Prompt, Reward, Rollout

@@ -1,4 +1,4 @@
-"""Ray: the trainer of verl's name, roles and resource pools, teams and connections. The only importer of ray."""
+"""verl's names for a Ray cluster: trainer class, roles, resource pools, worker groups."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from gspo.distributed.rank_worker import RankWorker
 from gspo.distributed.ray.backend import RayBackend
 from gspo.distributed.ray.connection import RayConnection
 from gspo.distributed.ray.ranks import RayRanks
-from gspo.distributed.ray.resource_pool import ResourcePool
-from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
+from gspo.distributed.ray.resource_pool import ResourcePool, ResourcePoolManager
 from gspo.distributed.ray.role import Role
 from gspo.distributed.ray.session import RaySession
 from gspo.rollout.workers.worker import RolloutWorker
@@ -24,6 +23,7 @@ from gspo.rollout.workers.worker import RolloutWorker
 RayPPOTrainer = RayPPOTrainerWithSampling  # dynamic sampling is a key, not another class
 RayResourcePool = ResourcePool  # verl's name
 RayWorkerGroup = RayRanks  # verl's name
+RayTeam = RayRanks  # its name in 0.1
 
 __all__ = [
     "ClusterError",
@@ -35,6 +35,7 @@ __all__ = [
     "RayRanks",
     "RayResourcePool",
     "RaySession",
+    "RayTeam",
     "RayWorkerGroup",
     "ResourcePool",
     "ResourcePoolManager",

@@ -10,7 +10,7 @@ from gspo.config import ResolvedConfig
 from gspo.distributed.ray.backend import RayBackend
 from gspo.distributed.ray.errors import ClusterError
 from gspo.distributed.ray.ranks import RayRanks
-from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
+from gspo.distributed.ray.resource_pool import ResourcePoolManager
 from gspo.distributed.ray.role import Role
 
 

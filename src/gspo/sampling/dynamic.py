@@ -28,11 +28,9 @@ from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.sampling import errors
 from gspo.sampling.filters import judge
 from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unpack_request
-from gspo.sampling.kept_groups import KeptQueue
-from gspo.sampling.prompt_draw import PromptDraw
-from gspo.sampling.reserve import Reserve
+from gspo.sampling.kept_groups import KeptQueue, Reserve
+from gspo.sampling.prompt_draw import PromptDraw, PromptSource
 from gspo.sampling.settings import SamplingSettings
-from gspo.sampling.source import PromptSource
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.seeding import derive_seed
 from gspo.types import Group, Prompt

@@ -1,4 +1,4 @@
-"""Kept groups waiting for a training step, ordered by submission number."""
+"""Groups that wait inside the sampler: kept ones for a training step, filtered ones in reserve."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from gspo.types import Group
+
+Filtered = tuple[Group, str]  # a group and why it was filtered
 
 
 class KeptQueue:
@@ -41,3 +43,34 @@ class KeptQueue:
     def groups(self) -> list[Group]:
         """All groups in order, left where they are."""
         return [group for _, group in sorted(self._heap, key=lambda item: item[0])]
+
+
+class Reserve:
+    """Filtered groups that a step may have to train on after all (`on_limit: keep_unfiltered`).
+
+    Holds about the earliest `size` groups of those added, so that memory does not grow with a long step.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._held: list[Filtered] = []
+
+    def add(self, group: Group, reason: str) -> list[Filtered]:
+        """Hold a group; returns those that are no longer of use."""
+        self._held.append((group, reason))
+        if len(self._held) < 2 * self._size:
+            return []
+        earliest = self.take(self._size)
+        rest, self._held = self._held, earliest
+        return rest
+
+    def take(self, count: int) -> list[Filtered]:
+        """Remove and return the `count` earliest by submission."""
+        self._held.sort(key=lambda item: item[0].submission)
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+    def clear(self) -> list[Filtered]:
+        """Remove and return all."""
+        held, self._held = self._held, []
+        return held

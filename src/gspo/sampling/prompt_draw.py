@@ -1,22 +1,46 @@
-"""Which prompt to submit next: the source's order, less what prediction skips."""
+"""Which prompt to submit next: the order of the source, minus what prediction skips."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gspo.sampling.filters import is_right
 from gspo.sampling.prompt_ledger import PromptLedger
 from gspo.sampling.settings import SamplingSettings
-from gspo.sampling.source import PromptSource
 from gspo.types import Group, Prompt
+
+
+class PromptSource(Protocol):
+    """Hands out each prompt of an epoch once. All calls come from one thread."""
+
+    @property
+    def epoch_size(self) -> int:
+        """Prompts in one pass over the data."""
+        ...
+
+    def next(self) -> Prompt | None:
+        """The next prompt: first those put back, in that order; None when every epoch is done."""
+        ...
+
+    def put_back(self, prompt: Prompt) -> None:
+        """Hand `prompt` out again before any fresh one: its group was discarded without being trained on."""
+        ...
+
+    def by_uid(self, uid: str) -> Prompt:
+        """The prompt of that uid, for a resumed run."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class PromptDraw:
     """Draws prompts from a source and, with `predict: skip`, passes over those expected to give equal rewards.
 
-    A prompt submitted with probability q < 1 is remembered under its submission number until its group has met its
-    fate, so that the group can be weighted by 1/q.
+    A prompt submitted with probability q < 1 is remembered under its submission number until its group is trained on
+    or dropped, so that the group can be weighted by 1/q.
     """
 
     def __init__(self, source: PromptSource, settings: SamplingSettings, *, seed: int) -> None:
@@ -73,7 +97,7 @@ class PromptDraw:
         return 1.0 / self._probabilities.get(submission, 1.0)
 
     def forget(self, submission: int) -> None:
-        """Say that the group of a submission has met its fate."""
+        """Forget a submission whose group has been trained on or dropped."""
         self._probabilities.pop(submission, None)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import count_totals
-from gspo.kernels.device_memory import upload
+from gspo.kernels.device_memory import keep_freed_memory, upload
 from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head_gradient import HeadGradient
-from gspo.training.host_memory import keep_freed_memory
 from gspo.training.log_probs import Head, chosen_log_probs
 from gspo.training.optim.adamw import MasterOptimizer, StepResult
 from gspo.training.parallel.ranks import ALONE, Ranks, idle_row

@@ -15,7 +15,7 @@ from gspo.config import TrainerConfig
 from gspo.distributed.rank_worker import RankWorker
 from gspo.distributed.ray.actors import plain_class
 from gspo.distributed.ray.errors import ClusterError
-from gspo.distributed.ray.resource_pool_manager import ResourcePoolManager
+from gspo.distributed.ray.resource_pool import ResourcePoolManager
 from gspo.distributed.ray.role import INNER_ROLES, TRAINER_ROLES, Role
 from gspo.rollout.workers.worker import RolloutWorker
 
