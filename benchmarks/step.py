@@ -17,6 +17,7 @@ choose_spin_count()  # as the program does, before torch is imported
 # isort: split
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -29,8 +30,9 @@ import torch
 from shapes import SHAPES, add_work, given_answer, make_model
 
 from gspo.algo.controllers import ClipController
+from gspo.algo.functional import compute_advantage
 from gspo.algo.losses import get_policy_loss
-from gspo.algo.objective import AdvantageSettings, Objective
+from gspo.algo.objective import Objective
 from gspo.algo.settings import LossSettings
 from gspo.kernels.compiled_layers import worth_compiling
 from gspo.rollout.engine import GroupRequest, SamplingParams
@@ -64,7 +66,9 @@ class Work:
             ),
         )
         settings = get_policy_loss("gspo").resolve(LossSettings())
-        self.objective = Objective("gspo", settings, AdvantageSettings(), ClipController(None))
+        self.objective = Objective(
+            "gspo", settings, functools.partial(compute_advantage, "grpo"), ClipController(None)
+        )
         generator = torch.Generator().manual_seed(1)
         self.vocab = vocab = model.config.vocab_size
         self.prompts = [

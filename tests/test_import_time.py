@@ -41,6 +41,7 @@ print([name for name in opened if not name.endswith((".py", ".pyc"))])
     "statement",
     [
         "import gspo.types, gspo.algo",
+        "import gspo.exit_codes, gspo.registry",
         "import gspo.config; gspo.config.load()",
         "import gspo.cli, gspo.commands.train, gspo.commands.config",
     ],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from typer.main import get_command
 from gspo import __version__
 from gspo.openmp import choose_spin_count
 
-# Name → module under gspo.commands that has a `typer.Typer` called `app`. A name without its module is not shown.
+# Name → module under gspo.commands that has a `typer.Typer` called `app`.
 COMMANDS: dict[str, str] = {
     "train": "train",
     "eval": "eval",
@@ -35,10 +34,10 @@ class LazyGroup(TyperGroup):
     """A command group that imports a subcommand's module only when that subcommand is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, module in COMMANDS.items() if find_spec(f"gspo.commands.{module}")]
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in self.list_commands(ctx):
+        if cmd_name not in COMMANDS:
             return None
         app = importlib.import_module(f"gspo.commands.{COMMANDS[cmd_name]}").app
         command = get_command(app)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import os
 import pickle
 import signal
@@ -16,7 +15,6 @@ import socket
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
@@ -85,12 +83,6 @@ def free_port(address: str = "127.0.0.1") -> int:
     with socket.socket() as s:
         s.bind((address, 0))
         return s.getsockname()[1]
-
-
-def load_function(reference: str) -> Any:
-    """The object that "module:name" refers to; the module is imported."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def portable_error(error: Exception) -> Exception:

@@ -1,4 +1,7 @@
-"""The data that flows through the system: Prompt → Rollout → Group → TrainBatch → LossInputs → LossOutput.
+"""The data that flows through the system: Prompt → Rollout → Group → batch → LossInputs → LossOutput.
+
+A batch passes three stages: TrainBatch (groups as tensors) → ScoredBatch (with π_old) → AdvantageBatch (what an update
+trains on). Each adds required fields; none is changed in place.
 
 Words: a *prompt* is one question, a *rollout* one response with its log-probs, a *group* the n rollouts of a
 prompt, a *batch* one training step, a *mini-batch* one optimiser step, a *micro-batch* one forward, a *version*
@@ -8,14 +11,15 @@ one state of the weights. Tensor names may end in their shape: B sequences, T re
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FinishReason = Literal["stop", "length", "aborted"]
+Batch = TypeVar("Batch", bound="TrainBatch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,10 @@ class Group:
 
 @dataclass(slots=True)
 class TrainBatch:
-    """Everything one training step needs, row-aligned: B sequences, padded to T response tokens.
+    """The groups of one training step, row-aligned: B sequences, right-padded to T response tokens.
 
-    Right-padded. `prompt_ids`/`response_ids` keep the ragged tokens; the padded tensors hold what losses see.
-    Optional tensors are None only when their role is switched off.
+    `prompt_ids`/`response_ids` keep the ragged tokens; the padded tensors hold what losses see. `ref_log_probs` and
+    `values` are None when their role is switched off.
     """
 
     prompt_ids: list[tuple[int, ...]]
@@ -101,16 +105,61 @@ class TrainBatch:
     group_ids: Tensor  # [B] int64, rows of one group share a number
     scores: Tensor  # [B] float: reward after KL, per sequence
     rollout_log_probs: Tensor  # [B,T] μ
-    old_log_probs: Tensor | None = None  # [B,T] π_old
     ref_log_probs: Tensor | None = None  # [B,T] π_ref
-    advantages: Tensor | None = None  # [B,T]
-    returns: Tensor | None = None  # [B,T]
     values: Tensor | None = None  # [B,T]
-    entropy: Tensor | None = None  # [B,T] of π_old, for logging
 
     @property
     def num_sequences(self) -> int:
         return len(self.response_ids)
+
+    def with_old(
+        self, log_probs: Tensor, entropy: Tensor | None = None, unscored_rows: Sequence[int] = ()
+    ) -> ScoredBatch:
+        """The batch with π_old [B,T] and its entropies, except in `unscored_rows`."""
+        return ScoredBatch(
+            **_fields(self), old_log_probs=log_probs, entropy=entropy, unscored_rows=tuple(unscored_rows)
+        )
+
+
+Scored = TypeVar("Scored", bound="ScoredBatch")
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoredBatch(TrainBatch):
+    """A batch with π_old. In `unscored_rows` it is not known yet (0): the update's own first forward gives it.
+
+    `entropy` is None when π_old was not computed here but taken from the rollouts.
+    """
+
+    old_log_probs: Tensor  # [B,T]
+    entropy: Tensor | None  # [B,T] of π_old, for logging
+    unscored_rows: tuple[int, ...]
+
+    def with_rows(self: Scored, rows: Sequence[int], log_probs: Tensor, entropy: Tensor) -> Scored:
+        """The batch with π_old and entropies [len(rows),T] of rows that were not scored."""
+        if not rows:
+            return self
+        assert self.entropy is not None and set(rows) <= set(self.unscored_rows)
+        old, entropies = self.old_log_probs.clone(), self.entropy.clone()
+        old[rows], entropies[rows] = log_probs, entropy
+        left = tuple(sorted(set(self.unscored_rows) - set(rows)))
+        return dataclasses.replace(self, old_log_probs=old, entropy=entropies, unscored_rows=left)
+
+    def with_advantages(self, advantages: Tensor, returns: Tensor) -> AdvantageBatch:
+        """The batch with advantages and returns [B,T]."""
+        return AdvantageBatch(**_fields(self), advantages=advantages, returns=returns)
+
+
+@dataclass(slots=True, kw_only=True)
+class AdvantageBatch(ScoredBatch):
+    """A batch with advantages: everything that the updates of one training step need."""
+
+    advantages: Tensor  # [B,T]
+    returns: Tensor  # [B,T]
+
+
+def _fields(batch: TrainBatch) -> dict[str, Any]:
+    return {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ def test_a_rollback_lets_the_old_models_go_before_new_ones_are_built(tmp_path, m
     monkeypatch.setattr(module, "build", building)
     gc.disable()  # what goes, goes because it was let go
     try:
-        while t.counters["rollbacks"] == 0:
+        while t.counters.rollbacks == 0:
             t.train_step()
     finally:
         gc.enable()

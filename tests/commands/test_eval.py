@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from gspo.checks.assess import _split, assess
+from gspo.checks.assess import assess
 from gspo.cli import app
 from gspo.config import load
 from tests.faults.small_run import even_first_byte, make_model
@@ -65,9 +65,3 @@ def test_a_broken_model_folder_exits_2_by_name(tmp_path):
     (tmp_path / "empty").mkdir()
     result = run(str(tmp_path / "empty"), "--limit", "2")
     assert result.exit_code == 2 and str(tmp_path / "empty") in result.output
-
-
-def test_metric_names_split_into_source_and_measure():
-    assert _split("val-core/openai/gsm8k/acc/mean@1") == ("openai/gsm8k", "acc/mean@1")
-    assert _split("val-aux/openai/gsm8k/response_length/mean") == ("openai/gsm8k", "response_length/mean")
-    assert _split("val-aux/math/reward_failures") == ("math", "reward_failures")

@@ -160,7 +160,9 @@ def test_python_assignment_counts_as_given():
     config.algorithm.filter_groups = FilterGroupsConfig(enable=True, metric="acc", max_num_gen_batches=10)
     config.data.train_batch_size = 1024
     resolved = resolve(config)
-    assert resolved.get("data.train_batch_size") == 1024 and resolved.is_explicit("data.train_batch_size")
+    assert (
+        resolved.get("data.train_batch_size") == 1024 and resolved.origins["data.train_batch_size"].explicit
+    )
     assert resolved.get("algorithm.filter_groups.max_num_gen_batches") == 10
 
 
@@ -368,7 +370,7 @@ def test_the_overrides_of_the_verl_script_load():
         key, _, value = word.removeprefix("+").partition("=")
         if key in tree.leaves():
             assert resolved.get(key) == parse_value(value), key
-            assert resolved.is_explicit(key)
+            assert resolved.origins[key].explicit
     assert resolved.config.actor_rollout_ref.actor.use_dynamic_bsz is True
 
 

@@ -17,15 +17,15 @@ from gspo.data.rows import DataError, Row, user_message
 def test_a_registered_dataset_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from gspo.data import datasets
 
-    monkeypatch.setattr(datasets, "_LOADERS", dict(datasets._LOADERS))
+    monkeypatch.setattr(datasets.DATASETS, "_items", dict(datasets.DATASETS._items))
 
     @dataset("mine")
     def mine(split: str, *, limit: int | None, seed: int) -> list[Row]:
         return [Row(f"{split}/{seed}/{i}", user_message("x")) for i in range(limit or 3)]
 
     assert [r.uid for r in load_rows("mine", "val", limit=2, seed=5)] == ["val/5/0", "val/5/1"]
-    with pytest.raises(ValueError, match="twice"):
-        dataset("mine")(mine)
+    with pytest.raises(ValueError, match="already registered"):
+        dataset("mine")(lambda split, *, limit, seed: [])
 
 
 @pytest.mark.parametrize(

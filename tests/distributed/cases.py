@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.algo.controllers import ClipController
-from gspo.algo.losses import get_policy_loss
-from gspo.algo.objective import AdvantageSettings, BoundLoss, Objective
+from gspo.algo.objective import BoundLoss, BoundRegulariser
 from gspo.algo.settings import LossSettings
 from gspo.training.batch.batching import collate
 from gspo.training.critic import Critic, CriticSettings, ValueModel
@@ -21,7 +19,7 @@ from gspo.training.parallel.ranks import ALONE, Ranks
 from gspo.training.policy import Policy, PolicySettings, TokenScorer
 from gspo.training.reference import Reference
 from gspo.training.schedule import Schedule
-from gspo.types import Group, TrainBatch
+from gspo.types import AdvantageBatch, Group
 from tests.training.models import llama, qwen3_moe
 from tests.training.test_policy import groups
 
@@ -65,14 +63,14 @@ def build_policy(
     return made(ranks, lambda: Policy(model, optimizer, Schedule(1e-2), chosen, ranks))
 
 
-def prepared(policy: Policy, of: list[Group], seed: int) -> TrainBatch:
+def prepared(policy: Policy, of: list[Group], seed: int) -> AdvantageBatch:
     """A scored batch with advantages drawn by `seed`."""
     batch = policy.score(collate(of))
     for name in ("old_log_probs", "entropy"):
         if (part := getattr(batch, name)) is not None:
             batch = dataclasses.replace(batch, **{name: gathered(policy.ranks, part)})
     drawn = torch.randn(batch.num_sequences, 1, generator=torch.Generator().manual_seed(seed))
-    return dataclasses.replace(batch, advantages=drawn * batch.mask)
+    return batch.with_advantages(drawn * batch.mask, drawn * batch.mask)
 
 
 def numbers(model: Any, optimizer: MasterOptimizer, ranks: Ranks) -> Numbers:
@@ -146,23 +144,13 @@ def reference_and_entropy(sharded: bool) -> Numbers:
     frozen = llama(seed=1).requires_grad_(False)
     ranks = place(frozen, sharded)
     reference = Reference(made(ranks, lambda: TokenScorer(frozen, policy.settings, ranks)))
-    objective = Objective(
-        "gspo",
-        get_policy_loss("gspo").resolve(LossSettings()),
-        AdvantageSettings(),
-        ClipController(None, (0.1, 10.0)),
-        0.05,
-        0.3,
-        "low_var_kl",
-    )
+    regulariser = BoundRegulariser("seq-mean-token-mean", kl_coef=0.3, entropy_coeff=0.05)
     out: Numbers = {}
     for step in range(2):
         batch = prepared(policy, uneven(seed=step), seed=step)
         batch.ref_log_probs = gathered(ranks, reference.log_probs(batch))
         out[f"ref {step}"] = batch.ref_log_probs
-        update = policy.update(
-            batch, BoundLoss("gspo", LossSettings()), step=step, regulariser=objective.regulariser
-        )
+        update = policy.update(batch, BoundLoss("gspo", LossSettings()), step=step, regulariser=regulariser)
         out[f"metrics {step}"] = update.metrics
     return out | numbers(policy.model, policy.optimizer, policy.ranks)
 
@@ -178,7 +166,9 @@ def critic(sharded: bool) -> Numbers:
         batch = role.score(collate(uneven(seed=step)))
         batch.values = gathered(ranks, batch.values)
         drawn = torch.randn(batch.num_sequences, 1, generator=torch.Generator().manual_seed(step))
-        batch.returns = drawn * batch.mask
+        batch = batch.with_old(batch.rollout_log_probs).with_advantages(
+            drawn * batch.mask, drawn * batch.mask
+        )
         out[f"values {step}"] = batch.values
         out[f"metrics {step}"] = role.update(batch, step=step)
     return out | numbers(model, optimizer, ranks)

@@ -10,12 +10,12 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from gspo.config import load
 from gspo.distributed.launch import launch, tell_code
-from gspo.distributed.rank_watch import EXIT_RANK_FAILED
+from gspo.exit_codes import EXIT_WORKERS_LOST
 
 RANKS = ["actor_rollout_ref.actor.strategy=fsdp2", "trainer.n_gpus_per_node=2", "trainer.device=cpu"]
 
 
-@pytest.mark.parametrize(("format_stacks", "code"), [(143, 143), (6, 6), (0, 0), (None, EXIT_RANK_FAILED)])
+@pytest.mark.parametrize(("format_stacks", "code"), [(143, 143), (6, 6), (0, 0), (None, EXIT_WORKERS_LOST)])
 def test_a_signalled_launch_ends_with_the_code_of_rank_0(monkeypatch, capsys, format_stacks, code):
     def torchrun(arguments):
         for rank in ("1", "0"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gspo.algo import compute_policy_loss
-from gspo.algo.diagnostics import HISTOGRAM_EDGES, entropy_metric, sequence_ratio_histogram
+from gspo.algo.diagnostics import entropy_metric
 from tests.equations.loss_reference import DEFAULTS, LOSSES, Case, random_case, spread_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:loss_agg_mode")
@@ -113,24 +113,7 @@ def test_ppo_kl_is_a_token_mean():
 def test_entropy_is_a_token_mean():
     entropy = torch.tensor([[1.0, 2.0, float("nan")], [4.0, float("nan"), float("nan")]])
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    assert entropy_metric(entropy, mask)["actor/entropy"].result() == pytest.approx(7 / 3)
-
-
-def test_histogram_counts_every_sequence_once_and_adds():
-    edges = (-1e-3, 0.0, 1e-3)
-    offsets = [-0.5, -5e-4, 0.0, 5e-4, 2e-3, 3.0]
-    new = torch.tensor([[math.log1p(offset)] * 2 for offset in offsets] + [[9.0, 9.0]], dtype=torch.float64)
-    mask = torch.ones_like(new)
-    mask[-1] = 0
-    whole = sequence_ratio_histogram(new, torch.zeros_like(new), mask, edges)
-    assert whole.counts.tolist() == [1, 1, 2, 2]
-    parts = [
-        sequence_ratio_histogram(new[rows], torch.zeros_like(new[rows]), mask[rows], edges)
-        for rows in (slice(0, 2), slice(2, 7))
-    ]
-    assert torch.equal(parts[0].merge(parts[1]).counts, whole.counts)
-
-
-def test_default_histogram_edges_rise():
-    assert list(HISTOGRAM_EDGES) == sorted(set(HISTOGRAM_EDGES))
-    assert min(abs(edge) for edge in HISTOGRAM_EDGES) == pytest.approx(1e-5)
+    whole = entropy_metric(entropy, mask)["actor/entropy"]
+    assert whole.result() == pytest.approx(7 / 3)
+    first, second = (entropy_metric(entropy[i : i + 1], mask[i : i + 1])["actor/entropy"] for i in (0, 1))
+    assert first.merge(second).result() == whole.result()

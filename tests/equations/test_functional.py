@@ -12,6 +12,7 @@ import torch
 
 from gspo import algo
 from gspo.algo import LossSettings, compute_policy_loss, get_policy_loss, policy_loss
+from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
 from gspo.algo.losses import POLICY_LOSSES, ratio_band, reduce_loss
 from gspo.algo.ratios import importance_ratio
 from gspo.algo.settings import AGGREGATIONS, length_weighting_note
@@ -149,7 +150,10 @@ class TestMessages:
                 compute_policy_loss(name, ONES, ONES, torch.ones(2), ONES)
 
 
-def test_a_user_adds_a_loss_and_an_estimator():
+def test_a_user_adds_a_loss_and_an_estimator(monkeypatch):
+    for table in (POLICY_LOSSES, ADVANTAGE_ESTIMATORS):
+        monkeypatch.setattr(table, "_items", dict(table._items))
+
     @policy_loss("test_unclipped", aggregation="token-sum")
     def unclipped(x, s):
         ratio = importance_ratio(s.level, x)

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from gspo.algo import AdaptiveController, FixedController, kl_penalty, make_controller
-from gspo.algo.kl import kl_loss, penalise_rewards
-from gspo.types import BatchTotals
+from gspo.algo.kl import kl_loss, response_kl
+from gspo.algo.objective import BoundRegulariser
+from gspo.training.kl_reward import KlScorer
+from gspo.types import BatchTotals, Group, Prompt, Reward, Rollout
 
 NEW = torch.tensor([[-1.0, -2.5, -0.3]], dtype=torch.float64)
 REF = torch.tensor([[-1.2, -1.5, -0.3]], dtype=torch.float64)
@@ -86,12 +88,83 @@ def test_kl_loss_adds_up_over_micro_batches_and_ignores_padding():
     )
 
 
-def test_kl_in_reward():
-    mask = torch.tensor([[1, 1, 0]])
-    scores = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
-    rewards, mean_kl = penalise_rewards("k1", scores, NEW, REF, mask, 0.1)
-    assert rewards[0].tolist() == pytest.approx([-0.02, 1.1, 0.0])
-    assert mean_kl.item() == pytest.approx(-0.4)
+def test_the_regulariser_is_the_weighted_kl_term_minus_the_weighted_entropy():
+    """Value and gradient of kl_coef·KL - entropy_coeff·H in the loss; what is masked reaches neither."""
+    new = torch.tensor([[-1.0, -2.5, -0.3], [-0.7, 0.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    ref = torch.tensor([[-1.2, -1.5, float("nan")], [-0.5, float("nan"), 0.0]], dtype=torch.float64)
+    entropy = torch.tensor([[1.0, 3.0, float("inf")], [5.0, 0.0, 0.0]], dtype=torch.float64)
+    entropy.requires_grad_()
+    mask, totals = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), BatchTotals(6, 4)
+    both = BoundRegulariser("token-mean", kl_coef=0.3, kl_kind="k2", entropy_coeff=0.05)
+    out = both(new, ref, entropy, mask, totals)
+    kl = (0.2**2 / 2 + 1.0**2 / 2 + 0.2**2 / 2) / 6
+    assert out.loss.item() == pytest.approx(0.3 * kl - 0.05 * 9 / 6, rel=1e-12)
+    assert out.metrics["actor/kl_loss"].result() == pytest.approx(2 * kl)  # of 3 of the 6 tokens
+    assert out.metrics["actor/kl_coef"].result() == 0.3
+    out.loss.backward()
+    assert new.grad.flatten().tolist() == pytest.approx([0.01, -0.05, 0, -0.01, 0, 0], abs=1e-15)
+    assert entropy.grad.flatten().tolist() == pytest.approx([-0.05 / 6, -0.05 / 6, 0, -0.05 / 6, 0, 0])
+
+
+def test_the_regulariser_has_only_the_terms_that_are_on():
+    mask, totals = torch.ones_like(NEW), BatchTotals(3, 1)
+    by_length = {"aggregation": "seq-mean-token-sum-norm", "norm_length": 10}
+    assert BoundRegulariser("token-mean")(NEW, REF, NEW, mask, totals) is None
+    assert BoundRegulariser("token-mean", kl_coef=1.0)(NEW, None, NEW, mask, totals) is None
+    kl = BoundRegulariser(**by_length, kl_coef=1.0, kl_kind="abs")(NEW, REF, None, mask, totals)
+    assert kl.loss.item() == pytest.approx(1.2 / 10)
+    entropy = BoundRegulariser(**by_length, entropy_coeff=2.0)(NEW, REF, -NEW, mask, totals)
+    assert entropy.loss.item() == pytest.approx(-2 * 3.8 / 10) and entropy.metrics == {}
+
+
+def test_kl_of_responses():
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    new, ref = torch.cat([NEW, NEW]), torch.cat([REF, REF])
+    ref[mask == 0] = float("nan")
+    by_response, total = response_kl("k1", new, ref, mask)
+    assert by_response == pytest.approx([-0.8, 0.2]) and total == pytest.approx(-0.6)
+
+
+class _Scored:
+    """Collects one group as it is."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def collect(self) -> list[Group]:
+        return [self.group]
+
+
+class _LogProbs:
+    """A policy or reference that gives the same log-probs for every row."""
+
+    def __init__(self, of_row: torch.Tensor, *beside: None) -> None:
+        self.of_row, self.beside = of_row, beside
+
+    def log_probs(self, batch):
+        found = self.of_row.expand(batch.num_sequences, -1)[:, : batch.mask.shape[1]]
+        return (found, *self.beside) if self.beside else found
+
+
+def test_kl_in_the_reward_is_what_a_response_pays_and_what_moves_its_coefficient():
+    """Reward - β·Σ_t KL_t over trained tokens; the controller sees the mean per token; a failed reward pays nothing."""
+
+    def rollout(mask: tuple[int, ...], reward: Reward | None) -> Rollout:
+        size = len(mask)
+        return Rollout((7,) * size, (-1.0,) * size, mask, (0,) * size, "stop", reward=reward)
+
+    rollouts = (rollout((1, 1, 0), Reward(1.0)), rollout((1, 1, 1), None), rollout((1,), Reward(0.5)))
+    group = Group(Prompt("p", (), (1, 2)), rollouts, 0, 0)
+    beta = AdaptiveController(0.1, target=0.1, horizon=100)
+    scorer = KlScorer(_Scored(group), _LogProbs(NEW, None), _LogProbs(REF), beta, "abs")
+    first, failed, last = scorer.collect()[0].rollouts
+    assert (first.reward.score, first.reward.final) == (1.0, pytest.approx(1.0 - 0.1 * 1.2))
+    assert failed is rollouts[1]
+    assert last.reward.final == pytest.approx(0.5 - 0.1 * 0.2)
+    metrics = scorer.observe()
+    assert metrics["actor/reward_kl_penalty"].result() == pytest.approx(1.4 / 3)
+    assert metrics["actor/reward_kl_penalty_coeff"].result() == 0.1
+    assert beta.value == pytest.approx(0.1 * (1 + 0.2 * 2 / 100))
 
 
 class TestControllers:

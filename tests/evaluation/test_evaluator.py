@@ -18,6 +18,7 @@ def test_best_of_is_the_mean_over_all_subsets():
 
 
 def test_wilson_interval():
+    assert wilson(0.9, 10) == pytest.approx((0.5958, 0.9821), abs=1e-4)  # 9 of 10: the textbook example
     assert wilson(0.5, 100) == pytest.approx((0.40383, 0.59617), abs=1e-4)
     low, high = wilson(0.0, 10)
     assert low == 0.0 and high == pytest.approx(0.27753, abs=1e-4)

@@ -53,14 +53,3 @@ def _trained_too_often(run: Path) -> list[str]:
 def staleness(run: Path) -> list[int]:
     """How many versions each trained group lagged: the version it was trained at less the one of its submission."""
     return [step - 1 - group["version"] for step, group in recorded(run) if group["fate"] == "kept"]
-
-
-def token_lags(run: Path) -> list[int]:
-    """The same for every run of trained tokens drawn under one version."""
-    return [
-        step - 1 - version
-        for step, group in recorded(run)
-        if group["fate"] == "kept"
-        for response in group["responses"]
-        for version, _ in response["versions"]
-    ]

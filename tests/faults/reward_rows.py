@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from gspo.exit_codes import EXIT_REWARDS_FAILED
 from gspo.rewards.compose import as_specs
 from gspo.rewards.graders import symbolic as verify
 from gspo.rewards.graders.math import grade_math
@@ -32,7 +33,6 @@ _MODULE = "tests.faults.faulty_rewards"
 _GROUP_SIZE = 8
 _NUM_PAIRS = 1000
 _ANSWER_TIME = 0.5
-_EXIT_TOO_MANY = 5  # of `gspo train` when more rewards failed than allowed
 
 
 def make_group(texts: Sequence[str], number: int = 0) -> Group:
@@ -166,7 +166,7 @@ def too_many_failures(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         problems.append("no failure was counted in 5 %")
     code, said = many.wait(), many.said()
     if (
-        code != _EXIT_TOO_MANY
+        code != EXIT_REWARDS_FAILED
         or "KeyError" not in said
         or "sometimes_raising" not in said
         or "arithmetic/train/" not in said

@@ -88,10 +88,12 @@ def test_who_computes_the_old_log_probs_changes_no_bit(epochs):
     for source in ("recompute", "first_pass"):
         p = policy(llama(), old_log_prob_source=source, num_epochs=epochs)
         batch = ready(p)
-        metrics = p.update(batch, token_loss, step=0).metrics
-        results.append(
-            (batch.old_log_probs, batch.entropy, metrics["actor/entropy"].result(), *p.model.parameters())
-        )
+        before = batch.old_log_probs.clone()
+        update = p.update(batch, token_loss, step=0)
+        assert torch.equal(batch.old_log_probs, before), "an update changes no batch in place"
+        assert bool(batch.unscored_rows) == (source == "first_pass") and not update.batch.unscored_rows
+        entropy = update.metrics["actor/entropy"].result()
+        results.append((update.batch.old_log_probs, update.batch.entropy, entropy, *p.model.parameters()))
     assert results[0][2] == results[1][2] > 0
     for a, b in zip(*results):
         assert a == b if isinstance(a, float) else torch.equal(a, b)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from tests.faults import audit
 from tests.learning.test_embedded import train
+from tests.loop.runs import token_lags
 
 ROLLOUT = "actor_rollout_ref.rollout."
 
@@ -25,7 +26,7 @@ def test_async_reaches_the_accuracy_of_sync_on_the_embedded_task(tmp_path):
     assert result["final_acc"] >= 0.90, "what the synchronous recipe is held to"
     ages = audit.staleness(tmp_path / "run")
     assert max(ages) <= 2 and sum(ages) > 0, "rollouts ran ahead, and never too far"
-    assert max(audit.token_lags(tmp_path / "run")) <= 2
+    assert max(token_lags(tmp_path / "run")) <= 2
     assert audit.problems(tmp_path / "run") == []
     assert all(row["rollout/worker_restarts"] == 0 for row in rows if "rollout/worker_restarts" in row)
 

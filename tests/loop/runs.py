@@ -8,6 +8,7 @@ from typing import Any
 
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
+from tests.faults.audit import recorded
 from tests.faults.small_run import config, even_first_byte
 
 
@@ -35,3 +36,14 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     """The metric rows of training steps."""
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["step"] > 0]
+
+
+def token_lags(run: Path) -> list[int]:
+    """How many versions each run of trained tokens lagged that was drawn under one version."""
+    return [
+        step - 1 - version
+        for step, group in recorded(run)
+        if group["fate"] == "kept"
+        for response in group["responses"]
+        for version, _ in response["versions"]
+    ]

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.models.load import load_model
+from gspo.runs.group_log import read_groups
 from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
 
@@ -92,6 +93,20 @@ def test_the_critic_warms_up_while_the_policy_waits(tmp_path, model):
     t.train_step()
     assert not all(torch.equal(a, b) for a, b in zip(before, t.parts.policy.model.parameters()))
     t.close()
+
+
+@pytest.mark.parametrize("source", ["first_pass", "recompute", "rollout"])
+def test_what_a_step_that_only_warms_up_records_is_scored_in_every_row(tmp_path, model, source):
+    train(tmp_path, model, *PPO, f"{ACTOR}.old_log_prob_source={source}", stop_after=1)
+    file = tmp_path / "run" / "groups" / "step-000001.jsonl.gz"
+    responses = [r for g in read_groups(file) for r in g["responses"] if "new_log_probs" in r]
+    assert len(responses) == 16
+    for r in responses:
+        assert r["old_log_probs"] == (r["log_probs"] if source == "rollout" else r["new_log_probs"])
+        assert r["ratio"] == pytest.approx(1.0, abs=0 if source != "rollout" else 1e-4)
+    gaps = [m - o for r in responses for m, o in zip(r["log_probs"], r["old_log_probs"])]
+    assert min(map(max, ([abs(v) for v in r["old_log_probs"]] for r in responses))) > 0
+    assert rows(tmp_path)[0]["actor/rollout_kl"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-5)
 
 
 def test_kl_is_charged_before_groups_are_filtered(tmp_path, model):

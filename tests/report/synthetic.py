@@ -57,6 +57,7 @@ class Plan:
     finished: bool = True
     gain: float = 0.5
     tokens: int = 12
+    source: str = "arithmetic"
 
 
 class Maker:
@@ -109,10 +110,10 @@ class Maker:
         write_step(self.path / "evals", step, records)
         share = right / self.plan.questions
         half = 1.96 * math.sqrt(max(share * (1 - share), 0.01) / self.plan.questions)
-        out = {"val-core/arithmetic/acc/mean@1": share}
+        out = {f"val-core/{self.plan.source}/acc/mean@1": share}
         return out | {
-            "val-aux/arithmetic/acc/ci_low": max(0.0, share - half),
-            "val-aux/arithmetic/acc/ci_high": min(1.0, share + half),
+            f"val-aux/{self.plan.source}/acc/ci_low": max(0.0, share - half),
+            f"val-aux/{self.plan.source}/acc/ci_high": min(1.0, share + half),
         }
 
     def group(self, step: int, number: int) -> dict[str, Any]:
@@ -243,5 +244,6 @@ def make_run(path: Path, plan: Plan | None = None) -> Path:
     for step in range(1, plan.steps + 1):
         row = maker.step(step)
     if plan.finished:
-        maker.finish(first["val-core/arithmetic/acc/mean@1"], row["val-core/arithmetic/acc/mean@1"])
+        name = f"val-core/{plan.source}/acc/mean@1"
+        maker.finish(first[name], row[name])
     return path

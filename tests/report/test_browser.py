@@ -121,6 +121,21 @@ def until(page: Any, expression: str, timeout: float = 20.0) -> None:
         page.wait_for_timeout(40)
 
 
+def test_held_out_accuracy_of_sources_with_slashes(tab: Tab, tmp_path: Path) -> None:
+    """One chart with a line for each source by its whole name, and each with its interval."""
+    run = make_run(tmp_path / "run", Plan(source="openai/gsm8k"))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {k.replace("openai/gsm8k", "a/b/c"): v for k, v in row.items() if k.startswith("val-")}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = tab.open(build_report(run, pictures=False).page.as_uri())
+    assert page.evaluate('G.accuracySource("val-core/openai/gsm8k/acc/mean@4")') == "openai/gsm8k"
+    assert page.evaluate('G.accuracySource("val-core/openai/gsm8k/reward/mean@4")') is None
+    legend = page.inner_text("#chart-accuracy")
+    for source in ("openai/gsm8k", "a/b/c"):
+        assert all(label in legend for label in (source, f"{source} high", f"{source} low"))
+
+
 def show_all_charts(page: Any) -> None:
     page.evaluate("for (const chart of G.chart.all) chart.show()")
 

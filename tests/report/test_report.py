@@ -49,6 +49,16 @@ def test_figures_equal_metrics_jsonl(finished_run: Path, page: str) -> None:
         assert columns[name] == [row.get(name) for row in rows], name
 
 
+def test_a_data_source_with_a_slash_is_named_in_full(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run", Plan(source="openai/gsm8k")))
+    assert "Measured on held-out questions of openai/gsm8k only." in run_card(run)
+    plain = read_run(make_run(tmp_path / "plain", Plan()))
+    assert run.accuracy == plain.accuracy and run.interval("final") == plain.interval("final") is not None
+    tiles = {tile["label"]: tile for tile in overview(run)["tiles"]}
+    assert tiles["Held-out accuracy"]["value"] == "32.5 → 80.0 %"
+    assert "95 % interval" in tiles["Held-out accuracy"]["detail"]
+
+
 def test_every_group_is_listed_and_carried(finished_run: Path, page: str) -> None:
     index = json.loads(block(page, "data-index-0"))
     train = [entry for entry in index if entry["kind"] == "train"]

@@ -8,6 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from gspo.commands.rewards import app
+from gspo.rewards.benchmark import WORKLOADS, Workload
+from gspo.rewards.compose import Grader, as_specs
+from gspo.rewards.scoring import responses_of
 
 REWARD = "def score(prompt, response):\n    return {'score': len(response), 'acc': 1, 'words': len(response.split())}\n"
 
@@ -62,3 +65,18 @@ def test_a_failing_function_is_reported_with_its_traceback(tmp_path: Path) -> No
 def test_bad_input_is_named(arguments: list[str], message: str) -> None:
     code, output = run("try", *arguments, stdin="1")
     assert code == 2 and message in output
+
+
+def test_the_benchmark_grades_every_workload() -> None:
+    code, output = run("bench", "--seconds", "0.1", "--workers", "1")
+    lines = {line[:28].strip(): line for line in output.splitlines()}
+    assert code == 0 and all(workload.name in lines for workload in WORKLOADS)
+    assert all(float(lines[w.name][28:].split()[0]) > 0 and "failed" not in lines[w.name] for w in WORKLOADS)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.name)
+def test_the_answers_of_the_benchmark_are_right_and_wrong(workload: Workload) -> None:
+    grader = Grader(as_specs(None))
+    for group in workload.groups():
+        graded = grader.grade(group.prompt, responses_of(group))
+        assert [getattr(reward, "score", reward) for reward in graded] == [1.0, 0.0] * 4, group.prompt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from gspo.rewards.compose import Grader, Overlong, as_specs, manage
 from gspo.rewards.functions import Response, RewardSpec, wrap_function
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.shaping import (
-    cosine_length,
     format_reward,
     length_penalty,
     overlong_penalty,
@@ -52,6 +50,14 @@ def test_a_failed_part_makes_the_whole_missing() -> None:
         raise KeyError("lost")
 
     assert "KeyError" in grade([constant(1.0), failing, constant(2.0)])
+
+
+def test_a_sum_that_is_not_finite_makes_the_whole_missing() -> None:
+    parts = [
+        wrap_function(constant(1e308), name="huge", weight=10.0),
+        wrap_function(constant(1.0), name="one"),
+    ]
+    assert grade(parts) == "the weighted sum of huge, one is inf, expected a finite number"
 
 
 def test_a_single_reward_is_passed_on_untouched() -> None:
@@ -131,6 +137,3 @@ def test_repetition_penalty_is_between_minus_one_and_zero(text: str, ngram: int)
 
 def test_length_shaping() -> None:
     assert [length_penalty(n, 100, free=50) for n in (0, 50, 75, 100, 300)] == [0.0, 0.0, -0.5, -1.0, -1.0]
-    assert cosine_length(True, 0, 100) == 1.0 and cosine_length(True, 100, 100) == 0.5
-    assert cosine_length(False, 0, 100) == -1.0 and cosine_length(False, 900, 100) == -0.5
-    assert cosine_length(True, 50, 100) == pytest.approx(0.5 + 0.25 * (1 + math.cos(math.pi / 2)))

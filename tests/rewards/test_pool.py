@@ -302,7 +302,7 @@ def test_a_registered_reward_is_known_to_the_workers(tmp_path: Path, monkeypatch
         "    return {'score': len(response), 'worker': os.environ.get('GSPO_REWARD_WORKER') is not None}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(builtin, "_REGISTRY", dict(builtin._REGISTRY))
+    monkeypatch.setattr(builtin.REWARDS, "_items", dict(builtin.REWARDS._items))
     importlib.import_module("rewards_of_mine")
     scorer = make_scorer()
     prompt = Prompt("r", (), (), "my_data", None)

@@ -27,7 +27,7 @@ def batch_with_returns(p: Critic, seed: int = 0):
     """Returns that a value can know: 1 where the prompt's first token is even, on every token of the answer."""
     batch = p.score(collate(groups(seed=seed)))
     right = torch.tensor([float(prompt[0] % 2 == 0) for prompt in batch.prompt_ids])
-    return dataclasses.replace(batch, returns=right[:, None] * batch.mask)
+    return batch.with_old(batch.rollout_log_probs).with_advantages(batch.mask, right[:, None] * batch.mask)
 
 
 def test_values_that_moved_less_than_the_clip_do_not_count_as_clipped():

@@ -211,7 +211,7 @@ def test_micro_batches_are_made_again_for_whatever_they_are_made_of():
     forward = Forward.of(llama().base_model, "shared")
     batch = collate(groups())
     made = forward.micro(batch, [0, 1], "cpu")
-    assert forward.micro(dataclasses.replace(batch, advantages=batch.mask), [0, 1], "cpu") is made
+    assert forward.micro(batch.with_old(batch.rollout_log_probs), [0, 1], "cpu") is made
     wider = torch.nn.functional.pad(batch.mask, (0, 3))
     prompts = [(9, *prompt[1:]) for prompt in batch.prompt_ids]
     for change in ({"mask": wider}, {"prompt_ids": prompts}, {"response_ids": [*batch.response_ids]}):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import nn
@@ -55,7 +53,7 @@ def token_loss(x: LossInputs) -> LossOutput:
 def ready(p: Policy, seed: int = 0):
     batch = p.score(collate(groups(seed=seed)))
     gen = torch.Generator().manual_seed(1)
-    return dataclasses.replace(batch, advantages=torch.randn(batch.mask.shape, generator=gen))
+    return batch.with_advantages(torch.randn(batch.mask.shape, generator=gen), batch.mask)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

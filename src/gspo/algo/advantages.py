@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gspo.algo.group_stats import GroupStats, best_and_second, group_stats
-from gspo.algo.registry import Registry
+from gspo.registry import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def advantage_estimator(name: str, *, options: tuple[str, ...] = ()) -> Callable
     """Register a function `AdvantageInputs -> (advantages, returns)` under `name`."""
 
     def register(formula: Estimator) -> Estimator:
-        ADVANTAGE_ESTIMATORS.add(name, AdvantageEstimator(name, formula, options))
+        ADVANTAGE_ESTIMATORS.add(name, AdvantageEstimator(name, formula, options), source=formula)
         return formula
 
     return register

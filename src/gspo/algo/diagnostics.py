@@ -14,19 +14,10 @@ from gspo.algo.decoupled import BehaviourWeight
 from gspo.algo.ratios import (
     TOKEN_LOG_RATIO_LIMIT,
     masked_log_ratio,
-    mean_log_ratio,
     sequence_lengths,
     sequence_ratio,
 )
 from gspo.types import LossInputs, Metric, Metrics
-
-# Edges of s - 1: decades on both sides of 0, fine where GSPO's clip range lies.
-HISTOGRAM_EDGES = tuple(
-    sign * step * 10.0**power
-    for sign, powers in ((-1.0, range(-1, -6, -1)), (1.0, range(-5, 0)))
-    for power in powers
-    for step in ((5.0, 2.0, 1.0) if sign < 0 else (1.0, 2.0, 5.0))
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +112,6 @@ def entropy_metric(entropy_BT: Tensor, mask: Tensor) -> Metrics:
     """`actor/entropy`, always a mean over trained tokens, whatever the loss's aggregation."""
     mask = mask.bool()
     return {"actor/entropy": Metric.mean(torch.where(mask, entropy_BT.detach(), 0.0).sum(), mask.sum())}
-
-
-@dataclass(frozen=True, slots=True)
-class RatioHistogram:
-    """Counts of s_i - 1 between `edges`; the first and last bin are open. Histograms add."""
-
-    edges: tuple[float, ...]
-    counts: Tensor  # [len(edges) + 1] int64
-
-    def merge(self, other: RatioHistogram) -> RatioHistogram:
-        assert self.edges == other.edges, "histograms with different edges do not add"
-        return RatioHistogram(self.edges, self.counts + other.counts)
-
-
-@torch.no_grad()
-def sequence_ratio_histogram(
-    log_probs: Tensor, old_log_probs: Tensor, mask: Tensor, edges: tuple[float, ...] = HISTOGRAM_EDGES
-) -> RatioHistogram:
-    """How far sequence ratios lie from 1, over sequences with trained tokens; a value on an edge goes above it."""
-    mask = mask.bool()
-    log_s_B = mean_log_ratio(masked_log_ratio(log_probs, old_log_probs, mask), mask).squeeze(-1)
-    offset_B = torch.expm1(log_s_B)[mask.any(dim=-1)].contiguous()
-    bins = torch.bucketize(
-        offset_B, torch.tensor(edges, dtype=offset_B.dtype, device=offset_B.device), right=True
-    )
-    return RatioHistogram(edges, torch.bincount(bins, minlength=len(edges) + 1))
 
 
 def _clamped_log_ratio(x: LossInputs) -> Tensor:

@@ -51,18 +51,12 @@ def kl_loss(
 
 
 @torch.no_grad()
-def penalise_rewards(
-    kind: str,
-    token_level_scores: Tensor,
-    log_probs: Tensor,
-    ref_log_probs: Tensor,
-    mask: Tensor,
-    coefficient: float,
-) -> tuple[Tensor, Tensor]:
-    """(scores - β·kl on trained tokens [B,T], the mean KL a token, which an adaptive controller is fed)."""
-    mask = mask.bool()
-    kl_BT = _masked_kl(kind, log_probs, ref_log_probs, mask)
-    return token_level_scores - coefficient * kl_BT, kl_BT.sum() / mask.sum().clamp(min=1)
+def response_kl(
+    kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor
+) -> tuple[list[float], float]:
+    """Σ_t KL_t of each response, which β times is charged to its reward, and the sum over all of them."""
+    kl_BT = _masked_kl(kind, log_probs, ref_log_probs, mask.bool()).double()
+    return kl_BT.sum(dim=-1).tolist(), float(kl_BT.sum())
 
 
 class KLController(Protocol):

@@ -24,8 +24,8 @@ from gspo.algo.ratios import (
     masked_log_ratio,
     mean_log_ratio,
 )
-from gspo.algo.registry import Registry
 from gspo.algo.settings import LossSettings
+from gspo.registry import Registry
 from gspo.types import LossInputs, LossOutput
 
 Formula = Callable[[LossInputs, LossSettings], LossOutput]
@@ -59,8 +59,12 @@ class PolicyLoss:
         )
 
     def __call__(self, x: LossInputs, settings: LossSettings | None = None) -> LossOutput:
-        """Loss and metrics of one micro-batch."""
-        return self.formula(clean_inputs(x), self.resolve(settings or LossSettings()))
+        """Loss and metrics of one micro-batch; what the settings leave open has this loss's defaults."""
+        return self.compute(x, self.resolve(settings or LossSettings()))
+
+    def compute(self, x: LossInputs, resolved: LossSettings) -> LossOutput:
+        """Loss and metrics of one micro-batch under settings that `resolve` returned."""
+        return self.formula(clean_inputs(x), resolved)
 
 
 POLICY_LOSSES: Registry[PolicyLoss] = Registry("loss_mode")
@@ -77,7 +81,8 @@ def policy_loss(
     """Register a formula `(LossInputs, LossSettings) -> LossOutput` under `name`, with its defaults."""
 
     def register(formula: Formula) -> Formula:
-        POLICY_LOSSES.add(name, PolicyLoss(name, formula, clip_low, clip_high, aggregation, levels))
+        loss = PolicyLoss(name, formula, clip_low, clip_high, aggregation, levels)
+        POLICY_LOSSES.add(name, loss, source=formula)
         return formula
 
     return register

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,32 +12,68 @@ from torch import Tensor
 
 from gspo.algo.aggregation import aggregate
 from gspo.algo.controllers import ClipController
-from gspo.algo.functional import compute_advantage, kl_penalty
+from gspo.algo.kl import kl_loss
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
 from gspo.training.policy import PolicyLoss
-from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch
+from gspo.types import (
+    AdvantageBatch,
+    BatchTotals,
+    LossInputs,
+    LossOutput,
+    Metric,
+    Metrics,
+    ScoredBatch,
+)
 
-
-@dataclass(frozen=True, slots=True)
-class AdvantageSettings:
-    """How rewards become advantages: the estimator's name and its constants."""
-
-    estimator: str = "grpo"
-    gamma: float = 1.0
-    lam: float = 1.0
-    norm_by_std: bool = True
+# (rewards [B,T], mask, group_ids, values=…, **options) → (advantages, returns): `compute_advantage` with its constants
+ComputeAdvantage = Callable[..., tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class BoundLoss:
-    """A policy loss by name with its settings: what travels to other processes in place of a function."""
+    """A policy loss by name with its settings: what travels to other processes in place of a function.
+
+    The loss's defaults are filled into the settings once, here.
+    """
 
     name: str
     settings: LossSettings
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", get_policy_loss(self.name).resolve(self.settings))
+
     def __call__(self, x: LossInputs) -> LossOutput:
-        return get_policy_loss(self.name)(x, self.settings)
+        return get_policy_loss(self.name).compute(x, self.settings)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundRegulariser:
+    """The terms beside the policy loss with their weights; it travels to other processes as BoundLoss does.
+
+    A weight of 0 switches its term off. `aggregation` and `norm_length` are those of the policy loss.
+    """
+
+    aggregation: str
+    norm_length: float | None = None
+    kl_coef: float = 0.0
+    kl_kind: str = "low_var_kl"
+    entropy_coeff: float = 0.0
+
+    def __call__(
+        self, log_probs: Tensor, ref: Tensor | None, entropy: Tensor | None, mask: Tensor, totals: BatchTotals
+    ) -> LossOutput | None:
+        """kl_coef·KL(π_θ ‖ π_ref) - entropy_coeff·H, and the metrics of the KL term; None when both are off."""
+        how = (self.aggregation, self.norm_length)
+        terms: list[Tensor] = []
+        metrics: Metrics = {}
+        if self.kl_coef and ref is not None:
+            kl = kl_loss(self.kl_kind, log_probs, ref, mask, totals, *how)
+            terms.append(self.kl_coef * kl.loss)
+            metrics = {**kl.metrics, "actor/kl_coef": Metric("last", self.kl_coef)}
+        if self.entropy_coeff and entropy is not None:
+            terms.append(-self.entropy_coeff * aggregate(entropy, mask, totals, *how))
+        return LossOutput(torch.stack(terms).sum(), metrics) if terms else None
 
 
 @dataclass
@@ -45,33 +82,24 @@ class Objective:
 
     loss_mode: str
     settings: LossSettings
-    advantage: AdvantageSettings
+    advantage: ComputeAdvantage
     clip_control: ClipController
-    entropy_coeff: float = 0.0
-    kl_coef: float = 0.0
-    kl_kind: str = "low_var_kl"
+    regulariser: BoundRegulariser | None = None
 
     def with_advantages(
-        self, batch: TrainBatch, weights: Tensor | None = None, baselines: Tensor | None = None
-    ) -> TrainBatch:
+        self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
+    ) -> AdvantageBatch:
         """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
         rewards = torch.zeros_like(batch.mask, dtype=torch.float64)
         last = torch.tensor([len(r) - 1 for r in batch.response_ids])
         rewards[torch.arange(batch.num_sequences), last] = batch.scores
-        advantages, returns = compute_advantage(
-            self.advantage.estimator,
-            rewards,
-            batch.mask,
-            batch.group_ids,
-            values=batch.values,
-            gamma=self.advantage.gamma,
-            lam=self.advantage.lam,
-            norm_adv_by_std_in_grpo=self.advantage.norm_by_std,
-            **({} if baselines is None else {"reward_baselines": baselines}),
+        options = {} if baselines is None else {"reward_baselines": baselines}
+        advantages, returns = self.advantage(
+            rewards, batch.mask, batch.group_ids, values=batch.values, **options
         )
         if weights is not None:
             advantages = advantages * weights[:, None]
-        return dataclasses.replace(batch, advantages=advantages, returns=returns)
+        return batch.with_advantages(advantages, returns)
 
     def clip_range(self) -> tuple[float, float]:
         """ε below and above 1 for this step."""
@@ -83,28 +111,6 @@ class Objective:
         """The policy loss with this step's clip range."""
         low, high = self.clip_range()
         return BoundLoss(self.loss_mode, dataclasses.replace(self.settings, clip_low=low, clip_high=high))
-
-    def regulariser(
-        self, log_probs: Tensor, ref: Tensor | None, entropy: Tensor | None, mask: Tensor, counts: BatchTotals
-    ) -> LossOutput | None:
-        """KL against the reference and the entropy bonus, aggregated as the policy loss is."""
-        terms: list[Tensor] = []
-        metrics: Metrics = {}
-        if self.kl_coef and ref is not None:
-            kl = self._aggregate(kl_penalty(self.kl_kind, log_probs, ref) * mask, mask, counts)
-            terms.append(self.kl_coef * kl)
-            share = mask.sum() / max(counts.num_tokens, 1.0)
-            metrics["actor/kl_loss"] = Metric.mean(kl.detach(), share)
-            metrics["actor/kl_coef"] = Metric("last", self.kl_coef)
-        if self.entropy_coeff and entropy is not None:
-            terms.append(-self.entropy_coeff * self._aggregate(entropy * mask, mask, counts))
-        if not terms:
-            return None
-        return LossOutput(torch.stack(terms).sum(), metrics)
-
-    def _aggregate(self, values: Tensor, mask: Tensor, counts: BatchTotals) -> Tensor:
-        assert self.settings.aggregation is not None
-        return aggregate(values, mask, counts, self.settings.aggregation, self.settings.norm_length)
 
     def observe(self, metrics: Metrics) -> Metrics:
         """Take note of a step: moves the clip range for the next one, returns what was in force."""

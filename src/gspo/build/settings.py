@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 from gspo.algo.controllers import ClipController
+from gspo.algo.functional import compute_advantage
 from gspo.algo.losses import get_policy_loss
-from gspo.algo.objective import AdvantageSettings, Objective
+from gspo.algo.objective import BoundRegulariser, Objective
 from gspo.algo.settings import Behaviour, LossSettings
 from gspo.build.engines import runs_ahead
 from gspo.config import TrainerConfig
@@ -107,16 +110,26 @@ def build_objective(config: TrainerConfig) -> Objective:
         if actor.use_decoupled_loss
         else None,
     )
+    resolved = get_policy_loss(loss.loss_mode).resolve(settings)
+    assert resolved.aggregation is not None
     return Objective(
         loss_mode=loss.loss_mode,
-        settings=get_policy_loss(loss.loss_mode).resolve(settings),
-        advantage=AdvantageSettings(
-            algorithm.adv_estimator, algorithm.gamma, algorithm.lam, algorithm.norm_adv_by_std_in_grpo
+        settings=resolved,
+        advantage=functools.partial(
+            compute_advantage,
+            algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
         ),
         clip_control=ClipController(
             actor.clip_target, (actor.clip_target_bounds[0], actor.clip_target_bounds[1])
         ),
-        entropy_coeff=actor.entropy_coeff,
-        kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
-        kl_kind=actor.kl_loss_type,
+        regulariser=BoundRegulariser(
+            resolved.aggregation,
+            resolved.norm_length,
+            kl_coef=actor.kl_loss_coef if actor.use_kl_loss else 0.0,
+            kl_kind=actor.kl_loss_type,
+            entropy_coeff=actor.entropy_coeff,
+        ),
     )

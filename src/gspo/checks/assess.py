@@ -16,6 +16,7 @@ from gspo.config import TrainerConfig
 from gspo.evaluation.evaluator import Evaluation, Evaluator
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import SamplingParams
+from gspo.runs.metric_names import held_out
 from gspo.seeding import derive_seed
 
 
@@ -73,17 +74,8 @@ def _plain(evaluation: Evaluation) -> dict[str, Any]:
     """`{"accuracy", "interval", "sources": {source: {measure: value}}}` of an evaluation."""
     sources: dict[str, dict[str, float]] = {}
     for name, metric in evaluation.metrics.items():
-        source, measure = _split(name)
-        sources.setdefault(source, {})[measure] = metric.result()
+        found = held_out(name)
+        if found is not None:
+            sources.setdefault(found.source, {})[found.measure] = metric.result()
     interval = None if evaluation.interval is None else list(evaluation.interval)
     return {"accuracy": evaluation.accuracy, "interval": interval, "sources": sources}
-
-
-def _split(name: str) -> tuple[str, str]:
-    """`val-core/{source}/acc/mean@4` → (source, `acc/mean@4`); a source may itself hold slashes."""
-    path = name.split("/", 1)[1]
-    for tail in ("response_length/mean", "reward_failures"):
-        if path.endswith(f"/{tail}"):
-            return path.removesuffix(f"/{tail}"), tail
-    source, kind, measure = path.rsplit("/", 2)
-    return source, f"{kind}/{measure}"

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from gspo.algo.aggregation import count_totals
-from gspo.algo.losses import get_policy_loss
+from gspo.algo.objective import BoundLoss
 from gspo.algo.settings import LossSettings
 from gspo.build.settings import build_objective
 from gspo.config import TrainerConfig, load
@@ -31,7 +31,7 @@ from gspo.runs.folder import RunFolder, step_of
 from gspo.runs.group_log import read_groups
 from gspo.training.batch.batching import micro_batch, mini_batches
 from gspo.training.policy import PolicySettings, TokenScorer
-from gspo.types import LossInputs, TrainBatch
+from gspo.types import LossInputs, ScoredBatch, TrainBatch
 
 MAX_ROWS = 16  # responses a forward when the gradient is taken to the parameters
 Encode = Callable[[Sequence[Mapping[str, Any]]], tuple[int, ...]]
@@ -55,7 +55,8 @@ class Shadow:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    batch: TrainBatch
+    batch: ScoredBatch
+    advantages: Tensor
     log_probs: Tensor
     mini_batches: list[list[int]]
 
@@ -95,23 +96,21 @@ class Replay:
 
     def _gradient(self, recorded: _Step, name: str, step: int) -> tuple[float, float, Tensor]:
         """Mean loss and clip fraction over the mini-batches, and their gradients one after another."""
-        settings = self._settings(name, step)
+        loss = BoundLoss(name, self._settings(name, step))
         batch = recorded.batch
         by_token = torch.zeros_like(recorded.log_probs)
         values, clipped = [], []
         for rows in recorded.mini_batches:
             leaf = recorded.log_probs[rows].clone().requires_grad_(True)
-            assert batch.old_log_probs is not None and batch.advantages is not None
-            out = get_policy_loss(name)(
+            out = loss(
                 LossInputs(
                     log_probs=leaf,
                     old_log_probs=batch.old_log_probs[rows],
-                    advantages=batch.advantages[rows],
+                    advantages=recorded.advantages[rows],
                     mask=batch.mask[rows],
                     totals=count_totals(batch.mask[rows]),
                     rollout_log_probs=batch.rollout_log_probs[rows],
-                ),
-                settings,
+                )
             )
             out.loss.backward()
             assert leaf.grad is not None
@@ -209,12 +208,11 @@ def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode 
         group_ids=torch.tensor([g for g, _, _ in rows]),
         scores=torch.tensor([r["score"] or 0.0 for _, _, r in rows]),
         rollout_log_probs=padded(r["log_probs"] for _, _, r in rows),
-        old_log_probs=padded(r["old_log_probs"] for _, _, r in rows),
-        advantages=torch.tensor([r["advantage"] for _, _, r in rows], dtype=torch.float64)[:, None] * mask,
-    )
+    ).with_old(padded(r["old_log_probs"] for _, _, r in rows))
+    advantages = torch.tensor([r["advantage"] for _, _, r in rows], dtype=torch.float64)[:, None] * mask
     size = config.actor_rollout_ref.actor.ppo_mini_batch_size
     cut = mini_batches(batch.group_ids, size)
-    return _Step(batch, padded(r["new_log_probs"] for _, _, r in rows), cut)
+    return _Step(batch, advantages, padded(r["new_log_probs"] for _, _, r in rows), cut)
 
 
 def _rows(

@@ -11,12 +11,12 @@ from typing import Any
 
 from gspo.checks.check import Verdict
 from gspo.config import load
-from gspo.loop.ending import accuracy
 from gspo.loop.guards.alarms import Alarms
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import read_groups
+from gspo.runs.metric_names import held_out_accuracy
 
 NUM_STEPS = 10
 NUM_QUESTIONS = 192
@@ -65,7 +65,9 @@ def train(folder: Path, name: str, steps: int, *overrides: str, log: Callable[[s
     run = RunFolder(folder / name)
     rows = list(run.rows())
     return ShortRun(
-        run, [r for r in rows if "actor/grad_norm" in r], [r for r in rows if accuracy(r) is not None]
+        run,
+        [r for r in rows if "actor/grad_norm" in r],
+        [r for r in rows if held_out_accuracy(r) is not None],
     )
 
 
@@ -164,7 +166,7 @@ def _no_alarm(run: ShortRun) -> Verdict:
 
 
 def _accuracy(run: ShortRun) -> Verdict:
-    before, after = (accuracy(run.evaluations[i]) or 0.0 for i in (0, -1))
+    before, after = (held_out_accuracy(run.evaluations[i]) or 0.0 for i in (0, -1))
     noise = 1.96 * math.sqrt(0.5 / NUM_QUESTIONS)  # 95 % of the difference of two shares, at their widest
     return (
         after - before > noise,

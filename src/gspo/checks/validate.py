@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from gspo.checks.check import Check, run_checks
+from gspo.exit_codes import EXIT_DONE, EXIT_PROBLEM
 
 EARNED = {
     "technical": "✅ All technical tests PASSED!",
@@ -109,4 +110,4 @@ def report(*, quick: bool, as_json: bool) -> int:
             "checks": [c.to_dict() for c in checks],
         }
         print(json.dumps(facts, ensure_ascii=False))
-    return 0 if passed else 1
+    return EXIT_DONE if passed else EXIT_PROBLEM

@@ -10,8 +10,8 @@ import typer
 
 from gspo.config import ConfigErrors, Problem, ResolvedConfig, load
 from gspo.config.loading.flags import split_arguments
+from gspo.exit_codes import EXIT_REFUSED
 
-EXIT_BAD_CONFIG = 2
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -49,4 +49,4 @@ def _fail(problems: Sequence[Problem]) -> NoReturn:
     typer.echo(
         f"{count} error{'s' if count != 1 else ''} in the configuration; nothing was started", err=True
     )
-    raise typer.Exit(EXIT_BAD_CONFIG)
+    raise typer.Exit(EXIT_REFUSED)

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gspo.exit_codes import EXIT_REFUSED
+
 app = typer.Typer(add_completion=False)
 
 
@@ -34,7 +36,7 @@ def compare(
     if bad or len(runs) < 2:
         problem = f"{', '.join(bad)}: not a run folder" if bad else "one run is not enough; give two or more"
         typer.echo(f"error: {problem}", err=True)
-        raise typer.Exit(2)
+        raise typer.Exit(EXIT_REFUSED)
     loaded = [read_run(path.resolve()) for path in runs]
     comparison = compare_runs(loaded)
     if html is not None:

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from gspo.commands.arguments import EXIT_BAD_CONFIG, PASS_THROUGH, load_arguments
+from gspo.commands.arguments import PASS_THROUGH, load_arguments
 from gspo.config.text.explain import explain as explain_key
 from gspo.config.text.show import changed, to_yaml
+from gspo.exit_codes import EXIT_REFUSED
 
 app = typer.Typer(no_args_is_help=True, help="Show and explain the configuration.", add_completion=False)
 
@@ -36,4 +37,4 @@ def explain(key: Annotated[str, typer.Argument(help="A key, a section, or anothe
     text, known = explain_key(key)
     typer.echo(text, err=not known)
     if not known:
-        raise typer.Exit(EXIT_BAD_CONFIG)
+        raise typer.Exit(EXIT_REFUSED)

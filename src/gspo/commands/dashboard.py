@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from gspo.exit_codes import EXIT_REFUSED
+
 app = typer.Typer(add_completion=False)
 NICENESS = 10  # training on the same machine goes first
 
@@ -32,7 +34,7 @@ def dashboard(
             f"error: {runs_dir}: no such folder; give the folder that holds the runs, or start one with `gspo train`",
             err=True,
         )
-        raise typer.Exit(2)
+        raise typer.Exit(EXIT_REFUSED)
     try:
         server = Dashboard(runs_dir, host, port)
     except OSError as error:
@@ -40,7 +42,7 @@ def dashboard(
             f"error: cannot listen on {host}:{port} ({error.strerror}); choose another with --port, or --port 0",
             err=True,
         )
-        raise typer.Exit(2) from None
+        raise typer.Exit(EXIT_REFUSED) from None
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     typer.echo(f"dashboard of {runs_dir.resolve()} at {server.url} (Ctrl-C stops it)")

@@ -11,8 +11,7 @@ import typer
 from gspo.data.columns import Columns
 from gspo.data.datasets import dataset_names, load_rows
 from gspo.data.rows import DataError, Row, visible
-
-EXIT_BAD_DATA = 2
+from gspo.exit_codes import EXIT_REFUSED
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Look at datasets.")
 
@@ -94,4 +93,4 @@ def _short(value: Any) -> str:
 
 def _refuse(message: str) -> NoReturn:
     typer.echo(f"error: {visible(message)}", err=True)
-    raise typer.Exit(EXIT_BAD_DATA)
+    raise typer.Exit(EXIT_REFUSED)

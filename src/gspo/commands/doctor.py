@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
+from gspo.exit_codes import EXIT_DONE, EXIT_PROBLEM
 
 if TYPE_CHECKING:
     from gspo.checks.doctor.doctor import Diagnosis
@@ -41,7 +42,7 @@ def doctor(
         typer.echo(json.dumps({**diagnosis.facts, "problems": diagnosis.problems}, ensure_ascii=False))
     else:
         typer.echo(diagnosis.text(), nl=False)
-    raise typer.Exit(1 if diagnosis.problems else 0)
+    raise typer.Exit(EXIT_PROBLEM if diagnosis.problems else EXIT_DONE)
 
 
 def _examine(diagnosis: Diagnosis, resolved: ResolvedConfig, no_model: bool) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gspo.commands.arguments import EXIT_BAD_CONFIG, PASS_THROUGH, load_arguments
+from gspo.commands.arguments import PASS_THROUGH, load_arguments
+from gspo.exit_codes import EXIT_PROBLEM, EXIT_REFUSED
 
 if TYPE_CHECKING:
     from gspo.config import TrainerConfig
@@ -99,7 +100,7 @@ def plan(
         made = _search(resolved, model, device, gpus, work)
     except (ShapeError, CheckError) as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_BAD_CONFIG) from error
+        raise typer.Exit(EXIT_REFUSED) from error
     changes = {
         "mtbf_s": mtbf_hours and mtbf_hours * 3600,
         "save_interval_s": save_minutes and save_minutes * 60,
@@ -198,7 +199,7 @@ def _report(made: Plan, steps: int | None, changes: dict[str, Any], as_json: boo
             f"checkpointing or without; {remedy}",
             err=True,
         )
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_PROBLEM)
     facts: dict[str, Any] = {
         "model": made.shape.name,
         "parameters": made.shape.parameters,
@@ -242,4 +243,4 @@ def _positive(**values: float | None) -> None:
 
 def _refuse(name: str, value: Any, expected: str) -> NoReturn:
     typer.echo(f"error: {name} {value}: expected {expected}", err=True)
-    raise typer.Exit(EXIT_BAD_CONFIG)
+    raise typer.Exit(EXIT_REFUSED)

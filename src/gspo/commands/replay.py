@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from gspo.exit_codes import EXIT_REFUSED
+
 if TYPE_CHECKING:
     from gspo.checks.replay import Replay, Shadow
 
-EXIT_BAD_INPUT = 2
 
 app = typer.Typer(add_completion=False)
 
@@ -83,4 +84,4 @@ def _print(source: Replay, shadows: list[Shadow]) -> None:
 
 def _fail(message: str) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(EXIT_BAD_INPUT)
+    raise typer.Exit(EXIT_REFUSED)

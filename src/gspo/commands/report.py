@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gspo.exit_codes import EXIT_REFUSED
+
 app = typer.Typer(add_completion=False)
 
 
@@ -30,7 +32,7 @@ def report(
         done = build_report(run, pictures=pictures, budget=max_mb << 20)
     except FileNotFoundError as error:
         typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
+        raise typer.Exit(EXIT_REFUSED) from None
     verdict = judge(read_run(run))
     if as_json:
         files = {"page": str(done.page), "card": str(done.card), "pictures": [str(p) for p in done.pictures]}

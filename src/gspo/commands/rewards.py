@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-if TYPE_CHECKING:
-    from gspo.types import Group, Prompt
+from gspo.exit_codes import EXIT_PROBLEM, EXIT_REFUSED
 
-EXIT_BAD_INPUT = 2
+if TYPE_CHECKING:
+    from gspo.types import Prompt
+
 
 app = typer.Typer(no_args_is_help=True, help="Try, time and inspect rewards.", add_completion=False)
 
@@ -53,7 +53,7 @@ def try_reward(
     _print_row(prompt, text)
     if scored.reward is None:
         typer.echo(f"reward     none: {scored.failure}")
-        raise typer.Exit(1)
+        raise typer.Exit(EXIT_PROBLEM)
     typer.echo(f"score      {scored.reward.score:g}")
     typer.echo(f"acc        {'not given' if scored.reward.acc is None else format(scored.reward.acc, 'g')}")
     for name, value in scored.reward.extra.items():
@@ -71,11 +71,12 @@ def bench(
     ] = 0,
 ) -> None:
     """Print how many responses a second each kind of reward grades on this machine."""
+    from gspo.rewards.benchmark import WORKLOADS, responses_per_second
     from gspo.sandbox import Sandbox, SandboxError, measure_speed
 
-    for name, groups in _workloads().items():
-        rate, failed = _rate(groups, seconds, num_workers)
-        typer.echo(f"{name:28s} {rate:9.0f} a second" + (f"   {failed} failed" if failed else ""))
+    for workload in WORKLOADS:
+        rate, failed = responses_per_second(workload.groups(), seconds, num_workers)
+        typer.echo(f"{workload.name:28s} {rate:9.0f} a second" + (f"   {failed} failed" if failed else ""))
     try:
         with Sandbox() as sandbox:
             speed = measure_speed(sandbox, seconds)
@@ -145,51 +146,6 @@ def _print_row(prompt: Prompt, text: str) -> None:
     typer.echo(visible(f"answer     {text if len(text) <= 300 else text[:300] + '…'}".rstrip()))
 
 
-def _workloads() -> dict[str, Sequence[Group]]:
-    from gspo.types import Group, Prompt, Rollout
-    from tests.faults.math_pairs import make_pairs
-
-    def group(source: str, truth: str, texts: Sequence[str]) -> Group:
-        prompt = Prompt("bench", ({"role": "user", "content": "?"},), (), source, truth)
-        return Group(prompt, tuple(Rollout((), (), (), (), "stop", text=text) for text in texts), 0, 0)
-
-    pairs = make_pairs(400)
-    plain = [pair for pair in pairs if pair.kind.startswith("gsm8k")]
-    symbolic = [pair for pair in pairs if pair.kind in ("latex/surd", "latex/polynomial")]
-    return {
-        "arithmetic (in process)": [group("arithmetic", "75", ["23+45=68;68+7=75;75", "75", "74", "x"] * 2)]
-        * 50,
-        "gsm8k (pool)": [group("gsm8k", pair.truth, [pair.right, pair.wrong] * 4) for pair in plain],
-        "math, plain values (pool)": [
-            group("math", pair.truth, [pair.right, pair.wrong] * 4) for pair in pairs if pair not in symbolic
-        ],
-        "math, symbolic (pool)": [
-            group("math", pair.truth, [pair.right, pair.wrong] * 4) for pair in symbolic
-        ],
-    }
-
-
-def _rate(groups: Sequence[Group], seconds: float, num_workers: int) -> tuple[float, int]:
-    """Responses a second, and how many failed, after the workers have started."""
-    from gspo.rewards.scoring import make_scorer
-
-    scorer = make_scorer(None, num_workers=num_workers)
-    try:
-        scorer.submit(groups[0])
-        scorer.collect()
-        count = failed = 0
-        start = time.perf_counter()
-        while (elapsed := time.perf_counter() - start) < seconds:
-            for item in groups[:16]:
-                scorer.submit(item)
-            scored = [rollout for item in scorer.collect() for rollout in item.rollouts]
-            count += len(scored)
-            failed += sum(rollout.reward is None for rollout in scored)
-        return count / elapsed, failed
-    finally:
-        scorer.close()
-
-
 def _refuse(message: str) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(EXIT_BAD_INPUT)
+    raise typer.Exit(EXIT_REFUSED)

@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-EXIT_BAD_INPUT = 2
+from gspo.exit_codes import EXIT_REFUSED
 
 app = typer.Typer(add_completion=False)
 
@@ -95,4 +95,4 @@ def _device(name: str) -> str:
 
 def _fail(message: str) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(EXIT_BAD_INPUT)
+    raise typer.Exit(EXIT_REFUSED)

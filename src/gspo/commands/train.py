@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from gspo.commands.arguments import EXIT_BAD_CONFIG, PASS_THROUGH, load_arguments
+from gspo.commands.arguments import PASS_THROUGH, load_arguments
 from gspo.config import ResolvedConfig
 from gspo.config.pending import essential
+from gspo.exit_codes import EXIT_REFUSED
 
 app = typer.Typer(add_completion=False)
 
@@ -44,7 +45,7 @@ def run(config: ResolvedConfig) -> int:
             f"error: {problem.key} = {problem.value}: {problem.message}; nothing was started", err=True
         )
     if refused:
-        return EXIT_BAD_CONFIG
+        return EXIT_REFUSED
     from gspo.distributed.launch import launch
     from gspo.loop.run import train as run_training
 

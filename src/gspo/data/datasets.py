@@ -20,20 +20,19 @@ from gspo.data.tasks.math import load_math
 from gspo.data.tasks.mixed import load_mixed
 from gspo.data.tasks.reasoning import load_reasoning
 from gspo.data.tasks.reasoning_gym import load_reasoning_gym
+from gspo.registry import Registry
 
 Split = Literal["train", "val"]
 Loader = Callable[..., list[Row]]
 
-_LOADERS: dict[str, Loader] = {}
+DATASETS: Registry[Loader] = Registry("dataset")
 
 
 def dataset(name: str) -> Callable[[Loader], Loader]:
     """Register `loader(split, *, limit, seed) -> list[Row]` under `name`."""
 
     def register(loader: Loader) -> Loader:
-        if name in _LOADERS:
-            raise ValueError(f"dataset {name!r} is registered twice")
-        _LOADERS[name] = loader
+        DATASETS.add(name, loader)
         return loader
 
     return register
@@ -50,7 +49,7 @@ dataset(HUB_NAME)(load_gsm8k)
 
 def dataset_names() -> list[str]:
     """The registered names, sorted."""
-    return sorted(_LOADERS)
+    return sorted(DATASETS.names())
 
 
 def load_rows(
@@ -80,8 +79,8 @@ def load_rows(
 def _load(
     name: str, split: str, limit: int | None, seed: int, columns: Columns | None, hub_split: str | None
 ) -> list[Row]:
-    if name in _LOADERS:
-        return _LOADERS[name](split, limit=limit, seed=seed)
+    if name in DATASETS:
+        return DATASETS.get(name)(split, limit=limit, seed=seed)
     prefix, _, rest = name.partition(":")
     if prefix == "reasoning_gym":
         task, _, options = rest.partition(",")
@@ -120,7 +119,7 @@ def _with_system_prompt(row: Row, text: str) -> Row:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, [*_LOADERS, "reasoning_gym"], n=1)
+    near = difflib.get_close_matches(name, [*DATASETS.names(), "reasoning_gym"], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return (
         f"is no dataset; expected one of {', '.join(dataset_names())}, reasoning_gym:TASK, a jsonl or parquet file, "

@@ -13,7 +13,7 @@ import torch
 from gspo.config import ConfigErrors, TrainerConfig
 from gspo.config.problems import Problem
 from gspo.distributed.rank_group import RankPlace
-from gspo.distributed.rank_watch import EXIT_RANK_FAILED
+from gspo.exit_codes import EXIT_DONE, EXIT_WORKERS_LOST
 from gspo.processes import free_port
 
 CODE_FILE = "GSPO_EXIT_CODE_FILE"  # where rank 0 writes its exit code for who launched it
@@ -75,14 +75,13 @@ def launch(config: TrainerConfig, arguments: list[str]) -> int | None:
             torchrun(["--standalone", "--nproc-per-node", str(asked), "-m", "gspo", *arguments])
         except ChildFailedError as error:
             first = error.failures[0] if 0 in error.failures else error.get_first_failure()[1]
-            return (
-                first.exitcode if first.exitcode > 0 else EXIT_RANK_FAILED
-            )  # negative: killed by that signal
+            # Negative: it was killed by that signal.
+            return first.exitcode if first.exitcode > 0 else EXIT_WORKERS_LOST
         except SignalException:  # the ranks had it too; whether they have saved, rank 0 knows
             return _told_code()
         finally:
             del os.environ[CODE_FILE]
-    return 0
+    return EXIT_DONE
 
 
 def tell_code(code: int) -> None:
@@ -98,7 +97,7 @@ def _told_code() -> int:
     except (FileNotFoundError, ValueError):
         message = "the ranks ended before they had saved; the same command goes on from the last checkpoint"
         print(f"error: {message}", file=sys.stderr)
-        return EXIT_RANK_FAILED
+        return EXIT_WORKERS_LOST
 
 
 def launched_place(device: str) -> RankPlace:

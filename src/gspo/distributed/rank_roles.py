@@ -9,14 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.algo.diagnostics import entropy_metric
 from gspo.checkpoint.folder import Loaded
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
 from gspo.distributed.rank_group import RankGroup
+from gspo.distributed.rank_results import RankScores, RankUpdate
 from gspo.training.parallel.ranks import merge_ranks
 from gspo.training.policy import PolicyLoss, Regulariser, Update
 from gspo.training.roles import PolicyFacts
-from gspo.types import Metric, Metrics, TrainBatch
+from gspo.types import AdvantageBatch, Batch, Metrics, ScoredBatch, TrainBatch
 
 
 def merge_rows(parts: list[Any]) -> Any:
@@ -30,11 +32,14 @@ class RankPolicy:
     def __init__(self, team: RankGroup) -> None:
         self._team = team
 
-    def score(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with `old_log_probs` and `entropy`, as Policy.score gives them."""
-        parts = self._team.call("score", batch)
-        old, entropy = (merge_rows([part[i] for part in parts]) for i in (0, 1))
-        return dataclasses.replace(batch, old_log_probs=old, entropy=entropy)
+    def score(self, batch: TrainBatch) -> ScoredBatch:
+        """The batch with π_old and entropies, as Policy.score gives them."""
+        parts: list[RankScores] = self._team.call("score", batch)
+        return batch.with_old(
+            merge_rows([part.old_log_probs for part in parts]),
+            merge_rows([part.entropy for part in parts]),
+            unscored_rows=sorted(row for part in parts for row in part.unscored_rows),
+        )
 
     def log_probs(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B,T] under the current weights."""
@@ -42,20 +47,21 @@ class RankPolicy:
         return merge_rows([part[0] for part in parts]), merge_rows([part[1] for part in parts])
 
     def update(
-        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+        self, batch: AdvantageBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
-        """As Policy.update; what the first mini-batch found of π_old is filled into the batch."""
-        parts = self._team.call("update", batch, loss, step, regulariser)
-        for part in parts:
-            if part.first_rows:
-                assert batch.old_log_probs is not None and batch.entropy is not None
-                batch.old_log_probs[part.first_rows] = part.first_old
-                batch.entropy[part.first_rows] = part.first_entropy
+        """As Policy.update."""
+        parts: list[RankUpdate] = self._team.call("update", batch, loss, step, regulariser)
+        found = [part.found for part in parts if part.found is not None]
+        if found:
+            batch = batch.with_rows(
+                [row for part in found for row in part.rows],
+                torch.cat([part.log_probs for part in found]),
+                torch.cat([part.entropy for part in found]),
+            )
         metrics = merge_ranks([part.metrics for part in parts])
         if batch.entropy is not None:
-            count = float(batch.mask.sum())
-            metrics["actor/entropy"] = Metric.mean(float((batch.entropy * batch.mask).sum()), count)
-        return Update(metrics, merge_rows([part.log_probs for part in parts]))
+            metrics |= entropy_metric(batch.entropy, batch.mask)
+        return Update(metrics, merge_rows([part.log_probs for part in parts]), batch)
 
 
 class RankCritic:
@@ -64,11 +70,11 @@ class RankCritic:
     def __init__(self, team: RankGroup) -> None:
         self._team = team
 
-    def score(self, batch: TrainBatch) -> TrainBatch:
+    def score(self, batch: Batch) -> Batch:
         """The batch with `values`."""
         return dataclasses.replace(batch, values=merge_rows(self._team.call("values", batch)))
 
-    def update(self, batch: TrainBatch, *, step: int) -> Metrics:
+    def update(self, batch: AdvantageBatch, *, step: int) -> Metrics:
         """As Critic.update."""
         return merge_ranks(self._team.call("update_critic", batch, step))
 
@@ -83,7 +89,7 @@ class RankReference:
         """Log-probs [B,T] of the batch's responses."""
         return merge_rows(self._team.call("reference", batch))
 
-    def score(self, batch: TrainBatch) -> TrainBatch:
+    def score(self, batch: Batch) -> Batch:
         """The batch with `ref_log_probs`."""
         return dataclasses.replace(batch, ref_log_probs=self.log_probs(batch))
 
@@ -116,11 +122,11 @@ class RankRoles:
         return self._facts
 
     def update_policy(
-        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+        self, batch: AdvantageBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
         return self.policy.update(batch, loss, step=step, regulariser=regulariser)
 
-    def with_reference(self, batch: TrainBatch) -> TrainBatch:
+    def with_reference(self, batch: Batch) -> Batch:
         assert self.reference is not None
         return self.reference.score(batch)
 

@@ -19,12 +19,12 @@ from typing import Any
 from torch.distributed import TCPStore
 
 from gspo.distributed.rank_group import RankPlace
+from gspo.exit_codes import EXIT_WORKERS_LOST
 from gspo.processes import is_alive
 
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 40.0  # without a beat a rank on another machine counts as gone
 GRACE_SECONDS = 15.0  # for the main thread to end by itself once the cause is known
-EXIT_RANK_FAILED = 8
 
 
 class RankWatch:
@@ -126,7 +126,7 @@ class RankWatch:
         if not self._stopped.wait(GRACE_SECONDS):
             print(f"error: {self.cause}; this rank does not end by itself and is stopped", file=sys.stderr)
             sys.stderr.flush()
-            os._exit(EXIT_RANK_FAILED)
+            os._exit(EXIT_WORKERS_LOST)
 
 
 def is_network_error(error: BaseException) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,29 +19,16 @@ from gspo.build.plugins import import_plugins
 from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
 from gspo.config import TrainerConfig
 from gspo.distributed.rank_group import RankPlace
+from gspo.distributed.rank_results import FoundRows, RankScores, RankUpdate
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.training.parallel.fsdp import Shards, ShardSettings
 from gspo.training.parallel.sharded_lora import ShardedAdapters
 from gspo.training.policy import PolicyLoss, Regulariser
 from gspo.training.roles import ADAPTER_FILES, PolicyFacts, Roles
-from gspo.types import Group, Metric, Metrics, TrainBatch
+from gspo.types import AdvantageBatch, Group, Metric, Metrics, TrainBatch
 
 JOIN_TIMEOUT = timedelta(minutes=30)  # for ranks to meet, and for a collective: ranks enter them together
-
-
-@dataclass(frozen=True, slots=True)
-class RankUpdate:
-    """One rank's part of an update: metrics of its rows, their log-probs [B,T] (0 in other rows), and its π_old.
-
-    `first_rows` are its rows of the first mini-batch, where the update itself found π_old and the entropies.
-    """
-
-    metrics: Metrics
-    log_probs: Tensor
-    first_rows: list[int]
-    first_old: Tensor | None = None
-    first_entropy: Tensor | None = None
 
 
 class RankWorker:
@@ -113,11 +99,11 @@ class RankWorker:
             self._engine.close()
         self._roles = self._adapters = self._engine = self._engine_model = None
 
-    def score(self, batch: TrainBatch) -> tuple[Tensor | None, Tensor | None]:
-        """π_old and entropies of this rank's rows, 0 in others."""
+    def score(self, batch: TrainBatch) -> RankScores:
+        """π_old and entropies of this rank's rows."""
         with self.roles.policy.ranks.resident():
             scored = self.roles.policy.score(batch)
-        return scored.old_log_probs, scored.entropy
+        return RankScores(scored.old_log_probs, scored.entropy, scored.unscored_rows)
 
     def log_probs(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of this rank's rows, 0 in others."""
@@ -141,23 +127,18 @@ class RankWorker:
         return values
 
     def update(
-        self, batch: TrainBatch, loss: PolicyLoss, step: int, regulariser: Regulariser | None
+        self, batch: AdvantageBatch, loss: PolicyLoss, step: int, regulariser: Regulariser | None
     ) -> RankUpdate:
         """Train the policy on a batch, each rank on its rows of every mini-batch."""
         policy = self.roles.policy
-        first = policy.settings.old_log_prob_source == "first_pass"
-        rows = [row for micro in policy.plan(batch)[0] for row in micro] if first else []
         with policy.ranks.resident(policy.optimizer):
             update = self.roles.update_policy(batch, loss, step=step, regulariser=regulariser)
         metrics = _plain(update.metrics)
         if batch.entropy is not None:
             metrics.pop("actor/entropy", None)  # known when all rows have been put together
-        if not first:
-            return RankUpdate(metrics, update.log_probs, [])
-        assert batch.old_log_probs is not None and batch.entropy is not None
-        return RankUpdate(metrics, update.log_probs, rows, batch.old_log_probs[rows], batch.entropy[rows])
+        return RankUpdate(metrics, update.log_probs, _found(batch, update.batch))
 
-    def update_critic(self, batch: TrainBatch, step: int) -> Metrics:
+    def update_critic(self, batch: AdvantageBatch, step: int) -> Metrics:
         """Train the critic on a batch, each rank on its rows of every mini-batch."""
         critic = self.roles.critic
         assert critic is not None
@@ -276,6 +257,14 @@ class RankWorker:
     def _shards(role: Any) -> Shards:
         assert isinstance(role.ranks, Shards)
         return role.ranks
+
+
+def _found(before: AdvantageBatch, after: AdvantageBatch) -> FoundRows | None:
+    """What an update found of rows that were not scored."""
+    rows = sorted(set(before.unscored_rows) - set(after.unscored_rows))
+    if not rows or after.entropy is None:
+        return None
+    return FoundRows(rows, after.old_log_probs[rows], after.entropy[rows])
 
 
 def _plain(metrics: Metrics) -> Metrics:

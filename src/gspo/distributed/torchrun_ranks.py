@@ -21,8 +21,9 @@ import torch.distributed as dist
 from gspo.distributed.launch import launched_place
 from gspo.distributed.rank_group import RankFailed, RankPlace
 from gspo.distributed.rank_stacks import StackAnswers, ask_stacks, format_stacks
-from gspo.distributed.rank_watch import EXIT_RANK_FAILED, RankWatch, describe, is_network_error
+from gspo.distributed.rank_watch import RankWatch, describe, is_network_error
 from gspo.distributed.rank_worker import RankWorker
+from gspo.exit_codes import EXIT_WORKERS_LOST
 
 CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says that a rank is gone
 FOREVER = timedelta(
@@ -125,7 +126,7 @@ class TorchrunRanks:
             traceback.print_exception(error)
         sys.stderr.flush()
         self._watch.stop()
-        return EXIT_RANK_FAILED
+        return EXIT_WORKERS_LOST
 
     def close(self) -> None:
         """Free the models everywhere; the processes stay for another run of this launch until `dismiss`."""

@@ -11,6 +11,7 @@ from typing import Any
 from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
+from gspo.runs.metric_names import aux_name, core_name
 from gspo.types import Group, Metric, Metrics, Prompt
 
 
@@ -93,9 +94,9 @@ def summarise(groups: Sequence[Group], answer_of: Callable[[str, str], str]) -> 
         for kind, values in _values(members).items():
             metrics |= _source_metrics(source, kind, members, values, answer_of)
         lengths = [len(r.token_ids) for g in members for r in g.rollouts]
-        metrics[f"val-aux/{source}/response_length/mean"] = Metric.mean(sum(lengths), len(lengths))
+        metrics[aux_name(source, "response_length/mean")] = Metric.mean(sum(lengths), len(lengths))
         failed = sum(r.reward is None for g in members for r in g.rollouts)
-        metrics[f"val-aux/{source}/reward_failures"] = Metric("sum", failed)
+        metrics[aux_name(source, "reward_failures")] = Metric("sum", failed)
     means = [sum(v) / len(v) for v in _values(groups).get("acc", []) if v]
     accuracy = sum(means) / len(means) if means else None
     interval = None if accuracy is None else wilson(accuracy, len(means))
@@ -123,18 +124,21 @@ def _source_metrics(
         return {}
     k = max(len(v) for _, v in scored)
     means = [sum(v) / len(v) for _, v in scored]
-    core = f"val-core/{source}/{kind}"
-    out = {f"{core}/mean@{k}": Metric.mean(sum(means), len(means))}
+
+    def core(measure: str) -> str:
+        return core_name(source, f"{kind}/{measure}")
+
+    out = {core(f"mean@{k}"): Metric.mean(sum(means), len(means))}
     if kind == "acc":
         low, high = wilson(sum(means) / len(means), len(means))
-        out[f"val-aux/{source}/acc/ci_low"] = Metric("last", low)
-        out[f"val-aux/{source}/acc/ci_high"] = Metric("last", high)
+        out[aux_name(source, "acc/ci_low")] = Metric("last", low)
+        out[aux_name(source, "acc/ci_high")] = Metric("last", high)
     if k > 1:
         for size in sorted({2**p for p in range(1, k.bit_length())} | {k}):
             best = [best_of(v, min(size, len(v))) for _, v in scored]
-            out[f"{core}/best@{size}"] = Metric.mean(sum(best), len(best))
+            out[core(f"best@{size}")] = Metric.mean(sum(best), len(best))
         majority = [_majority(g, v, answer_of) for g, v in scored]
-        out[f"{core}/maj@{k}"] = Metric.mean(sum(majority), len(majority))
+        out[core(f"maj@{k}")] = Metric.mean(sum(majority), len(majority))
     return out
 
 

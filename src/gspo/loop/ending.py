@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
+from gspo import report
+from gspo.loop.counters import Counters
 from gspo.runs.console import Console
 from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder, step_of
 from gspo.runs.group_log import read_groups
+from gspo.runs.metric_names import accuracy_interval, held_out_accuracy
 
 
-def result(run: RunFolder, step: int, counters: Mapping[str, float]) -> dict[str, Any]:
+def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
     """What the run came to, read from its own rows: the same after any number of interruptions."""
-    rows = [row for row in run.rows() if accuracy(row) is not None]
+    rows = [row for row in run.rows() if held_out_accuracy(row) is not None]
     first, last = (rows[0], rows[-1]) if rows else ({}, {})
     return {
-        "start_acc": accuracy(first),
-        "final_acc": accuracy(last),
+        "start_acc": held_out_accuracy(first),
+        "final_acc": held_out_accuracy(last),
         "steps": step,
-        "seconds": round(counters["seconds"], 1),
-        "generated_tokens": int(counters["generated_tokens"]),
+        "seconds": round(counters.seconds, 1),
+        "generated_tokens": counters.generated_tokens,
         "run": str(run.path),
         "start_ci": _interval(first),
         "final_ci": _interval(last),
@@ -51,17 +53,10 @@ def say_stopped(console: Console, run: RunFolder, step: int, total_steps: int) -
     )
 
 
-def accuracy(row: Mapping[str, Any]) -> float | None:
-    """Mean held-out accuracy over the data sources of a row, None when it has none."""
-    values = [v for k, v in row.items() if k.startswith("val-core/") and "/acc/mean@" in k and v is not None]
-    return sum(values) / len(values) if values else None
-
-
 def _interval(row: Mapping[str, Any]) -> list[float] | None:
-    """The interval when there is one data source; several have their own in the row."""
-    low = [v for k, v in row.items() if k.endswith("/acc/ci_low")]
-    high = [v for k, v in row.items() if k.endswith("/acc/ci_high")]
-    return [low[0], high[0]] if len(low) == 1 else None
+    """As JSON holds it."""
+    interval = accuracy_interval(row)
+    return None if interval is None else list(interval)
 
 
 def show_change(console: Console, run: RunFolder, result: Mapping[str, Any], num_examples: int) -> None:
@@ -101,12 +96,5 @@ def _question(record: Mapping[str, Any]) -> str:
 
 
 def write_report(console: Console, run: RunFolder) -> None:
-    """Write the run's page when the report package is there; a problem with it never fails a finished run."""
-    if importlib.util.find_spec("gspo.report") is None:
-        return
-    try:
-        from gspo.report import write_report as write
-
-        console.say(f"report: {write(run.path)}")
-    except Exception as error:
-        console.warn(f"the report could not be written: {type(error).__name__}: {error}")
+    """Write the run's page and say where it is."""
+    console.say(f"report: {report.write_report(run.path)}")

@@ -1,10 +1,4 @@
-"""`gspo train` behind the command line: errors become one message and an exit code.
-
-0 done · 1 unexpected · 2 config, data, reward or resume problem · 3 sampling starved or over its limit ·
-4 bad numbers · 5 too many rewards failed · 6 checkpoint cannot be written or read · 7 paused by an alarm ·
-8 no rollout worker or trainer rank left · 9 no progress (trainer.watchdog_stop_seconds) ·
-130 Ctrl-C · 143 SIGTERM. Codes 7, 130 and 143 come after saving.
-"""
+"""`gspo train` behind the command line: errors become one message and an exit code (`gspo.exit_codes`)."""
 
 from __future__ import annotations
 
@@ -20,6 +14,15 @@ from gspo.distributed.backend import ClusterError
 from gspo.distributed.launch import check_launch, launched_ranks, tell_code
 from gspo.distributed.rank_group import RankFailed
 from gspo.distributed.torchrun_ranks import TorchrunRanks, launched_rank_group
+from gspo.exit_codes import (
+    EXIT_BAD_NUMBERS,
+    EXIT_DONE,
+    EXIT_FILE,
+    EXIT_REFUSED,
+    EXIT_REWARDS_FAILED,
+    EXIT_STARVED,
+    EXIT_WORKERS_LOST,
+)
 from gspo.loop.trainer import BadNumbers, Trainer
 from gspo.models.load import ModelError
 from gspo.rewards.protocol import RewardError
@@ -48,13 +51,14 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             ConfigErrors,
             ShardError,
         ),
-        2,
+        EXIT_REFUSED,
     ),
-    ((StarvedSampling, GenerationLimit), 3),
-    ((BadNumbers, FloatingPointError), 4),  # the engine raises the second on log-probs that are not finite
-    (RewardFailures, 5),
-    (CheckpointError, 6),
-    ((WorkersLost, RankFailed), 8),
+    ((StarvedSampling, GenerationLimit), EXIT_STARVED),
+    # The engine raises the second on log-probs that are not finite.
+    ((BadNumbers, FloatingPointError), EXIT_BAD_NUMBERS),
+    (RewardFailures, EXIT_REWARDS_FAILED),
+    (CheckpointError, EXIT_FILE),
+    ((WorkersLost, RankFailed), EXIT_WORKERS_LOST),
 )
 
 
@@ -86,7 +90,7 @@ def _train(resolved: ResolvedConfig, **given: Any) -> int:
     if stopped := result.pop("stopped", 0):
         return stopped
     print("result: " + json.dumps(result))
-    return 0
+    return EXIT_DONE
 
 
 def exit_code(error: Exception) -> int | None:
@@ -94,8 +98,7 @@ def exit_code(error: Exception) -> int | None:
     for kinds, code in EXIT_CODES:
         if isinstance(error, kinds):
             return code
-    if isinstance(
-        error, OSError
-    ):  # a full disk or a closed folder has a number; a model that is not there has none
-        return 6 if error.errno is not None else 2
+    # A full disk or a closed folder has a number; a model that is not there has none.
+    if isinstance(error, OSError):
+        return EXIT_FILE if error.errno is not None else EXIT_REFUSED
     return None

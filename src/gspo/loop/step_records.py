@@ -18,16 +18,15 @@ from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import GroupLog
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.training.policy import Update
-from gspo.types import Group, Metric, Metrics, TrainBatch, merge_metrics
+from gspo.types import Group, Metric, Metrics, ScoredBatch, merge_metrics
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A batch that was trained on, and what that gave beside the update's own metrics."""
+    """Groups that were trained on, the update with their batch, and metrics of the other roles."""
 
     groups: list[Group]
     sampling: SamplingCounts
-    batch: TrainBatch
     update: Update
     extra: Metrics
 
@@ -41,8 +40,7 @@ def step_metrics(done: Trained, *, with_gap: bool = True) -> Metrics:
 
     `with_gap` adds how far the trainer's log-probs are from the engine's.
     """
-    groups, batch, sampling = done.groups, done.batch, done.sampling
-    assert batch.advantages is not None and batch.returns is not None
+    groups, batch, sampling = done.groups, done.update.batch, done.sampling
     rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
     trained = batch.mask.bool()
     lengths = torch.tensor([float(len(r)) for r in batch.response_ids])
@@ -67,13 +65,6 @@ def step_metrics(done: Trained, *, with_gap: bool = True) -> Metrics:
     return metrics
 
 
-def count_tokens(metrics: Metrics, counters: dict[str, float]) -> None:
-    """Add what a step generated and wasted to the run's counters, and their totals to its metrics."""
-    for name in ("generated_tokens", "wasted_tokens"):
-        counters[name] += int(metrics[f"train/{name}"].result())
-        metrics[f"train/total_{name}"] = Metric("last", counters[name])
-
-
 def warn_of_failures(step: int, sampling: SamplingCounts, warn: Callable[[str], None]) -> None:
     """Say which rewards are missing, where some are."""
     if sampling.num_failed_rewards:
@@ -91,16 +82,12 @@ def _spread(name: str, values: Tensor) -> Metrics:
     }
 
 
-def _rollout_gap(batch: TrainBatch) -> Metrics:
+def _rollout_gap(batch: ScoredBatch) -> Metrics:
     """How far π_old is from μ, which wrote the answers: noise when they are fresh, the policy's movement when stale.
 
     `actor/rollout_kl` is the mean of log μ - log π_old; the plain ratios π_old/μ are given by token and by sequence.
     """
-    assert batch.old_log_probs is not None
-    scored = (batch.old_log_probs != 0).any(
-        -1
-    )  # old_log_prob_source=first_pass leaves the first mini-batch at 0
-    trained = batch.mask.bool() & scored[:, None]
+    trained = batch.mask.bool()
     log_ratio = torch.where(trained, batch.old_log_probs - batch.rollout_log_probs, 0.0).double()
     lengths = trained.sum(-1)
     by_sequence = (log_ratio.sum(-1) / lengths.clamp(min=1))[lengths > 0]
@@ -129,15 +116,14 @@ def row_weights(groups: Sequence[Group], weights: Sequence[float] | None) -> Ten
 
 
 def trained_details(
-    groups: Sequence[Group], batch: TrainBatch, log_probs: Tensor, token_text: Callable[[int], str]
+    groups: Sequence[Group], update: Update, token_text: Callable[[int], str]
 ) -> dict[int, list[dict[str, Any]]]:
     """By submission number, what training knows of each response: advantage, sequence ratio, tokens, log-probs."""
-    assert batch.old_log_probs is not None and batch.advantages is not None
-    mask = batch.mask
+    batch, log_probs, mask = update.batch, update.log_probs, update.batch.mask
     counts = mask.sum(-1).clamp(min=1)
     ratios = torch.exp(((log_probs - batch.old_log_probs) * mask).sum(-1) / counts).tolist()
     advantages = (batch.advantages * mask).sum(-1) / counts
-    rounded = {name: (t * 1e5).round().div(1e5).tolist() for name, t in _by_token(batch, log_probs).items()}
+    rounded = {name: (t * 1e5).round().div(1e5).tolist() for name, t in _by_token(update).items()}
     out: dict[int, list[dict[str, Any]]] = {}
     row = 0
     for group in groups:
@@ -158,12 +144,11 @@ def trained_details(
     return out
 
 
-def _by_token(batch: TrainBatch, log_probs: Tensor) -> dict[str, Tensor]:
-    assert batch.old_log_probs is not None
+def _by_token(update: Update) -> dict[str, Tensor]:
     return {
-        "log_probs": batch.rollout_log_probs.double(),
-        "old_log_probs": batch.old_log_probs.double(),
-        "new_log_probs": log_probs.double(),
+        "log_probs": update.batch.rollout_log_probs.double(),
+        "old_log_probs": update.batch.old_log_probs.double(),
+        "new_log_probs": update.log_probs.double(),
     }
 
 
@@ -176,9 +161,7 @@ def write_groups(
     beat: Callable[[], None],
 ) -> None:
     """Write the groups that were judged in a step, those of its batch with what training knows of them."""
-    log.write(
-        step, trained_details(done.groups, done.batch, done.update.log_probs, texts.__getitem__), judged
-    )
+    log.write(step, trained_details(done.groups, done.update, texts.__getitem__), judged)
     beat()
 
 

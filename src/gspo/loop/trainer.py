@@ -21,11 +21,13 @@ from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.distributed.backend import Backend
 from gspo.distributed.rank_group import RankFailed
 from gspo.evaluation.evaluator import Evaluation
+from gspo.exit_codes import EXIT_PAUSED
 from gspo.loop import ending as closing
 from gspo.loop import step_records as records
-from gspo.loop.guards.alarms import EXIT_PAUSED, LR_FACTOR, Alarms, Paused, checkpoint_before
+from gspo.loop.counters import Counters
+from gspo.loop.guards.alarms import LR_FACTOR, Alarms, Paused, checkpoint_before
 from gspo.loop.guards.bad_numbers import BadNumbers as BadNumbers
-from gspo.loop.guards.bad_numbers import check_numbers
+from gspo.loop.guards.bad_numbers import check_numbers, skipped_updates
 from gspo.loop.guards.stop_request import StopRequest
 from gspo.loop.guards.watchdog import Watchdog
 from gspo.loop.step_records import Trained
@@ -38,7 +40,7 @@ from gspo.runs.sinks import open_sinks
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.training.batch.batching import collate
 from gspo.training.policy import Update
-from gspo.types import Group, Metrics, TrainBatch, merge_metrics
+from gspo.types import AdvantageBatch, Group, Metrics, merge_metrics
 
 RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
 
@@ -123,24 +125,18 @@ class Trainer:
         self.group_log = GroupLog(self.run.groups)
         self.step = 0
         self.total_steps = self.parts.total_steps
-        self.counters: dict[str, float] = {
-            "generated_tokens": 0,
-            "wasted_tokens": 0,
-            "seconds": 0.0,
-            "bad_steps_in_row": 0,
-            "rollbacks": 0,
-        }
+        self.counters = Counters()
         if loaded is not None:
             self._restore(loaded)
         self.saving.resumed(loaded)
         self.run.cut_after(self.step or -1)  # step 0 is evaluated again
         self.alarms.restore(self.step, list(self.run.rows()))
-        self.counters["rollbacks"] = max(self.counters["rollbacks"], self.alarms.num_rollbacks())
-        self.parts.roles.scale_lr(LR_FACTOR ** self.counters["rollbacks"])
+        self.counters.rollbacks = max(self.counters.rollbacks, self.alarms.num_rollbacks())
+        self.parts.roles.scale_lr(LR_FACTOR**self.counters.rollbacks)
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, or until asked to stop; returns what the last line of `gspo train` prints."""
-        self._clock_started = time.monotonic() - self.counters["seconds"]
+        self._clock_started = time.monotonic() - self.counters.seconds
         if self.step < self.total_steps:  # a finished run that was made longer is unfinished again
             self.run.result_file.unlink(missing_ok=True)
         with contextlib.closing(self), self.stop, self._watchdog(), self.writer:
@@ -177,7 +173,7 @@ class Trainer:
         if self._evaluation_is_due():
             merge_metrics(metrics, self._evaluate().metrics)
         values = self._track(metrics)
-        action = self.alarms.heed(self.step, values, int(self.counters["rollbacks"]))
+        action = self.alarms.heed(self.step, values, self.counters.rollbacks)
         if action == "rollback":
             self._roll_back()
             return
@@ -185,9 +181,9 @@ class Trainer:
             raise Paused(
                 f"an alarm paused the run at step {self.step} (trainer.on_alarm={self.config.trainer.on_alarm})"
             )
-        check_numbers(
-            self.step, metrics, self.counters, self.config.trainer.max_skipped_steps, self.console.warn
-        )
+        self.counters.count_step(bad=skipped_updates(metrics))
+        limit = self.config.trainer.max_skipped_steps
+        check_numbers(self.step, metrics, self.counters.bad_steps_in_row, limit, self.console.warn)
         if self._save_is_due():
             self._begin_save()
 
@@ -218,7 +214,7 @@ class Trainer:
         with clock("update_weights"):
             parts.engine.load_weights(None, version=self.step + 1)
             parts.sampler.release(groups)
-        return Trained(groups, sampling, batch, update, extra)
+        return Trained(groups, sampling, update, extra)
 
     def _measure(self, done: Trained) -> Metrics:
         """The metrics of a step whose weights are live; controllers take note of them."""
@@ -229,7 +225,7 @@ class Trainer:
         merge_metrics(metrics, parts.engine_metrics())
         if parts.kl_reward is not None:
             merge_metrics(metrics, parts.kl_reward.observe())
-        records.count_tokens(metrics, self.counters)
+        merge_metrics(metrics, self.counters.count_tokens(metrics))
         records.warn_of_failures(self.step, done.sampling, self.console.warn)
         return metrics
 
@@ -248,11 +244,13 @@ class Trainer:
         with self.clock("baseline"):
             return self.parts.baseline.score(groups, self.step)
 
-    def _update_policy(self, batch: TrainBatch) -> Update:
+    def _update_policy(self, batch: AdvantageBatch) -> Update:
         """Train the policy, unless only the critic is trained yet (`trainer.critic_warmup`)."""
         objective, roles = self.parts.objective, self.parts.roles
         if roles.critic is not None and self.step < self.config.trainer.critic_warmup:
-            return Update({}, roles.policy.log_probs(batch)[0])
+            log_probs, entropy = roles.policy.log_probs(batch)  # the weights stay, so this is π_old as well
+            rows = list(batch.unscored_rows)
+            return Update({}, log_probs, batch.with_rows(rows, log_probs[rows], entropy[rows]))
         return roles.update_policy(batch, objective.loss(), step=self.step, regulariser=objective.regulariser)
 
     def save(self) -> None:
@@ -261,7 +259,7 @@ class Trainer:
         self.writer.wait()
 
     def _begin_save(self) -> None:
-        state = {"counters": self.counters, "config": self.resolved.to_dict()}
+        state = {"counters": self.counters.state_dict(), "config": self.resolved.to_dict()}
         self.saving.begin(self.step, self.parts, state)
 
     def close(self) -> None:
@@ -284,7 +282,7 @@ class Trainer:
         parts.roles.load(loaded)
         parts.engine.load_weights(None, version=self.step)
         parts.load_state_dict(loaded.state)
-        self.counters.update(loaded.state["counters"])
+        self.counters.load_state_dict(loaded.state["counters"])
 
     def _watchdog(self) -> Watchdog:
         trainer = self.config.trainer
@@ -325,7 +323,7 @@ class Trainer:
         merge_metrics(metrics, self.clock.metrics())
         self.clock.reset()
         values = {name: metric.result() for name, metric in metrics.items()}
-        self.counters["seconds"] = time.monotonic() - self._clock_started
+        self.counters.seconds = time.monotonic() - self._clock_started
         values |= records.speed(values)
         self.run.append_metrics(self.step, values)
         for sink in self.sinks:

@@ -130,12 +130,6 @@ class Outcome:
         """Seconds a step that was kept, all losses included."""
         return self.seconds / max(1, self.steps)
 
-    @property
-    def accounted(self) -> int:
-        """Groups by where they ended; equals `submitted`."""
-        ended = self.trained + self.filtered + self.stale + self.rolled_back
-        return ended + self.in_flight + self.queued + self.training
-
     def to_dict(self) -> dict[str, Any]:
         names = (
             "steps seconds submitted trained filtered stale rolled_back in_flight queued training regenerated"

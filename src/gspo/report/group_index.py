@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gspo.report.stats import correctness
-from gspo.runs import reading
-from gspo.runs.run import Run
 
 HELD_OUT = "held_out"
 FIELDS = ("uid", "fate", "source", "n", "rate", "score", "tokens", "question", "truth", "version")
@@ -31,18 +29,19 @@ def _line(record: Mapping[str, Any], held_out: bool, ratios: list[float]) -> lis
     trained = [float(r["ratio"]) - 1.0 for r in responses if isinstance(r.get("ratio"), int | float)]
     ratios += [round(v, 8) for v in trained]
     truth = record.get("ground_truth")
-    return [
-        str(record.get("uid", "")),
-        HELD_OUT if held_out else str(record.get("fate", "")),
-        str(record.get("data_source", "")),
-        len(responses),
-        round(sum(right) / len(right), 4) if right else None,
-        round(sum(scores) / len(scores), 4) if scores else None,
-        sum(int(n) for r in responses if isinstance(n := r.get("num_tokens"), int | float)),
-        _question(record.get("messages"))[:QUESTION_CHARS],
-        "" if truth is None else str(truth)[:TRUTH_CHARS],
-        record.get("version"),
-    ]
+    facts = {
+        "uid": str(record.get("uid", "")),
+        "fate": HELD_OUT if held_out else str(record.get("fate", "")),
+        "source": str(record.get("data_source", "")),
+        "n": len(responses),
+        "rate": round(sum(right) / len(right), 4) if right else None,
+        "score": round(sum(scores) / len(scores), 4) if scores else None,
+        "tokens": sum(int(n) for r in responses if isinstance(n := r.get("num_tokens"), int | float)),
+        "question": _question(record.get("messages"))[:QUESTION_CHARS],
+        "truth": "" if truth is None else str(truth)[:TRUTH_CHARS],
+        "version": record.get("version"),
+    }
+    return [facts[name] for name in FIELDS]
 
 
 def _question(messages: Any) -> str:
@@ -55,18 +54,3 @@ def _question(messages: Any) -> str:
     if isinstance(content, list):
         content = " ".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     return " ".join(str(content).split())
-
-
-def index_run(run: Run) -> list[dict[str, Any]]:
-    """`index_step` of every file of the run, with `step` and `kind` (`train` or `eval`), by step."""
-    out = []
-    for kind, files in (("train", run.group_files()), ("eval", run.eval_files())):
-        for step, path in files.items():
-            out.append(
-                {
-                    "step": step,
-                    "kind": kind,
-                    **index_step(reading.read_groups(path, numbers=False), kind == "eval"),
-                }
-            )
-    return sorted(out, key=lambda entry: (entry["step"], entry["kind"] == "train"))

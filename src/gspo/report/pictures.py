@@ -11,7 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gspo.report.overview import clip_band
-from gspo.runs.run import Run, is_accuracy
+from gspo.runs.metric_names import aux_name, held_out_source, is_accuracy
+from gspo.runs.run import Run
 
 BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, RED = (
     "#2f6bd8",
@@ -93,9 +94,9 @@ def _learning(run: Run) -> Figure | None:
     ]
     left.set_title("Reward", fontsize=10)
     for name, color in zip((n for n in run.names() if is_accuracy(n)), STAGES):
-        source = "/".join(name.split("/")[1:-2])
+        source = held_out_source(name) or name
         x, y = _series(run, name)
-        low, high = (_series(run, f"val-aux/{source}/acc/{end}")[1] for end in ("ci_low", "ci_high"))
+        low, high = (_series(run, aux_name(source, f"acc/{end}"))[1] for end in ("ci_low", "ci_high"))
         if len(low) == len(high) == len(x):
             right.fill_between(x, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
         right.plot(x, 100 * y, "o-", color=color, label=source, linewidth=1.6, markersize=4)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo.report import words
 from gspo.report.verdict import LOSS_NAMES, judge, start_and_end
+from gspo.runs.metric_names import CORE, held_out_source
 from gspo.runs.run import Run
 
 ACTOR = "actor_rollout_ref.actor"
@@ -173,7 +174,8 @@ def _reproduce(run: Run) -> str:
 
 
 def _limits(run: Run) -> str:
-    sources = sorted({k.split("/")[1] for row in run.rows for k in row if k.startswith("val-core/")})
+    names = [name for name in run.names() if name.startswith(CORE)]
+    sources = sorted({source for name in names if (source := held_out_source(name)) is not None})
     if not sources:
         return "No held-out evaluation was run; nothing is known about what the model can do."
     return (

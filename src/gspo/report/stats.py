@@ -1,4 +1,4 @@
-"""Intervals: of one accuracy (Wilson), and of a difference over the same questions (Bonett and Price)."""
+"""The difference of two accuracies over the same questions, with its interval (Bonett and Price)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,6 @@ class PairedDifference:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "clear": self.clear}
-
-
-def wilson(share: float, n: int, z: float = Z95) -> tuple[float, float]:
-    """The Wilson score interval of a share seen in n questions (Wilson, 1927)."""
-    if n <= 0:
-        return 0.0, 1.0
-    centre = share + z * z / (2 * n)
-    spread = z * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    scale = 1 + z * z / n
-    return max(0.0, (centre - spread) / scale), min(1.0, (centre + spread) / scale)
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float], z: float = Z95) -> PairedDifference | None:

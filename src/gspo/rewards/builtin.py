@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.registry import Registry
 from gspo.rewards.functions import RewardFunction, wrap_function
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.signatures import Response
@@ -28,7 +29,7 @@ class Builtin:
     preload: tuple[str, ...] = ()  # modules worth importing once, before workers are forked
 
 
-_REGISTRY: dict[str, Builtin] = {}
+REWARDS: Registry[Builtin] = Registry("reward", error=RewardError)
 
 
 def reward(
@@ -40,7 +41,7 @@ def reward(
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        _REGISTRY[name] = Builtin(fn, name, (name, *sources), cheap, preload)
+        REWARDS.add(name, Builtin(fn, name, (name, *sources), cheap, preload), source=fn)
         return fn
 
     return register
@@ -48,30 +49,31 @@ def reward(
 
 def names() -> list[str]:
     """The names of all built-in rewards."""
-    return sorted(_REGISTRY)
+    return sorted(REWARDS.names())
 
 
 def registering_modules() -> list[str]:
     """Modules beside this one that registered rewards: a worker must import them to know the same names."""
-    return sorted({entry.fn.__module__ for entry in _REGISTRY.values()} - {__name__, "__main__"})
+    return sorted({entry.fn.__module__ for entry in REWARDS.items()} - {__name__, "__main__"})
 
 
 def builtin(name: str) -> Builtin:
     """The built-in of that name; RewardError lists the names there are."""
-    if name not in _REGISTRY:
+    if name not in REWARDS:
+        hint = f"did you mean {near!r}? " if (near := REWARDS.nearest(name)) else ""
         raise RewardError(
-            f"there is no built-in reward {name!r}; there are {', '.join(names())}. "
+            f"there is no built-in reward {name!r}; {hint}there are {', '.join(names())}. "
             f'A function of your own is named "file.py:function"'
         )
-    return _REGISTRY[name]
+    return REWARDS.get(name)
 
 
 def for_source(data_source: str) -> Builtin:
     """The built-in that grades rows of a data source; RewardError says how to give one of your own."""
-    for entry in _REGISTRY.values():
+    for entry in REWARDS.items():
         if data_source in entry.sources:
             return entry
-    for entry in _REGISTRY.values():
+    for entry in REWARDS.items():
         if any(s.endswith("*") and data_source.startswith(s[:-1]) for s in entry.sources):
             return entry
     raise RewardError(

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from gspo.rewards import builtin
 from gspo.rewards.functions import RewardFunction, RewardSpec, load_function, parse_spec, wrap_function
 from gspo.rewards.protocol import Graded, RewardError
-from gspo.rewards.results import to_wire
+from gspo.rewards.results import as_number, to_wire
 from gspo.rewards.shaping import overlong_penalty
 from gspo.rewards.signatures import Response
 from gspo.types import Prompt, Reward
@@ -93,7 +93,7 @@ def _seed(uid: str, responses: Sequence[Response]) -> None:
 
 
 def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Graded:
-    """The weighted sum of one response's rewards; the first failure when one is missing.
+    """The weighted sum of one response's rewards; a failure when one is missing (the first) or the sum is not finite.
 
     With several rewards the first `acc` given is kept, and each part's score is added as the metric `reward/<name>`.
     """
@@ -103,7 +103,11 @@ def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Gr
     parts = [result for result in graded if isinstance(result, Reward)]
     if len(parts) == 1 and functions[0].weight == 1.0:
         return parts[0]
-    score = sum(function.weight * part.score for function, part in zip(functions, parts))
+    try:
+        weighted = sum(function.weight * part.score for function, part in zip(functions, parts))
+        score = as_number(weighted, f"the weighted sum of {', '.join(f.name for f in functions)}")
+    except RewardError as error:
+        return str(error)
     extra: dict[str, float] = {}
     for function, part in zip(functions, parts):
         extra |= part.extra

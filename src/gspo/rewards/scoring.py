@@ -24,7 +24,7 @@ from gspo.rewards.functions import RewardFunction, RewardSpec
 from gspo.rewards.pool.worker_pool import JobFailed, WorkerPool
 from gspo.rewards.pool.workers import ForkedWorkers, ThreadWorkers, WorkerSource
 from gspo.rewards.protocol import Graded, RewardError, Scorer
-from gspo.rewards.results import from_wire, to_wire
+from gspo.rewards.results import from_wire
 from gspo.rewards.signatures import Response
 from gspo.types import Group, Prompt, Reward, Rollout
 
@@ -75,6 +75,15 @@ class InProcessScorer:
         self._groups = []
 
 
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A group to be collected: graded here already, or by jobs of the pool."""
+
+    group: Group
+    graded: list[Graded] | None = None
+    jobs: Sequence[Future[Any]] = ()
+
+
 class PoolScorer:
     """Scores in the worker pool while generation goes on. Groups that only need cheap built-ins never leave the process.
 
@@ -102,22 +111,26 @@ class PoolScorer:
         self._crew: WorkerSource | None = None
         self._info: dict[str, Any] = {}
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
-        self._waiting: list[tuple[Group, list[Future[Any]]]] = []
+        self._waiting: list[_Waiting] = []
 
     def submit(self, group: Group) -> None:
         responses = responses_of(group)
         if self._cheap and all(_is_cheap(spec, group.prompt.data_source) for spec in self._specs):
-            future: Future[Any] = Future()
-            future.set_result([to_wire(graded) for graded in self._cheap.grade(group.prompt, responses)])
-            self._waiting.append((group, [future]))
+            self._waiting.append(_Waiting(group, graded=self._cheap.grade(group.prompt, responses)))
             return
         pool = self.start(group.prompt.data_source)
         parts = [responses] if self._info["takes_group"] else [[response] for response in responses]
-        self._waiting.append((group, [pool.submit((group.prompt, part)) for part in parts if part]))
+        jobs = [pool.submit((group.prompt, part)) for part in parts if part]
+        self._waiting.append(_Waiting(group, jobs=jobs))
 
     def collect(self) -> list[Group]:
         waiting, self._waiting = self._waiting, []
-        return [self.finisher.attach(group, self._results(group, futures)) for group, futures in waiting]
+        return [
+            self.finisher.attach(
+                one.group, self._results(one.group, one.jobs) if one.graded is None else one.graded
+            )
+            for one in waiting
+        ]
 
     def start(self, data_source: str = "") -> WorkerPool:
         """Start the pool if it is not running; RewardError when the reward function cannot be loaded.
@@ -160,6 +173,7 @@ class PoolScorer:
         )
 
     def _results(self, group: Group, futures: Sequence[Future[Any]]) -> list[Graded]:
+        """What the workers answered, checked; a job without a result is a failure of each of its responses."""
         graded: list[Graded] = []
         size = len(group.rollouts) // max(len(futures), 1)
         for future in futures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 MAX_WORDS = 20_000
@@ -36,23 +35,6 @@ def length_penalty(length: int, max_length: int, free: int = 0) -> float:
     if not 0 <= free < max_length:
         raise ValueError(f"free={free}, expected at least 0 and less than max_length={max_length}")
     return max(-1.0, min(0.0, (free - length) / (max_length - free)))
-
-
-def cosine_length(
-    right: bool,
-    length: int,
-    max_length: int,
-    *,
-    right_range: tuple[float, float] = (1.0, 0.5),
-    wrong_range: tuple[float, float] = (-1.0, -0.5),
-) -> float:
-    """A score that moves with length along half a cosine, from the range's first value at 0 to its second at the limit.
-
-    Right answers earn more when short, wrong ones lose less when long (arXiv 2502.03373, section 4).
-    """
-    start, end = right_range if right else wrong_range
-    progress = min(max(length / max_length, 0.0), 1.0)
-    return end + 0.5 * (start - end) * (1.0 + math.cos(math.pi * progress))
 
 
 def overlong_penalty(length: int, max_length: int, buffer: int, factor: float = 1.0) -> float:

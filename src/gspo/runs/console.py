@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console as RichConsole
 from rich.table import Table
 
+from gspo.runs.metric_names import held_out_score
+
 COLUMNS = (
     ("step", None, "{:.0f}"),
     ("reward", "critic/score_all/mean", "{:.3f}"),
@@ -45,7 +47,7 @@ class Console:
         """Show one training step; on a terminal as a live line, with a table every few steps."""
         if self._first is None:
             self._first, self._started = step - 1, time.monotonic() - values.get("timing_s/step", 0.0)
-        row = {**values, "step": step, "val": _held_out(values)}
+        row = {**values, "step": step, "val": held_out_score(values)}
         if not self.rich.is_terminal:
             self.rich.print(self._line(row, total), markup=False)
             return
@@ -108,15 +110,6 @@ def _plain(text: str):
     from rich.text import Text
 
     return Text(text)
-
-
-def _held_out(values: Mapping[str, float]) -> float | None:
-    """Mean held-out accuracy over data sources; the reward where no accuracy is known."""
-    for kind in ("acc", "reward"):
-        found = [v for k, v in values.items() if k.startswith("val-core/") and f"/{kind}/mean@" in k]
-        if found:
-            return sum(found) / len(found)
-    return None
 
 
 def _table(rows: Sequence[Mapping[str, float]]) -> Table:

@@ -13,6 +13,7 @@ from typing import Any
 from gspo.processes import is_alive
 from gspo.report import stats
 from gspo.runs import reading
+from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, is_accuracy
 
 RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run of another machine counts as running
 
@@ -97,12 +98,8 @@ class Run:
     @cached_property
     def accuracy(self) -> list[tuple[int, float]]:
         """Held-out accuracy by step, the mean over data sources."""
-        out = []
-        for row in self.rows:
-            values = [v for k in row if is_accuracy(k) and (v := _number(row[k])) is not None]
-            if values:
-                out.append((row["step"], sum(values) / len(values)))
-        return out
+        found = [(row["step"], held_out_accuracy(row)) for row in self.rows]
+        return [(step, value) for step, value in found if value is not None]
 
     @cached_property
     def change(self) -> stats.PairedDifference | None:
@@ -121,23 +118,7 @@ class Run:
         rows = [row for row in self.rows if any(is_accuracy(k) for k in row)]
         if not rows:
             return None
-        row = rows[0] if at == "start" else rows[-1]
-        low, high = (
-            [
-                v
-                for k in row
-                if k.startswith("val-aux/")
-                and k.endswith(f"/acc/{end}")
-                and (v := _number(row[k])) is not None
-            ]
-            for end in ("ci_low", "ci_high")
-        )
-        return (low[0], high[0]) if len(low) == len(high) == 1 else None
-
-
-def is_accuracy(name: str) -> bool:
-    """Whether a metric is the held-out accuracy of a data source."""
-    return name.startswith("val-core/") and "/acc/mean@" in name
+        return accuracy_interval(rows[0] if at == "start" else rows[-1])
 
 
 def read_run(path: Path | str) -> Run:

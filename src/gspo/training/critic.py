@@ -17,7 +17,16 @@ from gspo.training.forward import Forward
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
-from gspo.types import BatchTotals, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
+from gspo.types import (
+    AdvantageBatch,
+    Batch,
+    BatchTotals,
+    LossOutput,
+    Metric,
+    Metrics,
+    TrainBatch,
+    merge_metrics,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +97,7 @@ class Critic:
         return self.ranks.run(self.model, micro)
 
     @torch.no_grad()
-    def score(self, batch: TrainBatch) -> TrainBatch:
+    def score(self, batch: Batch) -> Batch:
         """The batch with `values`, those before this step's updates; zero in other ranks' rows."""
         values = torch.zeros_like(batch.mask)
         with self.layout.running():
@@ -100,9 +109,9 @@ class Critic:
         self.ranks.rest()
         return dataclasses.replace(batch, values=values * batch.mask)
 
-    def update(self, batch: TrainBatch, *, step: int) -> Metrics:
+    def update(self, batch: AdvantageBatch, *, step: int) -> Metrics:
         """One optimiser step a mini-batch. A mini-batch with bad numbers is skipped, counted, and changes nothing."""
-        assert batch.values is not None and batch.returns is not None
+        assert batch.values is not None, "score() comes first"
         metrics: Metrics = {}
         lr = self.schedule.at(step)
         for _ in range(self.settings.num_epochs):
@@ -113,7 +122,7 @@ class Critic:
         metrics["critic/vf_explained_var"] = Metric("last", explained)
         return metrics
 
-    def _mini_batch(self, batch: TrainBatch, micros: list[list[int]], lr: float) -> Metrics:
+    def _mini_batch(self, batch: AdvantageBatch, micros: list[list[int]], lr: float) -> Metrics:
         totals = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
@@ -130,8 +139,8 @@ class Critic:
         metrics["critic/skipped_updates"] = Metric("sum", 0.0)
         return metrics
 
-    def _micro_step(self, batch: TrainBatch, rows: list[int], totals: BatchTotals) -> LossOutput:
-        assert batch.values is not None and batch.returns is not None
+    def _micro_step(self, batch: AdvantageBatch, rows: list[int], totals: BatchTotals) -> LossOutput:
+        assert batch.values is not None
         values = self.forward(batch, rows)
         if not rows:
             loss = values.sum() * 0.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gspo.algo.functional import kl_penalty
-from gspo.algo.kl import KLController
+from gspo.algo.kl import KLController, response_kl
 from gspo.distributed.rank_roles import RankPolicy, RankReference
 from gspo.rewards.protocol import Scorer
 from gspo.training.batch.batching import collate
@@ -50,14 +49,14 @@ class KlScorer:
             return group
         batch = collate([group.with_rollouts(tuple(scored))])
         log_probs, _ = self._policy.log_probs(batch)
-        kl = kl_penalty(self._kind, log_probs, self._reference.log_probs(batch)) * batch.mask
-        totals = iter(kl.double().sum(-1).tolist())
-        self._sum += float(kl.double().sum())
+        by_response, total = response_kl(self._kind, log_probs, self._reference.log_probs(batch), batch.mask)
+        charges = iter(by_response)
+        self._sum += total
         self._num_tokens += int(batch.mask.sum())
         self._num_sequences += len(scored)
         return group.with_rollouts(
             tuple(
-                r if r.reward is None else self._penalised(r, r.reward, next(totals)) for r in group.rollouts
+                r if r.reward is None else self._penalised(r, r.reward, next(charges)) for r in group.rollouts
             )
         )
 

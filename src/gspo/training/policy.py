@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import count_totals
+from gspo.algo.diagnostics import entropy_metric
 from gspo.kernels.device_memory import keep_freed_memory, upload
 from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
@@ -20,7 +21,17 @@ from gspo.training.log_probs import Head, chosen_log_probs
 from gspo.training.optim.adamw import MasterOptimizer, StepResult
 from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
-from gspo.types import BatchTotals, LossInputs, LossOutput, Metric, Metrics, TrainBatch, merge_metrics
+from gspo.types import (
+    AdvantageBatch,
+    BatchTotals,
+    LossInputs,
+    LossOutput,
+    Metric,
+    Metrics,
+    ScoredBatch,
+    TrainBatch,
+    merge_metrics,
+)
 
 PolicyLoss = Callable[[LossInputs], LossOutput]
 Seen = tuple[list[int], Tensor, Tensor | None]  # rows, their log-probs and entropies
@@ -30,10 +41,14 @@ Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotal
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an update did: its metrics, and each token's log-prob [B,T] as its own mini-batch saw it."""
+    """What an update did: its metrics, and each token's log-prob [B,T] as its own mini-batch saw it.
+
+    `batch` is the one it trained on, with π_old and entropies of every row.
+    """
 
     metrics: Metrics
     log_probs: Tensor
+    batch: AdvantageBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,34 +162,39 @@ class Policy(TokenScorer):
         self._head_gradient = HeadGradient(self.head)
         self.head = dataclasses.replace(self.head, multiply=self._head_gradient.multiply)
 
-    def score(self, batch: TrainBatch) -> TrainBatch:
-        """The batch with `old_log_probs`, from the same micro-batches the update will run (exact-ratio mode).
+    def score(self, batch: TrainBatch) -> ScoredBatch:
+        """The batch with π_old, from the same micro-batches the update will run (exact-ratio mode).
 
-        With `first_pass` those of the first mini-batch, and its entropies, are left 0: the update's own forward of it
-        runs the same arithmetic on the same weights, so it is π_old to the bit and `update` fills them in.
+        With `first_pass` the rows of the first mini-batch stay unscored: the update's own forward of it runs the same
+        arithmetic on the same weights, so it is π_old to the bit, and `update` returns it.
         """
         source = self.settings.old_log_prob_source
         if source == "rollout":
-            return dataclasses.replace(batch, old_log_probs=batch.rollout_log_probs)
+            return batch.with_old(batch.rollout_log_probs)
         plan = self.plan(batch)
         if self.settings.score_tokens or self.settings.score_rows:
             plan = self._cut(batch, self.settings.score_tokens, self.settings.score_rows or 1)
-        old, entropy = self.log_probs(batch, plan[1:] if source == "first_pass" else plan)
-        return dataclasses.replace(batch, old_log_probs=old, entropy=entropy)
+        unscored: list[list[int]] = []
+        if source == "first_pass":
+            unscored, *plan = plan
+        return batch.with_old(*self.log_probs(batch, plan), unscored_rows=sorted(_rows_of(unscored)))
 
     def update(
-        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+        self, batch: AdvantageBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
-        """One optimiser step a mini-batch. A mini-batch with bad numbers is skipped, counted, and changes nothing."""
+        """One optimiser step per mini-batch. One with bad numbers is skipped, counted, and changes nothing."""
         metrics: Metrics = {}
         seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)
         lr = self.schedule.at(step)
         for epoch in range(self.settings.num_epochs):
-            done: list[_MiniBatch] = []
-            for index, micros in enumerate(self.plan(batch)):
-                done.append(self._mini_batch(batch, micros, loss, regulariser, lr, epoch == index == 0))
+            plan = self.plan(batch)
+            later = {row for micros in plan[1:] for row in _rows_of(micros)}
+            assert later.isdisjoint(batch.unscored_rows), "only the first mini-batch's forward is π_old"
+            done = [self._mini_batch(batch, micros, loss, regulariser, lr) for micros in plan]
+            batch = _with_first_pass(batch, done[0].seen)
             for index, one in enumerate(done):  # only now, so that a GPU is never waited for in between
-                self._note(batch, one.seen, epoch == index == 0, seen_log_probs)
+                for rows, log_probs, _ in one.seen:
+                    seen_log_probs[rows] = log_probs.cpu()
                 found = one.metrics()
                 by_index = {
                     f"{name}/mb{index}": found[name]
@@ -184,27 +204,25 @@ class Policy(TokenScorer):
                 merge_metrics(metrics, {**found, **by_index})
         metrics["actor/lr"] = Metric("last", lr)
         if batch.entropy is not None:
-            count = float(batch.mask.sum())
-            metrics["actor/entropy"] = Metric.mean(float((batch.entropy * batch.mask).sum()), count)
-        return Update(metrics, seen_log_probs)
+            metrics |= entropy_metric(batch.entropy, batch.mask)
+        return Update(metrics, seen_log_probs, batch)
 
     def _mini_batch(
         self,
-        batch: TrainBatch,
+        batch: AdvantageBatch,
         micros: list[list[int]],
         loss: PolicyLoss,
         regulariser: Regulariser | None,
         lr: float,
-        first: bool,
     ) -> _MiniBatch:
-        counts = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
+        counts = self.ranks.total(count_totals(batch.mask[_rows_of(micros)]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         seen: list[Seen] = []
         self.optimizer.begin(len(micros))
         with self.layout.running(), self._adding_in_place():
             for rows in micros:
-                out = self._micro_step(batch, rows, loss, regulariser, counts, first, seen)
+                out = self._micro_step(batch, rows, loss, regulariser, counts, seen)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
         total = self.ranks.sum(total)
@@ -216,20 +234,17 @@ class Policy(TokenScorer):
 
     def _micro_step(
         self,
-        batch: TrainBatch,
+        batch: AdvantageBatch,
         rows: list[int],
         loss: PolicyLoss,
         regulariser: Regulariser | None,
         counts: BatchTotals,
-        first: bool,
         seen: list[Seen],
     ) -> LossOutput:
-        assert batch.old_log_probs is not None and batch.advantages is not None
         if not rows:
             return self._idle_step(batch)
-        s = self.settings
-        is_old = first and s.old_log_prob_source == "first_pass"
-        need_entropy = s.entropy_in_loss or is_old or batch.entropy is None
+        is_old = rows[0] in batch.unscored_rows  # as are the others of its mini-batch
+        need_entropy = self.settings.entropy_in_loss or is_old or batch.entropy is None
         log_probs, entropy = self.forward(self.micro(batch, rows), entropy=need_entropy)
         seen.append((rows, log_probs.detach(), None if entropy is None else entropy.detach()))
         mask = upload(batch.mask[rows], self.device)
@@ -251,23 +266,8 @@ class Policy(TokenScorer):
                 out = LossOutput(out.loss + extra.loss, {**out.metrics, **extra.metrics})
         out.loss.backward()
         if batch.entropy is None and entropy is not None:
-            out.metrics["actor/entropy"] = Metric.mean((entropy.detach() * mask).sum(), mask.sum())
+            out.metrics.update(entropy_metric(entropy, mask))
         return out
-
-    def _note(
-        self,
-        batch: TrainBatch,
-        seen: list[Seen],
-        first: bool,
-        seen_log_probs: Tensor,
-    ) -> None:
-        """Enter what the forwards of a mini-batch gave; of the first one it is π_old as well."""
-        is_old = first and self.settings.old_log_prob_source == "first_pass"
-        for rows, log_probs, entropy in seen:
-            seen_log_probs[rows] = log_probs.cpu()
-            if is_old:
-                assert batch.old_log_probs is not None and batch.entropy is not None and entropy is not None
-                batch.old_log_probs[rows], batch.entropy[rows] = seen_log_probs[rows], entropy.cpu()
 
     def _idle_step(self, batch: TrainBatch) -> LossOutput:
         """Take part in the others' forward and backward with a loss of 0."""
@@ -275,6 +275,21 @@ class Policy(TokenScorer):
         loss = log_probs.sum() * 0.0
         loss.backward()
         return LossOutput(loss.detach(), {})
+
+
+def _rows_of(micros: Sequence[Sequence[int]]) -> list[int]:
+    return [row for rows in micros for row in rows]
+
+
+def _with_first_pass(batch: AdvantageBatch, seen: Sequence[Seen]) -> AdvantageBatch:
+    """The batch with what the forwards of the first mini-batch gave, where that is π_old."""
+    found = [(rows, old, h) for rows, old, h in seen if rows[0] in batch.unscored_rows and h is not None]
+    if not found:
+        return batch
+    rows, old, entropy = zip(*found)
+    return batch.with_rows(
+        _rows_of(rows), torch.cat([x.cpu() for x in old]), torch.cat([x.cpu() for x in entropy])
+    )
 
 
 _BY_MINI_BATCH = (

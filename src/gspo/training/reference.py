@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from torch import Tensor
 
 from gspo.training.policy import TokenScorer
-from gspo.types import TrainBatch
+from gspo.types import Batch, TrainBatch
 
 
 class Reference:
@@ -32,6 +32,6 @@ class Reference:
         with self._frozen():
             return self.scorer.log_probs(batch)[0]
 
-    def score(self, batch: TrainBatch) -> TrainBatch:
+    def score(self, batch: Batch) -> Batch:
         """The batch with `ref_log_probs`."""
         return dataclasses.replace(batch, ref_log_probs=self.log_probs(batch))

@@ -17,7 +17,7 @@ from gspo.training.parallel.fsdp import full
 from gspo.training.policy import Policy, PolicyLoss, Regulariser, Update
 from gspo.training.reference import Reference
 from gspo.training.router_change import RouterWatch
-from gspo.types import TrainBatch
+from gspo.types import AdvantageBatch, Batch
 
 ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
 SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another
@@ -67,12 +67,12 @@ class Roles:
         )
 
     def update_policy(
-        self, batch: TrainBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+        self, batch: AdvantageBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
         """Train the policy on a batch; with a router, what it changed is among the metrics."""
         with self.routers.watching(batch) as routing:
             update = self.policy.update(batch, loss, step=step, regulariser=regulariser)
-        return Update(update.metrics | routing, update.log_probs)
+        return dataclasses.replace(update, metrics=update.metrics | routing)
 
     def scale_lr(self, factor: float) -> None:
         """Multiply the learning rates of this run's schedules."""
@@ -80,7 +80,7 @@ class Roles:
             if role is not None:
                 role.schedule = dataclasses.replace(role.schedule, lr=role.schedule.lr * factor)
 
-    def with_reference(self, batch: TrainBatch) -> TrainBatch:
+    def with_reference(self, batch: Batch) -> Batch:
         """The batch scored by the reference, which the config must have asked for."""
         assert self.reference is not None
         return self.reference.score(batch)

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from gspo.exit_codes import EXIT_PAUSED
 from gspo.loop.guards import alarms
-from gspo.loop.guards.alarms import EXIT_PAUSED, RULES, AlarmWatch
+from gspo.loop.guards.alarms import RULES, AlarmWatch
 from gspo.loop.run import train as run_train
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
@@ -143,13 +144,13 @@ def test_a_killed_run_keeps_the_halved_rate_of_its_rollback(tmp_path, model, mon
     left = [3]
     monkeypatch.setitem(RULES, "made", lambda r: "x" if r[-1]["step"] in left else None)
     run = trainer(tmp_path, model, "trainer.on_alarm=rollback")
-    while run.counters["rollbacks"] == 0:
+    while run.counters.rollbacks == 0:
         run.train_step()
     assert run.step == 2
     run.close()  # as if killed before the next checkpoint
     left.clear()
     again = trainer(tmp_path, model, "trainer.on_alarm=rollback")
-    assert (again.step, again.counters["rollbacks"]) == (2, 1)
+    assert (again.step, again.counters.rollbacks) == (2, 1)
     assert again.fit()["steps"] == 4
     assert [r["actor/lr"] for r in rows(tmp_path) if "actor/lr" in r] == pytest.approx(
         [1e-3, 1e-3, 5e-4, 5e-4]

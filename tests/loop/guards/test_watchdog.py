@@ -8,7 +8,8 @@ import threading
 import time
 from pathlib import Path
 
-from gspo.loop.guards.watchdog import EXIT_STALLED, FILE, Watchdog
+from gspo.exit_codes import EXIT_STALLED
+from gspo.loop.guards.watchdog import FILE, Watchdog
 from gspo.runs.clock import Clock
 
 

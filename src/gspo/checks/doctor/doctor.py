@@ -11,7 +11,7 @@ from gspo.config import BatchPlan, ResolvedConfig, objective_of
 from gspo.config.batch_plan import never_acts
 
 GIB = 1 << 30
-HIGH_CLIP, LOW_CLIP = 0.8, 0.005
+LOW_CLIP = 0.005
 LOW_KEEP = 0.05
 
 

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-MIB = 1 << 20
 OPTIONAL = (
     "vllm",
     "ray",

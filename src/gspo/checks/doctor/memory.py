@@ -25,7 +25,6 @@ COMPILED_SHARE = (
     0.6  # of an eager layer's activations that a compiled one keeps on a GPU (docs/performance.md)
 )
 COMPILER = 200 << 20  # what torch's compiler and its code take of a process on a CPU
-GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)

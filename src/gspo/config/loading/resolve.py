@@ -43,10 +43,6 @@ class ResolvedConfig:
         """Where the value of a key came from, in words: `default`, `recipe embedded`, `file:line`, `flag --…`."""
         return self.origins[key].text
 
-    def is_explicit(self, key: str) -> bool:
-        """Whether someone set the key, as opposed to a default, a recipe or a consequence of other keys."""
-        return self.origins[key].explicit
-
     def get(self, key: str) -> Any:
         """The value of a dotted key."""
         return tree.get(self.config, key)

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gspo.checkpoint import folder as checkpoint
-from gspo.loop.ending import accuracy
 from gspo.runs.files import write_atomic
 from gspo.runs.folder import RunFolder, step_of
+from gspo.runs.metric_names import held_out_accuracy
 
-EXIT_PAUSED = 7
 LR_FACTOR = 0.5  # of the learning rate after a rollback
 MAX_ROLLBACKS = 1
 START_ROWS = 3  # the first training rows say what is normal for a run
@@ -236,10 +235,10 @@ def answers_cut(rows: Sequence[Row]) -> str | None:
 
 def reward_hacking(rows: Sequence[Row]) -> str | None:
     """The training reward rises while held-out accuracy falls."""
-    now = accuracy(rows[-1])
+    now = held_out_accuracy(rows[-1])
     if now is None:
         return None
-    earlier = [(i, a) for i, row in enumerate(rows[:-1]) if (a := accuracy(row)) is not None]
+    earlier = [(i, a) for i, row in enumerate(rows[:-1]) if (a := held_out_accuracy(row)) is not None]
     if not earlier:
         return None
     at, best = max(earlier, key=lambda pair: pair[1])

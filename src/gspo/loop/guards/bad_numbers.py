@@ -7,26 +7,28 @@ from collections.abc import Callable
 from gspo.types import Metrics
 
 RATIO_LIMIT = 100.0  # a mean sequence ratio beyond this is an explosion, not a policy
-IN_A_ROW = "bad_steps_in_row"
 
 
 class BadNumbers(RuntimeError):
     """Non-finite updates in a row, or a ratio explosion: the run stops rather than train on noise."""
 
 
-def check_numbers(
-    step: int, metrics: Metrics, counters: dict[str, float], limit: int, warn: Callable[[str], None]
-) -> None:
-    """Count steps in a row whose updates were skipped in `counters`; BadNumbers at the limit, or when a ratio explodes."""
+def skipped_updates(metrics: Metrics) -> bool:
+    """Whether updates of a step were skipped because of bad numbers."""
     skipped = [metrics.get(f"{role}/skipped_updates") for role in ("actor", "critic")]
-    bad = any(s is not None and s.result() > 0 for s in skipped)
-    counters[IN_A_ROW] = counters[IN_A_ROW] + 1 if bad else 0
-    if bad:
+    return any(s is not None and s.result() > 0 for s in skipped)
+
+
+def check_numbers(
+    step: int, metrics: Metrics, bad_in_row: int, limit: int, warn: Callable[[str], None]
+) -> None:
+    """Warn of skipped updates; BadNumbers when `bad_in_row` such steps reach the limit, or when a ratio explodes."""
+    if bad_in_row:
         kinds = [k for k in ("loss", "gradient") if f"actor/nonfinite_{k}" in metrics] or ["critic loss"]
         warn(f"step {step}: non-finite {' and '.join(kinds)}; those updates were skipped")
-    if counters[IN_A_ROW] >= limit:
+    if bad_in_row >= limit:
         raise BadNumbers(
-            f"non-finite updates in {counters[IN_A_ROW]} steps in a row "
+            f"non-finite updates in {bad_in_row} steps in a row "
             "(trainer.max_skipped_steps); weights are those before them. Lower actor.optim.lr, or use float32"
         )
     ratio = metrics.get("actor/seq_importance_ratio/max")

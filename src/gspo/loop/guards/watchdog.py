@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gspo.exit_codes import EXIT_STALLED
 from gspo.runs.clock import Clock
 
-EXIT_STALLED = 9
 FILE = "stalls.log"
 
 

@@ -88,7 +88,7 @@ G.CompareView = class {
   drawCharts() {
     const metric = (name) => (columns) => columns[name];
     const accuracy = (columns) => {
-      const names = Object.keys(columns).filter((n) => n.startsWith("val-core/") && n.includes("/acc/mean@"));
+      const names = Object.keys(columns).filter(G.accuracySource);
       return (
         names.length &&
         columns.step.map((_, i) => {

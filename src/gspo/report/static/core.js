@@ -59,6 +59,12 @@ G.seconds = function (value) {
   return (value / 3600).toFixed(1) + " h";
 };
 
+// The data source of a held-out accuracy, null for another metric: the rule of runs/metric_names.py.
+G.accuracySource = function (name) {
+  const found = /^val-core\/(.+)\/acc\/mean@\d+$/.exec(name);
+  return found && found[1];
+};
+
 G.debounce = function (wait, act) {
   let timer = 0;
   return (...given) => {

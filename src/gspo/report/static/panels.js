@@ -51,13 +51,13 @@ G.panels = (function () {
   }
 
   function accuracy(columns) {
-    const names = Object.keys(columns).filter((n) => n.startsWith("val-core/") && n.includes("/acc/mean@"));
+    const names = Object.keys(columns).filter(G.accuracySource);
     const { present, x, of } = rows(columns, names);
     if (!present.length) return null;
     const series = [],
       bands = [];
     present.forEach((name, i) => {
-      const source = name.split("/").slice(1, -2).join("/");
+      const source = G.accuracySource(name);
       const color = "--p" + (i % 8);
       series.push({
         label: present.length > 1 ? source : "accuracy",

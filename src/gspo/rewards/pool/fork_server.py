@@ -35,9 +35,9 @@ from gspo.processes import (
     describe_exit,
     die_with_parent,
     kill_group,
-    load_function,
     outlive_parent,
 )
+from gspo.registry import import_name
 from gspo.rewards.pool import frames as wire
 
 Handler = Callable[[Any], Any]
@@ -81,7 +81,7 @@ def main(control_fd: int) -> None:
 
 def build_handler(setup: Setup) -> tuple[Handler, Any]:
     """The handler that works on payloads, and what it says about itself."""
-    return load_function(setup.factory)(*setup.args)
+    return import_name(setup.factory)(*setup.args)
 
 
 def _serve(control: socket.socket, parent: int, setup: Setup, handler: Handler | None) -> None:

@@ -5,28 +5,29 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gspo.processes import load_function
+from gspo.registry import Registry, import_name
 from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
 from gspo.types import Group, Rollout
 
 if TYPE_CHECKING:
     from gspo.rollout.workers.weight_store import WeightsRef
 
-BUILDERS = {
-    "native": "gspo.rollout.workers.worker:build_native",
-    "vllm": "gspo.rollout.vllm.engine:build_vllm",
-}
+ENGINES: Registry[Callable[[EngineSpec], RolloutEngine]] = Registry(
+    "rollout.name",
+    {"native": "gspo.rollout.workers.worker:build_native", "vllm": "gspo.rollout.vllm.engine:build_vllm"},
+    error=EngineError,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
     """How to build an engine in another process: only plain values, so that it can be pickled.
 
-    `kind` is a name of BUILDERS or "module:function", a function of the spec that returns a RolloutEngine. The model's
+    `kind` is a name of ENGINES or "module:function", a function of the spec that returns a RolloutEngine. The model's
     folder gives shape and first weights; the fleet loads the current ones before any request.
     """
 
@@ -48,10 +49,8 @@ class EngineSpec:
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
     """The engine that a spec describes; an EngineError when its kind is unknown."""
-    builder = BUILDERS.get(spec.kind, spec.kind)
-    if ":" not in builder:
-        raise EngineError(f"rollout.name={spec.kind!r}: expected one of {', '.join(BUILDERS)}")
-    return load_function(builder)(spec)
+    build = import_name(spec.kind) if ":" in spec.kind else ENGINES.get(spec.kind)
+    return build(spec)
 
 
 def build_native(spec: EngineSpec) -> RolloutEngine:

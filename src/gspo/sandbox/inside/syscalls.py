@@ -172,7 +172,6 @@ LANDLOCK_ADD_RULE = 445
 LANDLOCK_RESTRICT_SELF = 446
 CLONE = {"x86_64": 56, "aarch64": 220}
 CAPSET = {"x86_64": 126, "aarch64": 91}
-CLOSE_RANGE = 436
 
 
 def number_of(name: str, machine: str) -> int | None:

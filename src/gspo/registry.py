@@ -1,0 +1,90 @@
+"""Names to implementations: one kind of table for losses, advantage estimators, rewards, datasets and engines."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+class Registry(Generic[Item]):
+    """A table of named implementations of one kind; a name belongs to one of them.
+
+    `key` is what messages call a name, the config key where there is one. `lazy` are built-ins as "module:name", which
+    are imported when they are asked for. Errors about names are of the type `error`.
+    """
+
+    def __init__(
+        self, key: str, lazy: Mapping[str, str] | None = None, *, error: type[Exception] = ValueError
+    ) -> None:
+        self.key = key
+        self._lazy = dict(lazy or {})
+        self._items: dict[str, Item] = {}
+        self._sources: dict[str, Any] = {}
+        self._error = error
+
+    def add(self, name: str, item: Item, source: Any = None) -> None:
+        """Register an item; `source` is the user's function where the item is a wrapper around it.
+
+        A name is registered once. The exception is a file that is imported again: its function replaces its former self.
+        """
+        source = item if source is None else source
+        if name in self and not (name in self._sources and _is_same(self._sources[name], source)):
+            raise self._error(
+                f"{self.key}={name!r} is already registered{self._where(name)}; choose another name"
+            )
+        self._items[name], self._sources[name] = item, source
+
+    def get(self, name: str) -> Item:
+        """The item of that name; an unknown name is an error that suggests the nearest."""
+        if name in self._items:
+            return self._items[name]
+        if name in self._lazy:
+            return import_name(self._lazy[name])
+        hint = f"did you mean {near!r}? " if (near := self.nearest(name)) else ""
+        raise self._error(f"{self.key}={name!r} is unknown: {hint}known names are {', '.join(self.names())}")
+
+    def nearest(self, name: str) -> str | None:
+        """The known name that is most like a mistyped one, None when none is."""
+        return next(iter(difflib.get_close_matches(name, self.names(), n=1)), None)
+
+    def names(self) -> tuple[str, ...]:
+        """All names, built-ins first, in the order of their registration."""
+        return (*self._lazy, *self._items)
+
+    def items(self) -> Iterator[Item]:
+        """The items that were added, in order; lazy ones are not imported for it."""
+        return iter(self._items.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._items or name in self._lazy
+
+    def _where(self, name: str) -> str:
+        place = _place(self._sources.get(name))
+        return f" in {place[0]}, line {place[2]}" if place else ""
+
+
+def import_name(path: str) -> Any:
+    """What "module:name" names."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two functions are one, or the same lines of one file that was imported twice."""
+    place = _place(one)
+    return one is other or (place is not None and place == _place(other))
+
+
+def _place(source: Any) -> tuple[str, str, int] | None:
+    """File, name and first line of a function; None for what has none, such as code typed at a prompt."""
+    function = inspect.unwrap(source) if callable(source) else None
+    code = getattr(function, "__code__", None)
+    if code is None or not os.path.isfile(code.co_filename):
+        return None
+    return os.path.realpath(code.co_filename), code.co_qualname, code.co_firstlineno

@@ -1,0 +1,44 @@
+"""Exit codes: one module, which the documentation repeats word for word."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import gspo
+from gspo.exit_codes import MEANINGS
+from gspo.loop.guards.stop_request import StopRequest
+from gspo.loop.run import EXIT_CODES
+
+SOURCE = Path(gspo.__file__).parent
+DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+def test_the_documented_table_is_that_of_the_program():
+    section = DOCS.read_text().partition("## Exit codes of `gspo train`")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", section, re.MULTILINE)
+    assert {int(code): meaning for code, meaning in rows} == MEANINGS
+    assert len(rows) == len(MEANINGS)
+
+
+def test_every_code_that_a_run_ends_with_has_a_meaning():
+    assert {code for _, code in EXIT_CODES} <= MEANINGS.keys()
+    for number in (2, 15):
+        stop = StopRequest()
+        stop.signal = number
+        assert stop.exit_code in MEANINGS
+
+
+def test_codes_are_named_in_one_module():
+    """No other module has a constant of its own, and no command ends with a bare number."""
+    for path in SOURCE.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        own = [
+            t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
+        ]
+        if path.name != "exit_codes.py":
+            assert not [name for name in own if name.startswith("EXIT_") and name != "EXIT_CODES"], path
+        for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+            if ast.unparse(call.func) == "typer.Exit":
+                assert not any(isinstance(a, ast.Constant) for a in call.args), path

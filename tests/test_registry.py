@@ -1,0 +1,93 @@
+"""One registry for every kind of plugin: a name belongs to one implementation, and a file may be imported twice."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from gspo.build.plugins import import_plugins
+from gspo.data.datasets import DATASETS
+from gspo.registry import Registry
+from gspo.rewards import RewardError, RewardSpec, reward
+from gspo.rewards.builtin import REWARDS
+from gspo.rewards.functions import load_function
+from gspo.rollout.engine import EngineError
+from gspo.rollout.workers.worker import ENGINES
+
+
+def execute(path: Path, name: str):
+    """Run a file as a module of that name, as every import of a file by its path does."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_unknown_name_suggests_the_nearest():
+    table: Registry[int] = Registry("loss_mode", error=KeyError)
+    table.add("vanilla", 1)
+    table.add("gspo", 2)
+    assert (table.get("gspo"), table.names(), list(table.items())) == (2, ("vanilla", "gspo"), [1, 2])
+    with pytest.raises(
+        KeyError, match=r"loss_mode='gsqo' is unknown: did you mean 'gspo'\? known names are v"
+    ):
+        table.get("gsqo")
+
+
+def test_a_second_implementation_of_a_name_is_refused_and_the_first_named():
+    table: Registry[object] = Registry("reward")
+
+    def first():
+        pass
+
+    table.add("mine", first)
+    table.add("mine", first)
+    with pytest.raises(
+        ValueError, match=rf"reward='mine' is already registered in {__file__}, line \d+; choose"
+    ):
+        table.add("mine", lambda: None)
+    assert table.get("mine") is first
+
+
+def test_a_file_that_is_imported_again_replaces_what_it_registered(tmp_path):
+    table: Registry[object] = Registry("reward")
+    file = tmp_path / "mine.py"
+    file.write_text("def score():\n    return 1\n\n\ndef other():\n    return 2\n")
+    once, again = (execute(file, name) for name in ("plugin_mine", "user_mine"))
+    table.add("mine", [once.score], source=once.score)
+    table.add("mine", [again.score], source=again.score)
+    assert table.get("mine") == [again.score] != [once.score]
+    with pytest.raises(ValueError, match="already registered"):
+        table.add("mine", [again.other], source=again.other)
+
+
+def test_lazy_built_ins_are_imported_when_asked_for():
+    table: Registry[object] = Registry("engine", {"text": "json:dumps", "broken": "no_such_module:f"})
+    assert table.get("text")([1]) == "[1]" and "broken" in table and list(table.items()) == []
+    with pytest.raises(ModuleNotFoundError):
+        table.get("broken")
+    with pytest.raises(ValueError, match="already registered; choose"):
+        table.add("text", print)
+
+
+def test_the_programs_own_tables_refuse_a_second_name():
+    with pytest.raises(RewardError, match=r"reward='exact' is already registered in .*builtin\.py"):
+        reward("exact")(lambda prompt, response: 1.0)
+    with pytest.raises(ValueError, match="dataset='arithmetic' is already registered"):
+        DATASETS.add("arithmetic", lambda split, *, limit, seed: [])
+    with pytest.raises(EngineError, match=r"rollout\.name='vlm' is unknown: did you mean 'vllm'\?"):
+        ENGINES.get("vlm")
+
+
+def test_a_plugin_may_also_be_the_file_of_the_reward_function(tmp_path, monkeypatch):
+    monkeypatch.setattr(REWARDS, "_items", dict(REWARDS._items))
+    file = tmp_path / "rewards_of_a_plugin.py"
+    file.write_text(
+        "from gspo.rewards import reward\n\n\n@reward('of_a_plugin')\ndef score(prompt, response):\n    return 1.0\n"
+    )
+    import_plugins([str(file)])
+    for _ in range(2):  # for training and for evaluation
+        load_function(RewardSpec("score", path=str(file)))
+    assert "of_a_plugin" in REWARDS
