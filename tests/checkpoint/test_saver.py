@@ -25,7 +25,7 @@ from gspo.loop.guards.alarms import RULES
 from gspo.loop.run import exit_code
 from gspo.runs.clock import Clock
 from gspo.runs.group_log import GroupLog
-from gspo.training.roles import Roles
+from gspo.training.roles import LocalRoles
 from tests.checkpoint.test_background_writer import until
 from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
@@ -41,7 +41,7 @@ def whole(tmp_path_factory, model):
     """The final state of a run whose checkpoints are written at once, and the digest of each file of the last one."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Roles, "saves_aside", False)
+        patch.setattr(LocalRoles, "saves_in_background", False)
         train(folder, model)
     return final_state(folder / "run"), digests(folder)
 
@@ -104,7 +104,7 @@ def test_a_slow_save_goes_on_while_the_next_batch_is_generated_and_the_update_wa
 def test_where_saving_changes_the_models_everything_waits_for_it(tmp_path, model, monkeypatch):
     events = []
     t = trainer(tmp_path, model, "actor_rollout_ref.model.lora_rank=2")
-    assert not t.parts.roles.saves_aside and not RankRoles.saves_aside
+    assert not t.parts.roles.saves_in_background and not RankRoles.saves_in_background
     watch(t, events)
     threads = set()
 
@@ -284,6 +284,6 @@ def test_weights_on_a_device_are_saved_as_they_are(tmp_path, model, monkeypatch)
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     train(tmp_path / "aside", model, "trainer.device=cuda", "trainer.deterministic=true")
-    monkeypatch.setattr(Roles, "saves_aside", False)
+    monkeypatch.setattr(LocalRoles, "saves_in_background", False)
     train(tmp_path / "at-once", model, "trainer.device=cuda", "trainer.deterministic=true")
     assert digests(tmp_path / "aside") == digests(tmp_path / "at-once")

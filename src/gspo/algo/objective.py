@@ -15,7 +15,6 @@ from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
-from gspo.training.policy import PolicyLoss
 from gspo.types import (
     AdvantageBatch,
     BatchTotals,
@@ -107,7 +106,7 @@ class Objective:
         factor = self.clip_control.factor
         return self.settings.clip_low * factor, self.settings.clip_high * factor
 
-    def loss(self) -> PolicyLoss:
+    def loss(self) -> BoundLoss:
         """The policy loss with this step's clip range."""
         low, high = self.clip_range()
         return BoundLoss(self.loss_mode, dataclasses.replace(self.settings, clip_low=low, clip_high=high))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,14 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.build.models import compute_dtype
 from gspo.build.role_settings import FLEX_ATTENTION
 from gspo.config import TrainerConfig
 from gspo.distributed.backend import Backend
 from gspo.distributed.gpu_place import gpu_place
 from gspo.distributed.launch import trainer_gpus
-from gspo.distributed.rank_engine import RankEngine
-from gspo.distributed.rank_roles import RankRoles
+from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs_ahead
 from gspo.models import resolve
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.native.engine import NativeEngine
@@ -33,26 +30,10 @@ from gspo.rollout.workers.weight_store import SharedWeights, WeightStore
 from gspo.rollout.workers.worker import EngineSpec
 from gspo.training.roles import Roles
 
-CACHE_FREEING_OPTIONS = (
-    "sleep",
-    "free_cache",
-)  # options by which engines free their cache while the trainer works
-
 
 def num_workers(config: TrainerConfig, backend: Backend | None = None) -> int:
-    """Rollout workers in processes of their own; 0 when the trainer's own process generates."""
-    if backend is not None:
-        return backend.num_rollout_workers()
-    rollout = config.actor_rollout_ref.rollout
-    # vLLM changes much of the process it runs in, and a process that dies is replaced.
-    apart = rollout.mode == "async" or rollout.num_workers > 1 or rollout.name == "vllm"
-    return rollout.num_workers if apart else 0
-
-
-def runs_ahead(config: TrainerConfig) -> bool:
-    """Whether rollouts are generated while the trainer trains. With a budget of 0 versions nothing can be."""
-    rollout = config.actor_rollout_ref.rollout
-    return rollout.mode == "async" and rollout.max_head_offpolicyness > 0
+    """Rollout workers in processes of their own; 0 when the trainer's own process or its ranks generate."""
+    return num_rollout_workers(config) if backend is None else backend.num_rollout_workers()
 
 
 def check_engine(config: TrainerConfig, backend: Backend | None = None) -> None:
@@ -61,22 +42,18 @@ def check_engine(config: TrainerConfig, backend: Backend | None = None) -> None:
         require_vllm()
 
 
-def build_rollout(
+def build_fleet(
     config: TrainerConfig,
-    roles: Roles | RankRoles,
+    roles: Roles,
     tokenizer: Any,
     device: torch.device,
+    count: int,
     *,
     backend: Backend | None = None,
     folder: Path | None = None,
     notify: Callable[[str], None] | None = None,
 ) -> RolloutEngine:
-    """The engine that the config asks for. Logs of worker processes go to `folder`; `notify` is told what befalls them."""
-    count = num_workers(config, backend)
-    if not count:
-        if isinstance(roles, RankRoles):
-            return RankEngine(roles.team)
-        return build_engine(config, roles.policy.model, tokenizer, device)
+    """A fleet of `count` rollout workers. They log to `folder`; `notify` gets a sentence for each that fails."""
     spec = engine_spec(config, tokenizer, device, count)
     if backend is None:
         connect, store = _local(spec, trainer_gpus(device), folder)
@@ -86,7 +63,7 @@ def build_rollout(
     return kind(
         connect,
         count,
-        weights=lambda: current_weights(roles),
+        weights=lambda: published_weights(roles),
         store=store,
         timeout=config.actor_rollout_ref.rollout.worker_timeout,
         notify=notify,
@@ -111,17 +88,11 @@ def _local(
 def _placed(spec: EngineSpec, index: int, training: Collection[int]) -> EngineSpec:
     """The spec of the `index`-th worker of this machine, on the device it gets."""
     if not spec.device.startswith("cuda"):
-        return on_device(spec, spec.device, shared=False)
+        return spec.on_device(spec.device, shared=False)
     num_gpus = torch.cuda.device_count()
     place = gpu_place(index, num_gpus, training, spec.options.get("tensor_parallel_size", 1))
     device = spec.device if num_gpus == 1 else f"cuda:{place.first}"
-    return on_device(spec, device, shared=place.shared)
-
-
-def on_device(spec: EngineSpec, device: str, *, shared: bool) -> EngineSpec:
-    """The spec of a worker on `device`. Memory that no trainer rank shares need not be given back while it trains."""
-    keeps = {} if shared else {name: False for name in CACHE_FREEING_OPTIONS if name in spec.options}
-    return dataclasses.replace(spec, device=device, options={**spec.options, **keeps})
+    return spec.on_device(device, shared=place.shared)
 
 
 def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, count: int = 1) -> EngineSpec:
@@ -136,7 +107,7 @@ def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, cou
         max_length=_max_length(config),
         eos_token_ids=tuple(stops),
         pad_token_id=_pad_token(tokenizer, stops),
-        dtype=compute_dtype(config, device) if rollout.dtype == "auto" else rollout.dtype,
+        dtype=rollout_dtype(config, device),
         device=str(device),
         num_threads=max(1, torch.get_num_threads() // (count + runs_ahead(config))),
         trust_remote_code=c.trust_remote_code,
@@ -153,12 +124,12 @@ def native_options(config: TrainerConfig) -> dict[str, Any]:
         "prefill_tokens": rollout.max_num_batched_tokens,
         "memory_utilization": rollout.gpu_memory_utilization,
         "eager": rollout.enforce_eager,
-        "free_cache": _rests(config),
+        "free_cache": _frees_cache(config),
     }
 
 
-def _rests(config: TrainerConfig) -> bool:
-    """Whether an engine gives its cache back while the trainer works: only one that waits for it can."""
+def _frees_cache(config: TrainerConfig) -> bool:
+    """Whether an engine frees its cache while the trainer works. One that generates meanwhile cannot."""
     return config.actor_rollout_ref.rollout.free_cache_engine and not runs_ahead(config)
 
 
@@ -172,8 +143,7 @@ def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
         "enforce_eager": rollout.enforce_eager,
         "enable_chunked_prefill": rollout.enable_chunked_prefill,
         "enable_prefix_caching": rollout.enable_prefix_caching,
-        "sleep": rollout.free_cache_engine
-        and not runs_ahead(config),  # only who waits for the trainer can rest
+        "sleep": _frees_cache(config),
         "engine_kwargs": dict(rollout.engine_kwargs),
     }
 
@@ -222,17 +192,14 @@ def _max_length(config: TrainerConfig) -> int:
 
 
 @contextmanager
-def current_weights(roles: Roles | RankRoles) -> Iterator[Mapping[str, Tensor]]:
-    """The policy's tensors under the plain model's names, adapters merged in, tied ones once."""
-    if roles.adapters is not None:
-        with roles.adapters.merged() as tensors:
-            yield _once(tensors)
-    else:
-        yield _once(roles.weights())
+def published_weights(roles: Roles) -> Iterator[Mapping[str, Tensor]]:
+    """The weights that workers get: the policy's tensors under the plain model's names, each tied tensor once."""
+    with roles.published_weights() as tensors:
+        yield _drop_tied_duplicates(tensors)
 
 
-def _once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Without the second name of a tensor that has two: the reader's model ties them as ours does."""
+def _drop_tied_duplicates(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Keep one name per tied tensor; the receiver's model ties them itself."""
     seen: set[tuple[int, torch.Size]] = set()
     kept = {}
     for name, tensor in tensors.items():

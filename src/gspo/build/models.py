@@ -20,7 +20,7 @@ from gspo.build.role_settings import (
 from gspo.config import TrainerConfig
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 from gspo.kernels.compiled_layers import worth_compiling
-from gspo.models.load import load_model
+from gspo.models.load import compute_dtype, load_model
 from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel
 from gspo.training.lora import Adapters, LoraSettings
@@ -30,7 +30,7 @@ from gspo.training.parallel.fsdp import ShardSettings
 from gspo.training.parallel.ranks import ALONE, Ranks
 from gspo.training.policy import Policy, TokenScorer
 from gspo.training.reference import Reference
-from gspo.training.roles import Roles
+from gspo.training.roles import LocalRoles
 from gspo.training.schedule import Schedule
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def build_roles(
     total_steps: int,
     weights_from: Path | None = None,
     ranks_of: RanksOf | None = None,
-) -> Roles:
+) -> LocalRoles:
     """Load the models. `weights_from` is a checkpoint's folder; frozen weights always come from the config's paths."""
     disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
     c = config.actor_rollout_ref.model
@@ -52,21 +52,13 @@ def build_roles(
     model = load_weights(config, device, path, on_host=ranks_of is not None)
     adapters = _adapters(config, model) if has_adapters else None
     policy = _policy(config, model, total_steps, ranks_of)
-    roles = Roles(policy, adapters)
+    roles = LocalRoles(policy, adapters)
     needs_critic = config.algorithm.adv_estimator == "gae"
     if needs_critic if config.critic.enable is None else config.critic.enable:
         roles.critic = _critic(config, device, total_steps, ranks_of)
     if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
         roles.reference = _reference(config, device, policy, adapters, ranks_of)
     return roles
-
-
-def compute_dtype(config: TrainerConfig, device: torch.device) -> str:
-    """The precision that models compute in."""
-    dtype = config.actor_rollout_ref.model.dtype
-    if dtype == "auto":
-        return "bfloat16" if device.type == "cuda" else "float32"
-    return dtype
 
 
 def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_host: bool = False) -> Any:
@@ -77,7 +69,7 @@ def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_h
     c = config.actor_rollout_ref.model
     model = load_model(
         path,
-        dtype=compute_dtype(config, device),
+        dtype=compute_dtype(c.dtype, device),
         device="cpu" if on_host else str(device),
         trust_remote_code=c.trust_remote_code,
     )

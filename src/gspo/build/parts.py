@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gspo.algo.objective import Objective
-from gspo.build.engines import runs_ahead
 from gspo.build.fingerprint import check_fingerprint
 from gspo.config import TrainerConfig
-from gspo.distributed.rank_roles import RankRoles
+from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.rewards import Scorer
@@ -24,7 +23,7 @@ from gspo.sampling.dynamic import DynamicSampler
 from gspo.sampling.producer import Producer
 from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
-from gspo.training.roles import PolicyFacts, Roles
+from gspo.training.roles import LocalRoles, PolicyFacts, Roles
 from gspo.types import Metrics
 
 
@@ -34,7 +33,7 @@ class RunParts:
 
     config: TrainerConfig
     tokenizer: Any
-    roles: Roles | RankRoles
+    roles: Roles
     engine: RolloutEngine
     sampler: DynamicSampler | Producer
     evaluator: Evaluator | None
@@ -52,9 +51,9 @@ class RunParts:
 
     @property
     def policy(self) -> Policy:
-        """The policy in this process; a team's is reached through `roles`."""
-        assert isinstance(self.roles, Roles)
-        return self.roles.policy
+        """The policy in this process. One on other ranks is reached through `roles`."""
+        assert isinstance(self.roles, LocalRoles)
+        return cast(LocalRoles, self.roles).policy
 
     def state_dict(self) -> dict[str, Any]:
         """What a step boundary needs beside tensors. The sampler comes first: it collects, and so charges KL."""

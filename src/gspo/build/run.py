@@ -1,7 +1,8 @@
-"""From a config to the objects of a run. The only module that knows every implementation."""
+"""From a config to the objects of a run."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -12,12 +13,13 @@ import torch
 
 from gspo.algo.kl import make_controller
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
-from gspo.build.engines import build_rollout, check_engine, num_workers, runs_ahead
+from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
 from gspo.build.fingerprint import fingerprint
 from gspo.build.inputs import build_scorer, check_code_tests, load_prompts, try_reward
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
 from gspo.build.plugins import import_plugins
+from gspo.build.ranks import build_rank
 from gspo.build.settings import (
     build_objective,
     groups_held,
@@ -30,8 +32,10 @@ from gspo.config import TrainerConfig
 from gspo.data.cursor import PromptCursor
 from gspo.distributed.backend import Backend, ClusterError
 from gspo.distributed.launch import check_launch
+from gspo.distributed.rank_engine import RankEngine
 from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_roles import RankRoles
+from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.models.load import load_tokenizer
@@ -63,7 +67,7 @@ def build(
 ) -> RunParts:
     """Everything a run needs. Data and reward are tried before the weights are loaded.
 
-    Processes of the run write their logs below `folder`; `notify` is told what befalls them.
+    Processes of the run write their logs below `folder`; `notify` gets a sentence for each that fails.
     """
     import_plugins(config.trainer.plugins)
     check_engine(config, backend)
@@ -79,10 +83,14 @@ def build(
         if train:
             try_reward(config, scorer, train[0])
         num_steps = total_steps(config, len(train))
-        roles = _build_roles(config, tokenizer, device, num_steps, weights_from, backend)
+        roles, own_engine = _build_models(config, tokenizer, device, num_steps, weights_from, backend)
         started.callback(roles.close)
-        logs = None if folder is None else folder / "workers"
-        engine = build_rollout(config, roles, tokenizer, device, backend=backend, folder=logs, notify=notify)
+        count, logs = num_workers(config, backend), None if folder is None else folder / "workers"
+        engine = (
+            build_fleet(config, roles, tokenizer, device, count, backend=backend, folder=logs, notify=notify)
+            if count
+            else own_engine()
+        )
         started.callback(engine.close)
         kl_reward = _kl_reward(config, scorer, roles)
         parts = RunParts(
@@ -127,27 +135,36 @@ def _load_data(
     return prompts, load_prompts(config, tokenizer, "val", val)
 
 
-def _build_roles(
+def _start_ranks(config: TrainerConfig, backend: Backend | None) -> RankGroup | None:
+    """The trainer's ranks where the config trains on several; None: the models are in this process."""
+    if backend is not None:
+        backend.start(config)
+        return backend.ranks()
+    if config.actor_rollout_ref.actor.strategy != "fsdp2":
+        return None
+    from gspo.distributed.torchrun_ranks import TorchrunRanks
+
+    check_launch(config)
+    return TorchrunRanks.join(config.trainer.device)
+
+
+def _build_models(
     config: TrainerConfig,
     tokenizer: Any,
     device: torch.device,
     num_steps: int,
     weights_from: Path | None,
     backend: Backend | None,
-) -> Roles | RankRoles:
-    """The models here, or on the ranks of a team, which generate too unless workers do."""
-    if backend is None and config.actor_rollout_ref.actor.strategy != "fsdp2":
-        return build_roles(config, device, num_steps, weights_from)
-    if backend is not None:
-        backend.start(config)
-        team: RankGroup = backend.team()
-    else:
-        from gspo.distributed.torchrun_ranks import TorchrunRanks
-
-        check_launch(config)
-        team = TorchrunRanks.join(config.trainer.device)
-    own_engine = num_workers(config, backend) == 0
-    return RankRoles(team, config, num_steps, weights_from, tokenizer if own_engine else None)
+) -> tuple[Roles, Callable[[], RolloutEngine]]:
+    """The models, here or on the trainer's ranks, and how those who hold them generate without rollout workers."""
+    ranks = _start_ranks(config, backend)
+    if ranks is None:
+        local = build_roles(config, device, num_steps, weights_from)
+        return local, lambda: build_engine(config, local.policy.model, tokenizer, device)
+    folder = None if weights_from is None else weights_from.absolute()
+    own = None if num_workers(config, backend) else tokenizer
+    roles = RankRoles(ranks, functools.partial(build_rank, config, num_steps, folder, own))
+    return roles, lambda: RankEngine(ranks)
 
 
 def choose_backend(config: TrainerConfig) -> Backend | None:
@@ -214,7 +231,7 @@ def _evaluator(
     )
 
 
-def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles | RankRoles) -> KlScorer | None:
+def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles) -> KlScorer | None:
     c = config.algorithm
     if not c.use_kl_in_reward:
         return None

@@ -9,9 +9,9 @@ from gspo.algo.functional import compute_advantage
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.objective import BoundRegulariser, Objective
 from gspo.algo.settings import Behaviour, LossSettings
-from gspo.build.engines import runs_ahead
 from gspo.config import TrainerConfig
 from gspo.data.rows import DataError
+from gspo.distributed.run_layout import runs_ahead
 from gspo.rollout.engine import SamplingParams
 from gspo.sampling.settings import SamplingSettings
 

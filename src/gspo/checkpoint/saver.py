@@ -1,10 +1,14 @@
-"""CheckpointSaver: when the checkpoints of a run are written, and from what.
+"""When the checkpoints of a run are written, and from what.
 
-At a step boundary the small state is taken as text. Weights and moments stay as they are until the next update, so they
-are written from where they lie while the next batch is generated; the update waits for it (`BackgroundWriter.wait`). A kill at any
-moment therefore loses one update at most, and host memory holds no second copy. Weights on a device are copied to host
-memory first, because a thread that uses the device would disturb the capture of CUDA graphs. Where writing changes the
-models for a while, or needs the ranks that generate, everything waits for it (`saves_aside` of the roles).
+    step boundary        │ next step
+    begin: state as text │ background thread: model, moments, state → temporary folder → fsync → rename
+                         │ main thread: generate ── score ── wait for the thread ── update the weights
+
+Weights and moments do not change until the next update, so they are written from where they are while the next batch is
+generated, and the update waits (`BackgroundWriter.wait`). A kill at any moment therefore loses one update at most, and
+host memory holds no second copy. Weights on a device are copied to host memory first, because a thread that uses the
+device would disturb the capture of CUDA graphs. Models whose saving changes them for a while, or needs the ranks that
+generate, are saved in the main thread (`SavedModels.saves_in_background`).
 """
 
 from __future__ import annotations
@@ -14,11 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from gspo.build.parts import RunParts
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.checkpoint.tensor_sets import TensorSet
@@ -29,8 +32,34 @@ STAGE = "save_checkpoint"
 AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time
 
 
+class SavedModels(Protocol):
+    """The models of a run as far as saving is concerned."""
+
+    @property
+    def saves_in_background(self) -> bool:
+        """Whether a checkpoint can be written by another thread while the models are read."""
+        ...
+
+    def save_model(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write the policy as an ordinary Hugging Face folder; `weights` are what `weights()` returned earlier."""
+        ...
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's tensors by name, as they are now."""
+        ...
+
+    def tensors(self) -> dict[str, TensorSet]:
+        """What a resume needs beside the policy's folder, by file."""
+        ...
+
+    @property
+    def write_shards(self) -> Callable[[Path], None] | None:
+        """Writes what `tensors` does not hold, in one part per rank; None: it holds everything."""
+        ...
+
+
 class CheckpointSaver:
-    """Writes the checkpoints of one run folder. `saved` is the last step that is whole on disk, as far as is known."""
+    """Writes the checkpoints of one run folder. `saved` is the last step known to be complete on disk."""
 
     def __init__(self, folder: Path, config: TrainerConfig, clock: Clock, writer: BackgroundWriter) -> None:
         self._folder, self._clock, self._writer = folder, clock, writer
@@ -40,38 +69,42 @@ class CheckpointSaver:
         self.saved: int | None = None
 
     def resumed(self, loaded: checkpoint.Loaded | None) -> None:
-        """Note which checkpoint the run goes on from: one of another run is not on disk here."""
+        """Record the checkpoint from which the run continues. One of another run is not in this folder."""
         here = loaded is not None and loaded.path.resolve().parent == self._folder.resolve()
         self.saved = loaded.step if loaded is not None and here else None
 
     def is_due(self, step: int) -> bool:
-        """Whether this step is to be saved by `trainer.save_freq`."""
+        """Whether `trainer.save_freq` asks for a checkpoint of this step."""
         if isinstance(self._every, int):
             return self._every > 0 and step % self._every == 0
         took = self._cost() - self._cost_before
         return time.monotonic() - self._began >= took / AUTO_SAVE_SHARE
 
-    def begin(self, step: int, parts: RunParts, state: Mapping[str, Any]) -> None:
-        """Take what may change and have the checkpoint of this step boundary written; `BackgroundWriter.wait` says it is there.
+    def begin(
+        self, step: int, models: SavedModels, tokenizer: Any, make_state: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Start the checkpoint of this step boundary. It is on disk after `BackgroundWriter.wait`.
 
-        `state` is what the loop knows beside its parts.
+        `make_state` gives everything small that a resume needs, as plain values.
         """
         self._began, self._cost_before = time.monotonic(), self._cost()
         with self._clock(STAGE):
-            whole = {**parts.state_dict(), **state, "fingerprint": parts.fingerprint}
-            write = self._prepare(step, parts, checkpoint.state_text(step, whole))
+            write = self._prepare(step, models, tokenizer, checkpoint.state_text(step, make_state()))
         self._writer.charge(STAGE, time.monotonic() - self._began)
-        (self._writer.do if parts.roles.saves_aside else self._writer.do_now)(STAGE, write)
+        (self._writer.do if models.saves_in_background else self._writer.do_now)(STAGE, write)
 
-    def _prepare(self, step: int, parts: RunParts, state: str) -> Callable[[Callable[[], None]], None]:
-        """What writes the checkpoint, given what to call as a sign of progress."""
-        roles = parts.roles
-        tensors, save_model = roles.tensors(), roles.save_model
-        if roles.saves_aside:
+    def _prepare(
+        self, step: int, models: SavedModels, tokenizer: Any, state: str
+    ) -> Callable[[Callable[[], None]], None]:
+        """The function that writes the checkpoint; it calls its argument as a sign of progress."""
+        tensors, save_model = models.tensors(), models.save_model
+        if models.saves_in_background:
             tensors = {name: on_host(members) for name, members in tensors.items()}
-            save_model = functools.partial(roles.save_model, weights=on_host(roles.weights()))
-        if self._tokenizer_files is None:  # taken once: it may be in use while a checkpoint is written
-            self._tokenizer_files = _files_of(parts.tokenizer)
+            save_model = functools.partial(models.save_model, weights=on_host(models.weights()))
+        if (
+            self._tokenizer_files is None
+        ):  # read once: the tokenizer may be in use while a checkpoint is written
+            self._tokenizer_files = _files_of(tokenizer)
         files = self._tokenizer_files
 
         def write_model(folder: Path) -> None:
@@ -86,7 +119,7 @@ class CheckpointSaver:
                 step,
                 write_model=write_model,
                 tensors=tensors,
-                write_shards=roles.write_shards,
+                write_shards=models.write_shards,
                 state=state,
                 beat=beat,
             )

@@ -27,8 +27,8 @@ class RayPPOTrainerWithSampling(PPOTrainerWithSampling):
     def _configure(self, config: AnyConfig, overrides: list[str]) -> ResolvedConfig:
         return with_overrides(config, ["trainer.backend=ray", *overrides])
 
-    def _place(self, roles: Any, pools: Any, team_class: Any) -> RayBackend:
-        return RayBackend(_roles(roles), _pools(pools), _team_class(team_class))
+    def _place(self, roles: Any, pools: Any, group_class: Any) -> RayBackend:
+        return RayBackend(_roles(roles), _pools(pools), _group_class(group_class))
 
 
 def _roles(mapping: Mapping[Role, Any] | None) -> dict[Role, Any]:
@@ -46,7 +46,7 @@ def _pools(manager: ResourcePoolManager | None) -> ResourcePoolManager | None:
     )
 
 
-def _team_class(group_class: type[RayRanks] | None) -> type[RayRanks]:
+def _group_class(group_class: type[RayRanks] | None) -> type[RayRanks]:
     if group_class is None:
         return RayRanks
     if isinstance(group_class, type) and issubclass(group_class, RayRanks):

@@ -71,12 +71,12 @@ class PPOTrainerWithSampling:
             return config
         return with_overrides(config, overrides)
 
-    def _place(self, roles: Any, pools: Any, team_class: Any) -> Backend | None:
+    def _place(self, roles: Any, pools: Any, group_class: Any) -> Backend | None:
         """Where the run's processes live; None: here."""
         placed = {
             "role_worker_mapping": roles,
             "resource_pool_manager": pools,
-            "ray_worker_group_cls": team_class,
+            "ray_worker_group_cls": group_class,
         }
         for name, value in placed.items():
             if value:

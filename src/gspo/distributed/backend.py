@@ -26,7 +26,7 @@ class Backend(Protocol):
         """Connect and reserve what the config asks for; an error names what the cluster lacks."""
         ...
 
-    def team(self) -> RankGroup:
+    def ranks(self) -> RankGroup:
         """New trainer ranks, joined and without models."""
         ...
 

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo.distributed.rank_group import RankGroup
+from gspo.distributed.rank_worker import RankWorker
 from gspo.rollout.engine import GroupRequest
 from gspo.types import Group
 
 
 class RankEngine:
-    """A RolloutEngine over the ranks of a team, stepped in lock-step.
+    """A RolloutEngine over the ranks of a group, stepped together.
 
     A group goes to the rank of its submission number, so which rank generates it, and with which other groups, is a
     function of the submissions alone: a resumed run with as many ranks computes the same bits.
     """
 
-    def __init__(self, team: RankGroup) -> None:
-        self._team = team
+    def __init__(self, ranks: RankGroup) -> None:
+        self._ranks = ranks
         self._new: list[GroupRequest] = []  # queued, not yet sent
         self._num_sent = 0
 
@@ -34,28 +35,30 @@ class RankEngine:
             return []
         requests, self._new = self._new, []
         self._num_sent += len(requests)
-        done = [group for groups in self._team.call("engine_advance", requests) for group in groups]
+        done = [group for groups in self._ranks.call(RankWorker.engine_advance, requests) for group in groups]
         self._num_sent -= len(done)
         return sorted(done, key=lambda group: group.submission)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         if not requests:
             return []
-        by_rank = [iter(groups) for groups in self._team.call("engine_generate", list(requests))]
-        return [next(by_rank[i % self._team.world_size]) for i in range(len(requests))]
+        by_rank = [iter(groups) for groups in self._ranks.call(RankWorker.engine_generate, list(requests))]
+        return [next(by_rank[i % self._ranks.world_size]) for i in range(len(requests))]
 
     def load_weights(self, weights: Any, version: int) -> None:
         """Make the policy's current weights live on every rank. They come from the ranks: `weights` is None."""
-        assert weights is None, "a team's engines take their weights from the team"
-        self._team.call("engine_publish", version)
+        assert weights is None, "engines of ranks take their weights from the ranks"
+        self._ranks.call(RankWorker.engine_publish, version)
 
     def unfinished(self) -> list[GroupRequest]:
-        sent = [request for requests in self._team.call("engine_unfinished") for request in requests]
+        sent = [
+            request for requests in self._ranks.call(RankWorker.engine_unfinished) for request in requests
+        ]
         return sorted([*sent, *self._new], key=lambda request: request.submission)
 
     def clear(self) -> None:
         self._new, self._num_sent = [], 0
-        self._team.call("engine_clear")
+        self._ranks.call(RankWorker.engine_clear)
 
     def close(self) -> None:
-        """Nothing of its own: the team ends its engines."""
+        """Nothing to do: the ranks close their engines."""

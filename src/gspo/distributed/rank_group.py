@@ -1,25 +1,31 @@
 """The trainer's ranks as the loop sees them: one controller, and a RankWorker in every process that trains.
 
-The loop runs in one process. What many processes do together it asks of a `RankGroup`: a method of `RankWorker`, by name, on
-every rank at once. Implementations differ only in how a call travels: `TorchrunRanks` broadcasts it over gloo (rank 0
-is the controller itself), Ray sends it to actors.
+                      call(RankWorker.update, batch, …)
+    loop ── RankGroup ───────────────┬──────────────────┬─────────────── …
+    (controller)                rank 0: RankWorker   rank 1: RankWorker
+            ◄── results by rank ──── gather ────────────┘
+
+The controller waits until every rank has answered; inside a call the ranks wait for each other in collectives.
+Implementations differ only in how a call travels: `TorchrunRanks` broadcasts it over gloo (rank 0 is the controller's
+own process), `RayRanks` sends it to actors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 
 class RankFailed(RuntimeError):
-    """A trainer rank raised or is gone. The message begins with the rank and its cause."""
+    """A trainer rank raised an error or is gone. The message begins with the rank and its cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank stands: its number, how many there are, its number on its own machine, and where they meet.
+    """One rank's number and device, and where the ranks meet: `address` and `port` of rank 0's store.
 
-    `address` and `port` are those of rank 0's store. `device` is what the rank trains on ("cpu", "cuda:1").
+    `local_rank` is its number on its own machine. `device` is what it trains on ("cpu", "cuda:1").
     """
 
     rank: int
@@ -31,23 +37,24 @@ class RankPlace:
 
 
 class RankGroup(Protocol):
-    """All ranks. Calls come from one thread, one after another; `stacks` may be asked for beside them."""
+    """All ranks. One thread makes the calls, one after another; `stacks` may be called beside them."""
 
     world_size: int
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        """Run `RankWorker.<method>(*args)` on every rank with the same arguments; the results by rank.
+    def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run a method of RankWorker on every rank with the same arguments. Returns the results by rank.
 
-        Arguments and results are pickled. An error that every rank meets alike (a model that does not load) is raised
-        as itself; one rank's own error, or its end, is a RankFailed that names the rank and the root cause. After
-        either the ranks may be out of step: the only call left is `close`.
+        The method travels by its name, so a worker class may override it. Arguments and results are pickled. An error
+        that every rank meets alike (a model that does not load) is raised as itself. One rank's own error, or its end,
+        is a RankFailed that names the rank and the root cause. After either the ranks may be out of step, and `close`
+        is the only call left.
         """
         ...
 
     def stacks(self) -> str:
-        """What the ranks in other processes are doing now, for a watchdog: from any thread, while a call is under way."""
+        """What the ranks in other processes are doing now, for the watchdog. From any thread, also during a call."""
         ...
 
     def close(self) -> None:
-        """End the ranks' work: models are freed; processes that belong to the team end. May be called twice."""
+        """Free the models and end the processes that belong to the group. May be called twice."""
         ...

@@ -3,46 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from gspo.build.device import default_threads, use_only_deterministic
-from gspo.build.engines import build_engine
-from gspo.build.models import build_roles, compute_dtype, load_weights
-from gspo.build.plugins import import_plugins
 from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
-from gspo.config import TrainerConfig
 from gspo.distributed.rank_group import RankPlace
 from gspo.distributed.rank_results import FoundRows, RankScores, RankUpdate
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
-from gspo.training.parallel.fsdp import Shards, ShardSettings
+from gspo.training.parallel.fsdp import Shards
 from gspo.training.parallel.sharded_lora import ShardedAdapters
-from gspo.training.policy import PolicyLoss, Regulariser
-from gspo.training.roles import ADAPTER_FILES, PolicyFacts, Roles
+from gspo.training.policy import LossFunction, Regulariser
+from gspo.training.roles import ADAPTER_FILES, LocalRoles, PolicyFacts
 from gspo.types import AdvantageBatch, Group, Metric, Metrics, TrainBatch
 
 JOIN_TIMEOUT = timedelta(minutes=30)  # for ranks to meet, and for a collective: ranks enter them together
 
 
-class RankWorker:
-    """What a RankGroup calls. Every method is called on all ranks at once with the same arguments.
+@dataclass
+class RankModels:
+    """The models of one rank: its shards, and where the ranks generate an engine over a full copy of the policy."""
 
-    A host (torchrun's process, a Ray actor) makes one, calls `join` once with its place, and then `run` for every call.
+    roles: LocalRoles
+    engine: RolloutEngine | None = None
+    engine_model: Any = None
+
+
+MakeModels = Callable[[torch.device], RankModels]
+"""Builds the models of a rank on its device. It travels to every rank: a function of a module, or a partial of one."""
+
+
+class RankWorker:
+    """What a RankGroup calls. Every method runs on all ranks at once with the same arguments.
+
+    A host (a process of torchrun, a Ray actor) creates one, calls `join` once, and then `run` for every call.
     """
 
     def __init__(self) -> None:
         self.place: RankPlace | None = None
-        self._roles: Roles | None = None
+        self._models: RankModels | None = None
         self._adapters: ShardedAdapters | None = None
-        self._engine: RolloutEngine | None = None
-        self._engine_model: Any = None
 
     def join(self, place: RankPlace) -> None:
         """Meet the other ranks: sets up torch.distributed (gloo on CPUs; nccl beside it on GPUs)."""
@@ -59,7 +66,7 @@ class RankWorker:
         self.place, self._device = place, device
 
     def run(self, method: str, args: tuple[Any, ...]) -> Any:
-        """Call a method by name: what hosts use."""
+        """Call a method by its name."""
         return getattr(self, method)(*args)
 
     def leave(self) -> None:
@@ -68,36 +75,21 @@ class RankWorker:
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def build(
-        self, config: TrainerConfig, total_steps: int, weights_from: str | None, tokenizer: Any = None
-    ) -> PolicyFacts:
-        """Load and shard the models of the config; with a tokenizer also an engine over a full copy of the policy."""
+    def build(self, make: MakeModels) -> PolicyFacts:
+        """Load and shard the models, in place of those that were there."""
         self.unload()
-        import_plugins(config.trainer.plugins)
-        torch.set_num_threads(config.trainer.num_threads or default_threads())
-        use_only_deterministic(config.trainer.deterministic)
-        dtype = getattr(torch, compute_dtype(config, self._device))
-
-        def shard(model: nn.Module, settings: ShardSettings) -> Shards:
-            return Shards(model, self._device, dataclasses.replace(settings, compute_dtype=dtype))
-
-        folder = None if weights_from is None else Path(weights_from)
-        self._roles = roles = build_roles(config, self._device, total_steps, folder, shard)
-        shards = self._shards(roles.policy)
+        self._models = make(self._device)
+        roles, shards = self.roles, self._shards(self.roles.policy)
         self._adapters = None if roles.adapters is None else ShardedAdapters(roles.adapters, shards)
-        if tokenizer is not None:
-            path = str(folder or config.actor_rollout_ref.model.path)
-            self._engine_model = load_weights(config, self._device, path).eval().requires_grad_(False)
-            self._engine = build_engine(config, self._engine_model, tokenizer, self._device)
         return dataclasses.replace(
             roles.facts(), device=_device_name(self._device), shapes=shards.shapes(), num_ranks=shards.size
         )
 
     def unload(self) -> None:
         """Free the models and the engine."""
-        if self._engine is not None:
-            self._engine.close()
-        self._roles = self._adapters = self._engine = self._engine_model = None
+        if self._models is not None and self._models.engine is not None:
+            self._models.engine.close()
+        self._models = self._adapters = None
 
     def score(self, batch: TrainBatch) -> RankScores:
         """π_old and entropies of this rank's rows."""
@@ -127,7 +119,7 @@ class RankWorker:
         return values
 
     def update(
-        self, batch: AdvantageBatch, loss: PolicyLoss, step: int, regulariser: Regulariser | None
+        self, batch: AdvantageBatch, loss: LossFunction, step: int, regulariser: Regulariser | None
     ) -> RankUpdate:
         """Train the policy on a batch, each rank on its rows of every mini-batch."""
         policy = self.roles.policy
@@ -149,14 +141,14 @@ class RankWorker:
         self.roles.scale_lr(factor)
 
     def engine_advance(self, requests: Sequence[GroupRequest]) -> list[Group]:
-        """Queue those of the requests that fall to this rank and advance generation; the groups that finished."""
+        """Queue this rank's share of the requests and advance generation. Returns the groups that finished."""
         for request in requests:
             if self._is_mine(request.submission):
                 self.engine.submit(request)
         return self.engine.step()
 
     def engine_generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
-        """Run every so-many-th request to the end, from the rank's own number on."""
+        """Run this rank's share of the requests to the end: every world_size-th, from its own number on."""
         return self.engine.generate([r for i, r in enumerate(requests) if self._is_mine(i)])
 
     def engine_unfinished(self) -> list[GroupRequest]:
@@ -166,8 +158,9 @@ class RankWorker:
         self.engine.clear()
 
     def engine_publish(self, version: int) -> None:
-        """Give the engine the policy's current weights, gathered from all shards."""
-        own = self._engine_model.state_dict()
+        """Copy the policy's current weights, gathered from all shards, to the engine."""
+        assert self._models is not None
+        own = self._models.engine_model.state_dict()
         policy = self.roles.policy
         with torch.no_grad(), policy.ranks.resident():
             for name, tensor in self._full_tensors():
@@ -175,7 +168,7 @@ class RankWorker:
         self.engine.load_weights(None, version)
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's weights in its compute precision, adapters merged in, in host memory: on rank 0 alone."""
+        """On rank 0: the policy's full weights in its compute precision and in host memory, adapters merged in. Others: {}."""
         shards = self._shards(self.roles.policy)
         dtype, out = shards.settings.compute_dtype, {}
         with torch.no_grad(), shards.resident():
@@ -185,7 +178,7 @@ class RankWorker:
         return out
 
     def save_model(self, folder: str) -> None:
-        """Write the policy as an ordinary Hugging Face folder, from rank 0; its adapters beside it."""
+        """Write the policy as an ordinary Hugging Face folder (rank 0 does), with its adapters beside it."""
         weights = self.weights()
         if dist.get_rank() == 0:
             model = self.roles.policy.model
@@ -213,7 +206,7 @@ class RankWorker:
         write_sets(self._sets(), Path(folder))
 
     def load_shards(self, folder: str) -> None:
-        """Read this rank's part of what a checkpoint holds beside the model, whoever wrote it.
+        """Read this rank's part of what a checkpoint holds beside the model. Any number of ranks may have written it.
 
         Masters come last: adapters that one process wrote in a lower precision are the same weights, rounded.
         """
@@ -240,17 +233,17 @@ class RankWorker:
         return sets
 
     @property
-    def roles(self) -> Roles:
-        assert self._roles is not None, "build() comes first"
-        return self._roles
+    def roles(self) -> LocalRoles:
+        assert self._models is not None, "build() comes first"
+        return self._models.roles
 
     @property
     def engine(self) -> RolloutEngine:
-        assert self._engine is not None, "build() with a tokenizer comes first"
-        return self._engine
+        assert self._models is not None and self._models.engine is not None, "the ranks have no engine"
+        return self._models.engine
 
     def _is_mine(self, number: int) -> bool:
-        """Work is dealt out by number, so that a resumed run gives every rank what it had."""
+        """Work is assigned by number, so that a resumed run gives every rank the same work."""
         return number % dist.get_world_size() == dist.get_rank()
 
     @staticmethod
@@ -268,7 +261,7 @@ def _found(before: AdvantageBatch, after: AdvantageBatch) -> FoundRows | None:
 
 
 def _plain(metrics: Metrics) -> Metrics:
-    """The metrics without tensors, fit to travel."""
+    """The metrics as plain numbers, which can be sent to another process."""
     return {name: Metric(m.kind, float(m.value), float(m.weight)) for name, m in metrics.items()}
 
 

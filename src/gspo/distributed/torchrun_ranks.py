@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 -m gspo train … actor_rollout_ref.actor.strategy=fsdp2
 
 A call is broadcast over gloo with its arguments; every rank runs it, and rank 0 gathers the results. Without torchrun
-the team is this one process.
+the group is this one process.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -26,9 +26,8 @@ from gspo.distributed.rank_worker import RankWorker
 from gspo.exit_codes import EXIT_WORKERS_LOST
 
 CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says that a rank is gone
-FOREVER = timedelta(
-    days=365
-)  # followers wait for the next call however long it takes; the watch sees a dead rank
+# Followers wait for the next call however long it takes; the watch notices a dead rank.
+FOREVER = timedelta(days=365)
 REMEDY = "go on from the last checkpoint with the same command"
 END = "end"  # the call with which followers end
 
@@ -51,25 +50,25 @@ class TorchrunRanks:
 
     @classmethod
     def join(cls, device: str) -> TorchrunRanks:
-        """The team of this launch: met at the first call, the same one at later calls."""
+        """The group of this launch: it meets at the first call; later calls return the same one."""
         if cls._joined is None:
             cls._joined = cls(launched_place(device))
         return cls._joined
 
     @classmethod
     def joined(cls) -> TorchrunRanks | None:
-        """The team of this launch if this process has joined it."""
+        """The group of this launch, if this process has joined it."""
         return cls._joined
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
         if self.failed:
-            raise RankFailed(f"{method}: the trainer's ranks have ended")
-        if self.world_size == 1:  # nobody to be out of step with: an error leaves the team as it was
-            return [self._worker.run(method, args)]
+            raise RankFailed(f"{method.__name__}: the trainer's ranks have ended")
+        if self.world_size == 1:  # no other rank can be out of step: an error leaves the group as it was
+            return [self._worker.run(method.__name__, args)]
         try:
             self._check()
-            dist.broadcast_object_list([(method, args)], src=0, group=self._control)
-            own = self._worker.run(method, args)
+            dist.broadcast_object_list([(method.__name__, args)], src=0, group=self._control)
+            own = self._worker.run(method.__name__, args)
             results: list[Any] = [None] * self.world_size
             dist.gather_object(own, results, dst=0, group=self._control)
             return results
@@ -93,7 +92,7 @@ class TorchrunRanks:
         return error
 
     def stacks(self) -> str:
-        """What the followers are doing; this process is rank 0 itself."""
+        """What the followers are doing. This process is rank 0."""
         others = range(1, self.world_size)
         return format_stacks(ask_stacks(*self._store, others)) if others else ""
 
@@ -131,12 +130,12 @@ class TorchrunRanks:
     def close(self) -> None:
         """Free the models everywhere; the processes stay for another run of this launch until `dismiss`."""
         if not self.failed and dist.is_initialized():
-            self.call("unload")
+            self.call(RankWorker.unload)
 
     def dismiss(self, error: BaseException | None = None) -> None:
-        """End the followers. With an error of rank 0's own, and after a failure, they learn of it and end themselves."""
+        """End the followers. After an error of rank 0 or a failed call they see the cause and end by themselves."""
         if not self.failed and self.world_size > 1:
-            with suppress(RuntimeError):  # a follower that is gone needs no telling
+            with suppress(RuntimeError):  # a follower that is gone has ended already
                 dist.broadcast_object_list([(END, ())], src=0, group=self._control)
         elif self._watch is not None and error is not None and not isinstance(error, RankFailed):
             self._watch.fail(describe(error))
@@ -158,8 +157,8 @@ def launched_rank_group() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if (team := TorchrunRanks.joined()) is not None:
-            team.dismiss(error)
+        if (ranks := TorchrunRanks.joined()) is not None:
+            ranks.dismiss(error)
         raise
-    if (team := TorchrunRanks.joined()) is not None:
-        team.dismiss()
+    if (ranks := TorchrunRanks.joined()) is not None:
+        ranks.dismiss()

@@ -76,9 +76,9 @@ def _train(resolved: ResolvedConfig, **given: Any) -> int:
     try:
         if launched_ranks() > 1:
             check_launch(resolved.config)
-            team = TorchrunRanks.join(resolved.config.trainer.device)
-            if team.rank > 0:
-                return team.follow()
+            ranks = TorchrunRanks.join(resolved.config.trainer.device)
+            if ranks.rank > 0:
+                return ranks.follow()
         with launched_rank_group():
             result = Trainer(resolved, **given).fit()
     except Exception as error:

@@ -195,9 +195,9 @@ class Trainer:
             parts.rest_engine()
         with clock("old_log_prob"):
             batch = roles.policy.score(collate(groups))
-        if self.config.actor_rollout_ref.actor.use_kl_loss:
+        if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
-                batch = roles.with_reference(batch)
+                batch = roles.reference.score(batch)
         if roles.critic is not None:
             with clock("values"):
                 batch = roles.critic.score(batch)
@@ -259,8 +259,16 @@ class Trainer:
         self.writer.wait()
 
     def _begin_save(self) -> None:
-        state = {"counters": self.counters.state_dict(), "config": self.resolved.to_dict()}
-        self.saving.begin(self.step, self.parts, state)
+        self.saving.begin(self.step, self.parts.roles, self.parts.tokenizer, self._state)
+
+    def _state(self) -> dict[str, Any]:
+        """What a resume needs beside tensors, and what a checkpoint tells about its run."""
+        return {
+            **self.parts.state_dict(),
+            "counters": self.counters.state_dict(),
+            "config": self.resolved.to_dict(),
+            "fingerprint": self.parts.fingerprint,
+        }
 
     def close(self) -> None:
         """End everything, whatever one of them raises; the lock on the run folder goes last."""

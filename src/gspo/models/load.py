@@ -23,6 +23,13 @@ class ModelError(ValueError):
     """A model that cannot or must not be loaded. The message names the file, what was found and the remedy."""
 
 
+def compute_dtype(name: str, device: torch.device) -> str:
+    """The precision in which a model computes on a device; `auto` is bfloat16 on a GPU and float32 elsewhere."""
+    if name != "auto":
+        return name
+    return "bfloat16" if device.type == "cuda" else "float32"
+
+
 def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder or hub name ("embedded" for the packaged one)."""
     from transformers import AutoTokenizer

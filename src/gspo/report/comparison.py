@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.report import stats, words
+from gspo.report import words
 from gspo.report.verdict import start_and_end
-from gspo.runs import reading
+from gspo.runs import reading, stats
 from gspo.runs.run import Run
 
 IGNORED_KEYS = ("trainer.experiment_name", "trainer.default_local_dir")

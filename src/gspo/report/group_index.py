@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gspo.report.stats import correctness
+from gspo.runs.stats import correctness
 
 HELD_OUT = "held_out"
 FIELDS = ("uid", "fate", "source", "n", "rate", "score", "tokens", "question", "truth", "version")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.processes import is_alive
-from gspo.report import stats
+from gspo.runs import stats
 from gspo.runs import reading
 from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, is_accuracy
 

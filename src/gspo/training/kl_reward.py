@@ -6,11 +6,9 @@ import dataclasses
 from typing import Any
 
 from gspo.algo.kl import KLController, response_kl
-from gspo.distributed.rank_roles import RankPolicy, RankReference
 from gspo.rewards.protocol import Scorer
 from gspo.training.batch.batching import collate
-from gspo.training.policy import Policy
-from gspo.training.reference import Reference
+from gspo.training.roles import PolicyRole, ReferenceRole
 from gspo.types import Group, Metric, Metrics, Reward, Rollout
 
 
@@ -24,8 +22,8 @@ class KlScorer:
     def __init__(
         self,
         inner: Scorer,
-        policy: Policy | RankPolicy,
-        reference: Reference | RankReference,
+        policy: PolicyRole,
+        reference: ReferenceRole,
         controller: KLController,
         kind: str,
     ) -> None:

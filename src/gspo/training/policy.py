@@ -33,7 +33,7 @@ from gspo.types import (
     merge_metrics,
 )
 
-PolicyLoss = Callable[[LossInputs], LossOutput]
+LossFunction = Callable[[LossInputs], LossOutput]
 Seen = tuple[list[int], Tensor, Tensor | None]  # rows, their log-probs and entropies
 # (log_probs, ref_log_probs or None, entropy or None, mask, totals) → extra loss terms and their metrics
 Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotals], LossOutput | None]
@@ -180,7 +180,7 @@ class Policy(TokenScorer):
         return batch.with_old(*self.log_probs(batch, plan), unscored_rows=sorted(_rows_of(unscored)))
 
     def update(
-        self, batch: AdvantageBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
         """One optimiser step per mini-batch. One with bad numbers is skipped, counted, and changes nothing."""
         metrics: Metrics = {}
@@ -211,7 +211,7 @@ class Policy(TokenScorer):
         self,
         batch: AdvantageBatch,
         micros: list[list[int]],
-        loss: PolicyLoss,
+        loss: LossFunction,
         regulariser: Regulariser | None,
         lr: float,
     ) -> _MiniBatch:
@@ -236,7 +236,7 @@ class Policy(TokenScorer):
         self,
         batch: AdvantageBatch,
         rows: list[int],
-        loss: PolicyLoss,
+        loss: LossFunction,
         regulariser: Regulariser | None,
         counts: BatchTotals,
         seen: list[Seen],

@@ -1,23 +1,31 @@
-"""The models of a run: the policy, and beside it the critic, the reference and adapters where the config asks."""
+"""The models of a run: the policy, and the critic, the reference and adapters where the config asks for them.
+
+`Roles` is what the loop sees. `LocalRoles` holds the models in this process; `distributed.rank_roles.RankRoles` asks the
+ranks of a group, which hold them in shards.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Protocol
 
 from torch import Tensor
 
-from gspo.checkpoint.folder import Loaded, TensorSet
+from gspo.checkpoint.folder import Loaded
+from gspo.checkpoint.saver import SavedModels
+from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.training.critic import Critic
 from gspo.training.lora import Adapters, num_trained
 from gspo.training.parallel.fsdp import full
-from gspo.training.policy import Policy, PolicyLoss, Regulariser, Update
+from gspo.training.policy import LossFunction, Policy, Regulariser, Update
 from gspo.training.reference import Reference
 from gspo.training.router_change import RouterWatch
-from gspo.types import AdvantageBatch, Batch
+from gspo.types import AdvantageBatch, Batch, Metrics, ScoredBatch, TrainBatch
 
 ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
 SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another
@@ -38,9 +46,88 @@ class PolicyFacts:
     num_ranks: int | None = None  # None: in this process, without sharding
 
 
+class PolicyRole(Protocol):
+    """The model being trained."""
+
+    def score(self, batch: TrainBatch) -> ScoredBatch:
+        """The batch with π_old and entropies."""
+        ...
+
+    def log_probs(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies [B,T] of the responses under the current weights."""
+        ...
+
+
+class ReferenceRole(Protocol):
+    """The frozen reference."""
+
+    def log_probs(self, batch: TrainBatch) -> Tensor:
+        """Log-probs [B,T] of the responses."""
+        ...
+
+    def score(self, batch: Batch) -> Batch:
+        """The batch with `ref_log_probs`."""
+        ...
+
+
+class CriticRole(Protocol):
+    """The value model."""
+
+    def score(self, batch: Batch) -> Batch:
+        """The batch with `values`."""
+        ...
+
+    def update(self, batch: AdvantageBatch, *, step: int) -> Metrics:
+        """Train the critic on a batch."""
+        ...
+
+
+class Roles(SavedModels, Protocol):
+    """The models of one run, wherever their weights are. A role that the config does not ask for is None."""
+
+    @property
+    def policy(self) -> PolicyRole: ...
+
+    @property
+    def critic(self) -> CriticRole | None: ...
+
+    @property
+    def reference(self) -> ReferenceRole | None: ...
+
+    def facts(self) -> PolicyFacts:
+        """What the run says about its policy, and what identifies it."""
+        ...
+
+    def update_policy(
+        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
+    ) -> Update:
+        """Train the policy on a batch."""
+        ...
+
+    def scale_lr(self, factor: float) -> None:
+        """Multiply the learning rates of this run's schedules."""
+        ...
+
+    def published_weights(self) -> AbstractContextManager[Mapping[str, Tensor]]:
+        """The policy's tensors under the plain model's names, adapters merged in, while the context lasts."""
+        ...
+
+    def load(self, loaded: Loaded) -> None:
+        """Restore the state of a checkpoint, beside the weights that were loaded from its folder."""
+        ...
+
+    def stacks(self) -> str:
+        """What the processes of other ranks are doing now; "" when there are none."""
+        ...
+
+    def close(self) -> None:
+        """Free the models and end what runs for them."""
+        ...
+
+
 @dataclass
-class Roles:
-    """The models of one run and how their weights are saved. `reference` may be the policy with its adapters off."""
+class LocalRoles:
+    """The models in this process. `reference` may be the policy with its adapters switched off."""
 
     policy: Policy
     adapters: Adapters | None = None
@@ -67,7 +154,7 @@ class Roles:
         )
 
     def update_policy(
-        self, batch: AdvantageBatch, loss: PolicyLoss, *, step: int, regulariser: Regulariser | None = None
+        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
         """Train the policy on a batch; with a router, what it changed is among the metrics."""
         with self.routers.watching(batch) as routing:
@@ -80,17 +167,12 @@ class Roles:
             if role is not None:
                 role.schedule = dataclasses.replace(role.schedule, lr=role.schedule.lr * factor)
 
-    def with_reference(self, batch: Batch) -> Batch:
-        """The batch scored by the reference, which the config must have asked for."""
-        assert self.reference is not None
-        return self.reference.score(batch)
-
     @property
-    def saves_aside(self) -> bool:
-        """Whether a checkpoint can be written while the models are read: adapters are merged into them for a while."""
+    def saves_in_background(self) -> bool:
+        """Not with adapters: saving merges them into the model for a while."""
         return self.adapters is None
 
-    def save_model(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    def save_model(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
         """The policy as an ordinary Hugging Face folder; adapters are merged into it and described beside.
 
         `weights` are what `weights()` gave earlier, for a model without adapters.
@@ -112,20 +194,26 @@ class Roles:
         """The policy's own tensors by name, as they are now."""
         return self.policy.model.state_dict()
 
-    write_shards: ClassVar[None] = None  # `tensors` holds everything, in one piece
+    @contextmanager
+    def published_weights(self) -> Iterator[Mapping[str, Tensor]]:
+        if self.adapters is None:
+            yield self.weights()
+        else:
+            with self.adapters.merged() as tensors:
+                yield tensors
+
+    @property
+    def write_shards(self) -> None:
+        """None: `tensors` holds everything, in one piece."""
 
     def stacks(self) -> str:
-        """Nothing: the models are in this process."""
         return ""
 
     def close(self) -> None:
-        """Nothing: the models are freed with this object."""
+        """Nothing to do: the models are freed with this object."""
 
     def load(self, loaded: Loaded) -> None:
-        """Take up the state of a checkpoint, beside the weights that its folder gave."""
-        self.load_tensors(loaded.tensors)
-
-    def load_tensors(self, sets: dict[str, TensorSet]) -> None:
+        sets = loaded.tensors
         if self.adapters is not None:
             self.adapters.load_state_tensors(sets[ADAPTER_FILES])
         self.policy.optimizer.load_state_tensors(sets["optimizer"])

@@ -122,9 +122,9 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
 def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any) -> None:
     """Keep rate, lengths, clip fraction, time a step and the noise floor, from a quick sample with the real model."""
     from gspo.build.device import choose_device
-    from gspo.build.models import compute_dtype
     from gspo.checks.doctor.noise import noise_problems
     from gspo.checks.doctor.probe import probe
+    from gspo.models.load import compute_dtype
 
     config = resolved.config
     actor = config.actor_rollout_ref.actor
@@ -160,7 +160,7 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
             f"noise floor, {noise.between}: {noise.token_rms:.1e} a token, {noise.sequence_rms:.1e} a sequence, "
             f"{noise.outside:.1%} outside ε"
         )
-    dtype = compute_dtype(config, choose_device(config.trainer.device))
+    dtype = compute_dtype(config.actor_rollout_ref.model.dtype, choose_device(config.trainer.device))
     problems += noise_problems(seen.noises, objective, dtype, actor.old_log_prob_source)
     diagnosis.add("quick sample", seen.to_dict(), lines, problems)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from gspo.build.models import compute_dtype
 from gspo.build.role_settings import layout_kind
 from gspo.checks.doctor.activations import Activations, measure_activations
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.batch_plan import roles
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
 from gspo.models import resolve
+from gspo.models.load import compute_dtype
 from gspo.models.shape import ModelShape, from_config
 from gspo.rollout.native.pages import PAGE
 from gspo.training.log_probs import CHUNK_ELEMENTS
@@ -86,7 +86,7 @@ def plan_memory(
     c = config.actor_rollout_ref.model
     model = AutoConfig.from_pretrained(resolve(c.path), trust_remote_code=c.trust_remote_code)
     counts, shape = Counts.of(model, c.lora_rank), _shape(model, c.path)
-    dtype = getattr(torch, compute_dtype(config, device))
+    dtype = getattr(torch, compute_dtype(config.actor_rollout_ref.model.dtype, device))
     size = torch.finfo(dtype).bits // 8
     kept = measure_activations(model, dtype)
     held = _held(config, counts, size)

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from gspo.build.engines import on_device
-from gspo.build.models import compute_dtype
 from gspo.config import TrainerConfig
 from gspo.distributed.ray.connection import RayConnection
 from gspo.distributed.ray.placement import make_pools, num_local_cpus, trainer_role, worker_classes
@@ -17,13 +15,14 @@ from gspo.distributed.ray.resource_pool import ResourcePool, ResourcePoolManager
 from gspo.distributed.ray.role import Role
 from gspo.distributed.ray.session import RaySession
 from gspo.distributed.ray.weight_store import ObjectStore
+from gspo.distributed.run_layout import rollout_dtype
 from gspo.rollout.workers.worker import EngineSpec
 
 
 class RayBackend:
     """Gives a run its trainer ranks and rollout workers as Ray actors.
 
-    `role_worker_mapping` replaces the classes of roles, `resource_pool_manager` the default pools; `team_class` is
+    `role_worker_mapping` replaces the classes of roles, `resource_pool_manager` the default pools; `rank_group_class` is
     RayRanks or derived from it.
     """
 
@@ -31,11 +30,11 @@ class RayBackend:
         self,
         role_worker_mapping: dict[Role, Any] | None = None,
         resource_pool_manager: ResourcePoolManager | None = None,
-        team_class: type[RayRanks] = RayRanks,
+        rank_group_class: type[RayRanks] = RayRanks,
     ) -> None:
         self._classes = worker_classes(role_worker_mapping)
         self._asked = resource_pool_manager
-        self._team_class = team_class
+        self._rank_group_class = rank_group_class
         self._config = TrainerConfig()
         self._session: RaySession | None = None
         self._pools: ResourcePoolManager | None = None
@@ -52,11 +51,11 @@ class RayBackend:
             self.close()
             raise
 
-    def team(self) -> RayRanks:
+    def ranks(self) -> RayRanks:
         """New trainer ranks, joined and without models."""
         assert self._pools is not None, "start() comes first"
         pool = self._pools.get_resource_pool(trainer_role(self._pools))
-        return self._team_class(pool, self._classes.rank)
+        return self._rank_group_class(pool, self._classes.rank)
 
     def num_rollout_workers(self) -> int:
         """Places for rollout workers; 0 when the trainer's ranks generate themselves."""
@@ -94,6 +93,5 @@ class RayBackend:
 def _at(spec: EngineSpec, pool: ResourcePool, config: TrainerConfig) -> EngineSpec:
     """The spec for a worker of the pool: the controller may have another kind of device."""
     device = torch.device("cuda:0" if pool.use_gpu else "cpu")
-    dtype = compute_dtype(config, device) if config.actor_rollout_ref.rollout.dtype == "auto" else spec.dtype
-    placed = dataclasses.replace(spec, dtype=dtype)
-    return on_device(placed, str(device), shared=pool.use_gpu and pool.max_colocate_count > 1)
+    placed = dataclasses.replace(spec, dtype=rollout_dtype(config, device))
+    return placed.on_device(str(device), shared=pool.use_gpu and pool.max_colocate_count > 1)

@@ -10,13 +10,13 @@ from typing import Any
 
 import ray
 
-from gspo.build.engines import num_workers
 from gspo.config import TrainerConfig
 from gspo.distributed.rank_worker import RankWorker
 from gspo.distributed.ray.actors import plain_class
 from gspo.distributed.ray.errors import ClusterError
 from gspo.distributed.ray.resource_pool import ResourcePoolManager
 from gspo.distributed.ray.role import INNER_ROLES, TRAINER_ROLES, Role
+from gspo.distributed.run_layout import num_rollout_workers
 from gspo.rollout.workers.worker import RolloutWorker
 
 TRAINER_POOL, ROLLOUT_POOL = "global_pool", "rollout_pool"
@@ -67,7 +67,7 @@ def _derived(role: Role, worker: Any, base: type) -> Any:
 def num_local_cpus(config: TrainerConfig, manager: ResourcePoolManager | None) -> int:
     """CPUs that a local cluster must count for the run's processes to have a place."""
     pools = manager or default_pools(config, gpus=0)
-    return 2 * pools.get_n_gpus() + num_workers(config)
+    return 2 * pools.get_n_gpus() + num_rollout_workers(config)
 
 
 def default_pools(config: TrainerConfig, gpus: int) -> ResourcePoolManager:
@@ -76,7 +76,7 @@ def default_pools(config: TrainerConfig, gpus: int) -> ResourcePoolManager:
     Training uses trainer.nnodes × n_gpus_per_node devices; when the second is not set, all that rollout workers leave.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
-    apart = num_workers(config)
+    apart = num_rollout_workers(config)
     per_node = trainer.n_gpus_per_node
     if per_node is None:
         per_node = (gpus - apart * rollout.tensor_model_parallel_size) // trainer.nnodes
@@ -87,9 +87,9 @@ def default_pools(config: TrainerConfig, gpus: int) -> ResourcePoolManager:
 
 def with_rollout_pool(manager: ResourcePoolManager, config: TrainerConfig) -> ResourcePoolManager:
     """The same pools, with one for rollout workers where the config has them and the mapping does not."""
-    if Role.Rollout in manager.mapping or not num_workers(config):
+    if Role.Rollout in manager.mapping or not num_rollout_workers(config):
         return manager
-    apart = [1] * num_workers(config)
+    apart = [1] * num_rollout_workers(config)
     return ResourcePoolManager(
         {**manager.resource_pool_spec, ROLLOUT_POOL: apart}, {**manager.mapping, Role.Rollout: ROLLOUT_POOL}
     )

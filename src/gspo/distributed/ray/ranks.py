@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -29,7 +29,7 @@ CAUSE_SECONDS = 5.0  # after a first error: how long to look for the one behind 
 
 
 class RayRanks:
-    """One RankWorker an actor, one actor a place of `pool`. Ranks end with `close`, or when one of them fails."""
+    """One actor with a RankWorker in every place of `pool`. The ranks end with `close`, or when one of them fails."""
 
     def __init__(self, pool: ResourcePool, worker_class: Any = RankWorker) -> None:
         self.world_size = pool.world_size
@@ -58,12 +58,13 @@ class RayRanks:
             [a.__ray_call__.remote(answer_stacks, *self._store, r) for r, a in enumerate(self._actors)]
         )
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        """Run `RankWorker.<method>(*args)` on every rank; the results by rank. Errors as `RankGroup.call` says."""
+    def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
         if not self._actors:
-            raise RankFailed(f"{method}: the trainer's ranks have ended")
+            raise RankFailed(f"{method.__name__}: the trainer's ranks have ended")
         shared = ray.put(args) if self.world_size > 1 else args  # once, however many ranks read it
-        return self._gather([actor.__ray_call__.remote(run, method, shared) for actor in self._actors])
+        return self._gather(
+            [actor.__ray_call__.remote(run, method.__name__, shared) for actor in self._actors]
+        )
 
     def _gather(self, refs: Sequence[Any]) -> list[Any]:
         """All results, or the error behind the first failure: ranks that wait for a dead one are not waited for."""
@@ -126,7 +127,7 @@ def _verdict(failures: dict[int, BaseException], world_size: int) -> BaseExcepti
     rank, first = min(failures.items())
     if len(failures) == world_size and len(kinds) == 1:
         return first
-    format_stacks = RankFailed(f"trainer rank {rank} of {world_size}: {type(first).__name__}: {first}")
+    failed = RankFailed(f"trainer rank {rank} of {world_size}: {type(first).__name__}: {first}")
     for note in getattr(first, "__notes__", ()):
-        format_stacks.add_note(note)
-    return format_stacks
+        failed.add_note(note)
+    return failed

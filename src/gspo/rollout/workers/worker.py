@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
@@ -21,6 +22,9 @@ ENGINES: Registry[Callable[[EngineSpec], RolloutEngine]] = Registry(
     {"native": "gspo.rollout.workers.worker:build_native", "vllm": "gspo.rollout.vllm.engine:build_vllm"},
     error=EngineError,
 )
+
+
+CACHE_FREEING_OPTIONS = ("sleep", "free_cache")  # by which engines free their cache while the trainer works
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,11 @@ class EngineSpec:
     attn_implementation: str | None = None
     override_config: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the kind
+
+    def on_device(self, device: str, *, shared: bool) -> EngineSpec:
+        """The spec of a worker on `device`. One that shares it with no trainer rank keeps its cache during training."""
+        keeps = {} if shared else {name: False for name in CACHE_FREEING_OPTIONS if name in self.options}
+        return dataclasses.replace(self, device=device, options={**self.options, **keeps})
 
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:

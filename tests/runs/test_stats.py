@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gspo.report.stats import paired_by_question, paired_difference, question_scores
+from gspo.runs.stats import paired_by_question, paired_difference, question_scores
 
 
 def test_paired_interval_is_the_published_formula() -> None:
