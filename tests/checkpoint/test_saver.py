@@ -184,7 +184,7 @@ def test_groups_that_cannot_be_written_leave_no_checkpoint_of_their_step(tmp_pat
 KILLED = """
 import functools, os, signal, sys
 from pathlib import Path
-from gspo.loop import checkpoint
+from gspo.checkpoint import folder as checkpoint
 from tests.loop.runs import trainer
 from tests.checkpoint.test_background_writer import until
 

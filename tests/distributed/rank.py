@@ -19,8 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gspo.distributed import rank_worker
-from gspo.distributed import torchrun_ranks as team_torchrun
+from gspo.distributed import rank_worker, torchrun_ranks
 from gspo.distributed.rank_group import RankFailed
 from gspo.loop import ending as closing
 from tests.distributed.cases import CASES
@@ -42,12 +41,12 @@ class FragileWorker(rank_worker.RankWorker):
             time.sleep(0.05)
 
 
-def note_stacks(team: team_torchrun.TorchrunRanks, out: Path) -> None:
+def note_stacks(ranks: torchrun_ranks.TorchrunRanks, out: Path) -> None:
     """Write what the others do while all of them wait for this file."""
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(team.stacks)
+        asked = pool.submit(ranks.stacks)
         asked.add_done_callback(lambda done: (out / "stacks.txt").write_text(done.result()))
-        team.call("doze", str(out / "stacks.txt"))
+        ranks.call(FragileWorker.doze, str(out / "stacks.txt"))
 
 
 def run(plan: dict[str, Any], rank: int) -> int:
@@ -62,21 +61,21 @@ def run(plan: dict[str, Any], rank: int) -> int:
         "MASTER_PORT": str(plan["port"]),
     }
     torch.set_num_threads(1)
-    team_torchrun.RankWorker = FragileWorker
+    torchrun_ranks.RankWorker = FragileWorker
     closing.write_report = lambda console, run: None
     out = Path(plan["out"])
-    team = team_torchrun.TorchrunRanks.join("cpu")
+    ranks = torchrun_ranks.TorchrunRanks.join("cpu")
     for name in plan["cases"]:
         torch.save(CASES[name](True), out / f"{name}-{rank}.pt")
     if rank > 0:
-        return team.follow()
-    with team_torchrun.launched_rank_group():
+        return ranks.follow()
+    with torchrun_ranks.launched_rank_group():
         for one in plan["runs"]:
             train(Path(one["folder"]), Path(one["model"]), *one["overrides"], stop_after=one["stop_after"])
         if plan["fault"]:
-            note_stacks(team, out)
+            note_stacks(ranks, out)
             try:
-                team.call("fail", plan["world"] - 1, plan["fault"])
+                ranks.call(FragileWorker.fail, plan["world"] - 1, plan["fault"])
             except RankFailed as error:
                 (out / "fault.txt").write_text(str(error))
     return 0

@@ -23,14 +23,14 @@ SHARDINGS = {
 
 
 @pytest.fixture(scope="module")
-def team():
+def ranks():
     joined = TorchrunRanks.join("cuda:0")
     yield joined
     joined.dismiss()
 
 
 @pytest.mark.parametrize("name", SHARDINGS)
-def test_shards_on_a_gpu_train_as_the_plain_model_does(team, name):
+def test_shards_on_a_gpu_train_as_the_plain_model_does(ranks, name):
     plain = updates(build_policy(llama().cuda(), False))
     policy = build_policy(llama(), True, sharding={"device": "cuda:0", **SHARDINGS[name]})
     with policy.ranks.resident(policy.optimizer):
@@ -43,7 +43,7 @@ def test_shards_on_a_gpu_train_as_the_plain_model_does(team, name):
             assert float((found[key].cpu() - value.cpu()).abs().max()) <= 1e-4 * size, key
 
 
-def test_offloaded_state_lies_in_host_memory(team):
+def test_offloaded_state_lies_in_host_memory(ranks):
     sharding = {"device": "cuda:0", **SHARDINGS["moved between uses"]}
     policy = build_policy(llama(), True, sharding=sharding)
     with policy.ranks.resident(policy.optimizer):

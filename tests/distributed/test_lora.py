@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gspo.build.ranks import build_rank
 from gspo.checkpoint import folder as checkpoint
 from gspo.config import load
 from gspo.distributed.rank_group import RankPlace
@@ -71,7 +73,8 @@ def test_masters_of_one_process_reach_a_rank_unrounded(here, model, tmp_path):
     worker = RankWorker()
     worker.join(RankPlace(0, 1, 0, "127.0.0.1", free_port(), "cpu"))
     try:
-        worker.build(config(tmp_path, model, FSDP, *LORA, *LOW).config, 3, str(path))
+        settings = config(tmp_path, model, FSDP, *LORA, *LOW).config
+        worker.build(functools.partial(build_rank, settings, 3, path, None))
         worker.load_shards(str(path / "training"))
         found = {
             name: full(p.detach()).clone() for name, p in worker.roles.policy.optimizer.parameters.items()

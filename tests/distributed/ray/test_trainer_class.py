@@ -62,7 +62,7 @@ def test_a_worker_group_class_of_one_s_own_is_used():
         pass
 
     trainer = RayPPOTrainerWithSampling(TrainerConfig(), ray_worker_group_cls=Watched)
-    assert trainer._backend._team_class is Watched
+    assert trainer._backend._rank_group_class is Watched
 
 
 @pytest.mark.parametrize(
