@@ -18,7 +18,7 @@ from gspo.config.loading import tree
 from gspo.config.problems import Problem
 from gspo.config.schema.fields import Section, given
 
-RECIPE = Path(__file__).with_name("embedded.yaml")
+RECIPE = Path(__file__).parents[1] / "embedded.yaml"
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 

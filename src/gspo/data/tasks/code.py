@@ -13,7 +13,7 @@ from gspo.seeding import derive_seed
 
 LEVELS = ("easy", "medium", "hard")
 INSTRUCTION = "Answer with one Python program in a ```python block."
-_FILE = Path(__file__).parent / "problems" / "code.jsonl"
+_FILE = Path(__file__).parents[1] / "problems" / "code.jsonl"
 _HELD_OUT_SHARE = 6  # one problem in six
 
 

@@ -235,6 +235,6 @@ def _has_fileno(stream: Any) -> bool:
 
 def _user_part(dump: str) -> str:
     """faulthandler's dump without the frames of the worker's own loop."""
-    own = str(Path(__file__).parent)
+    own = str(Path(__file__).parents[1])
     lines = [line for line in dump.splitlines() if own not in line and "<frozen runpy>" not in line]
     return "\n".join(lines[:24])
