@@ -66,7 +66,8 @@ docs: $(VENV)/.core
 
 # The documentation as a site in site/; index.html opens from disk. Nothing is loaded from a network.
 site: $(VENV)/.docs
-	@$(BIN)/python -m mkdocs build --strict $(ARGS)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@echo "site/index.html"
 
 $(VENV)/bin/python:
 	@echo "making $(VENV)"
