@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_links_and_anchors_resolve(path):
 def test_lists_and_tables_follow_an_empty_line(path):
     """The site's Markdown, unlike GitHub's, takes a list or table that directly follows a paragraph for a part of it."""
     lines = prose(path).splitlines()
-    for before, line in zip(lines, lines[1:]):
+    for before, line in pairwise(lines):
         inside_list = ITEM.match(before.lstrip()) or before.startswith("  ") or not before.strip()
         assert not ITEM.match(line) or inside_list, f"{path.name}: {line!r} needs an empty line before it"
         inside_table = before.startswith("|") or not before.strip()
