@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -33,12 +34,11 @@ def prose(path: Path) -> str:
     return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
 
 
-def nav_files(entry: object) -> list[str]:
+def nav_files(entry: Any) -> list[str]:
     """The files that a navigation tree names, in order."""
     if isinstance(entry, str):
         return [entry]
     children = entry.values() if isinstance(entry, dict) else entry
-    assert not isinstance(children, int | None)
     return [file for child in children for file in nav_files(child)]
 
 
