@@ -7,7 +7,7 @@ ARGS   ?=
 # Tests run two processes side by side; more threads than cores would make them wait for each other.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: train test test-slow test-gpu test-browser test-vllm check format scorecard docs clean
+.PHONY: train test test-slow test-gpu test-browser test-vllm check format scorecard docs site clean
 
 train: $(VENV)/.core
 	@$(BIN)/gspo train $(ARGS)
@@ -61,7 +61,13 @@ bench-trl: $(VENV)/.core .venv-trl/.made
 
 docs: $(VENV)/.core
 	@$(BIN)/python scripts/make_config_docs.py
+	@$(BIN)/python scripts/make_command_docs.py
 	@$(BIN)/python scripts/make_scaling_docs.py --no-simulation
+
+# The documentation as a site in site/; index.html opens from disk. Nothing is loaded from a network.
+site: $(VENV)/.docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
+	@echo "site/index.html"
 
 $(VENV)/bin/python:
 	@echo "making $(VENV)"
@@ -74,7 +80,12 @@ $(VENV)/.core: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.test: pyproject.toml $(VENV)/.core | $(VENV)/bin/python
 	@echo "installing what the tests need"
-	@$(PIP) -e ".[test]"
+	@$(PIP) -e ".[test,docs]"
+	@touch $@ $(VENV)/.docs
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.core | $(VENV)/bin/python
+	@echo "installing what the documentation needs"
+	@$(PIP) -e ".[docs]"
 	@touch $@
 
 $(VENV)/.check: pyproject.toml $(VENV)/.test | $(VENV)/bin/python
@@ -83,4 +94,4 @@ $(VENV)/.check: pyproject.toml $(VENV)/.test | $(VENV)/bin/python
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-trl build dist src/*.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-trl build dist site src/*.egg-info

@@ -54,7 +54,7 @@ class CompiledLayers:
         """Within this the layers run compiled.
 
         What is cheap to compute again is not kept for the backward: a tenth of a large model's memory for 3 % of its
-        step (docs/performance.md).
+        step (docs/dev/performance-log.md).
         """
         for layer in self._layers:
             layer.forward = partial(self._forwards[type(layer)], layer)

@@ -1,7 +1,7 @@
 """Linear layers over a few dozen rows on a CPU, whose library spreads the product over cores only from 64 rows on.
 
 A kernel of our own reads every weight once, as fast as memory gives them. Where it cannot be compiled, x Wᵀ is computed as
-(W xᵀ)ᵀ: its many rows are those of W, and all cores have work (docs/performance.md).
+(W xᵀ)ᵀ: its many rows are those of W, and all cores have work (docs/dev/performance-log.md).
 """
 
 from __future__ import annotations

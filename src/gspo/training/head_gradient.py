@@ -19,7 +19,7 @@ class HeadGradient:
     """Where the gradient of a head's weight is summed while `active`: in the memory of the step before.
 
     A gradient of the whole vocabulary is the largest tensor of a step. Made anew for every backward its pages have to be
-    found and cleared, which takes longer than the product (docs/performance.md). In half precision every row that is
+    found and cleared, which takes longer than the product (docs/dev/performance-log.md). In half precision every row that is
     added rounds the sum again, so there, and on a GPU, it is left to autograd.
     """
 
