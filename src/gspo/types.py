@@ -91,7 +91,7 @@ class Group:
         return sum(len(r.token_ids) for r in self.rollouts)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrainBatch:
     """The groups of one training step, row-aligned: B sequences, right-padded to T response tokens.
 
@@ -124,7 +124,7 @@ class TrainBatch:
 Scored = TypeVar("Scored", bound="ScoredBatch")
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredBatch(TrainBatch):
     """A batch with π_old. In `unscored_rows` it is not known yet (0): the update's own first forward gives it.
 
@@ -150,7 +150,7 @@ class ScoredBatch(TrainBatch):
         return AdvantageBatch(**_fields(self), advantages=advantages, returns=returns)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageBatch(ScoredBatch):
     """A batch with advantages: everything that the updates of one training step need."""
 

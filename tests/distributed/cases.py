@@ -148,7 +148,8 @@ def reference_and_entropy(sharded: bool) -> Numbers:
     out: Numbers = {}
     for step in range(2):
         batch = prepared(policy, uneven(seed=step), seed=step)
-        batch.ref_log_probs = gathered(ranks, reference.log_probs(batch))
+        ref = gathered(ranks, reference.log_probs(batch))
+        batch = dataclasses.replace(batch, ref_log_probs=ref)
         out[f"ref {step}"] = batch.ref_log_probs
         update = policy.update(batch, BoundLoss("gspo", LossSettings()), step=step, regulariser=regulariser)
         out[f"metrics {step}"] = update.metrics
@@ -164,7 +165,7 @@ def critic(sharded: bool) -> Numbers:
     out: Numbers = {}
     for step in range(3):
         batch = role.score(collate(uneven(seed=step)))
-        batch.values = gathered(ranks, batch.values)
+        batch = dataclasses.replace(batch, values=gathered(ranks, batch.values))
         drawn = torch.randn(batch.num_sequences, 1, generator=torch.Generator().manual_seed(step))
         batch = batch.with_old(batch.rollout_log_probs).with_advantages(
             drawn * batch.mask, drawn * batch.mask

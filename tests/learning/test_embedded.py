@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -76,8 +77,7 @@ def shuffle_advantages(trainer) -> None:
         batch = honest(batch, *args, **kwargs)
         order = torch.randperm(batch.num_sequences, generator=torch.Generator().manual_seed(trainer.step))
         per_row = (batch.advantages * batch.mask).sum(-1) / batch.mask.sum(-1)
-        batch.advantages = per_row[order][:, None] * batch.mask
-        return batch
+        return dataclasses.replace(batch, advantages=per_row[order][:, None] * batch.mask)
 
     objective.with_advantages = shuffled
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from gspo.build.plugins import import_plugins
 from gspo.rewards import Overlong, RewardError, builtin, dry_run, make_scorer
 from gspo.rewards.compose import as_specs
 from gspo.rewards.pool.worker_pool import WorkerPool
@@ -295,15 +296,22 @@ def test_cheap_builtins_stay_in_process_and_others_go_to_the_pool() -> None:
     assert isinstance(make_scorer("exact"), InProcessScorer)
 
 
-def test_a_registered_reward_is_known_to_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "rewards_of_mine.py").write_text(
+@pytest.mark.parametrize("imported", ["by name", "as a plugin"])
+def test_a_registered_reward_is_known_to_the_workers(
+    imported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / f"rewards_{imported.replace(' ', '_')}.py"
+    file.write_text(
         "import os\nfrom gspo.rewards import reward\n"
         "@reward('mine', sources=('my_data',))\ndef mine(prompt, response):\n"
         "    return {'score': len(response), 'worker': os.environ.get('GSPO_REWARD_WORKER') is not None}\n"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(builtin.REWARDS, "_items", dict(builtin.REWARDS._items))
-    importlib.import_module("rewards_of_mine")
+    if imported == "by name":
+        monkeypatch.syspath_prepend(str(tmp_path))
+        importlib.import_module(file.stem)
+    else:
+        import_plugins([str(file)])
     scorer = make_scorer()
     prompt = Prompt("r", (), (), "my_data", None)
     scorer.submit(Group(prompt, (Rollout((), (), (), (), "stop", text="abc"),), 0, 0))

@@ -7,8 +7,10 @@ with plain string operations, so it may run in the trainer's process; everything
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from typing import Any
 
 from gspo.registry import Registry
@@ -37,7 +39,7 @@ def reward(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a reward function under a name, and as the default of its data sources.
 
-    Its module must be importable by name, since workers import it too.
+    Workers import its module too, by name or, for a plugin, from its file.
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,8 +55,17 @@ def names() -> list[str]:
 
 
 def registering_modules() -> list[str]:
-    """Modules beside this one that registered rewards: a worker must import them to know the same names."""
-    return sorted({entry.fn.__module__ for entry in REWARDS.items()} - {__name__, "__main__"})
+    """Modules, or files such as plugins, that registered rewards: a worker must import them to know the same names."""
+    functions = [e.fn for e in REWARDS.items() if e.fn.__module__ not in (__name__, "__main__")]
+    return sorted({_module_or_file(fn) for fn in functions})
+
+
+def _module_or_file(fn: Callable[..., Any]) -> str:
+    """The module of a function where it can be imported by name, else its file."""
+    package = fn.__module__.partition(".")[0]
+    if PathFinder.find_spec(package) is None:
+        return inspect.getsourcefile(inspect.unwrap(fn)) or fn.__module__
+    return fn.__module__
 
 
 def builtin(name: str) -> Builtin:

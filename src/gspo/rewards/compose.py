@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gspo.rewards import builtin
-from gspo.rewards.functions import RewardFunction, RewardSpec, load_function, parse_spec, wrap_function
+from gspo.rewards.functions import (
+    RewardFunction,
+    RewardSpec,
+    load_function,
+    load_module,
+    parse_spec,
+    wrap_function,
+)
 from gspo.rewards.protocol import Graded, RewardError
 from gspo.rewards.results import as_number, to_wire
 from gspo.rewards.shaping import overlong_penalty
@@ -67,6 +74,9 @@ def build_grading(
     random numbers gives the same result in every worker and after a resume. Not for the trainer's own process.
     """
     for module in preload:
+        if module.endswith(".py"):
+            load_module(module)
+            continue
         with contextlib.suppress(ImportError):  # an extra that is not installed: its rows say so
             importlib.import_module(module)
     grader = Grader(specs)

@@ -130,7 +130,7 @@ def parse_spec(text: str, weight: float = 1.0) -> RewardSpec:
 def load_function(spec: RewardSpec) -> RewardFunction:
     """Import the function that `spec` names; RewardError says what was looked for and what is there."""
     assert spec.path is not None
-    module = _load_module(spec.path)
+    module = load_module(spec.path)
     fn: Any = module
     for part in spec.name.split("."):
         fn = getattr(fn, part, None)
@@ -161,7 +161,8 @@ async def _wait(value: Awaitable[Any]) -> Any:
     return await value
 
 
-def _load_module(path: str) -> Any:
+def load_module(path: str) -> Any:
+    """Import a Python file by its path, or a module by its name; RewardError says what went wrong."""
     if not path.endswith(".py") and not Path(path).exists():
         try:
             return importlib.import_module(path)
