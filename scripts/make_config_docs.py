@@ -8,13 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from gspo.algo.settings import LOSSES
 from gspo.config import load
 from gspo.config.compat.aliases import aliases, aliases_of
 from gspo.config.compat.unneeded import UNNEEDED
 from gspo.config.loading import tree
 from gspo.config.loading.tree import Leaf
-from gspo.config.objective import LOSS_DEFAULTS
-from gspo.config.pending import PENDING, PENDING_VALUES
 from gspo.config.text.explain import bounds_text
 from gspo.config.text.show import scalar
 
@@ -51,8 +50,7 @@ def _row(leaf: Leaf, first_run: str) -> str:
     allowed = bounds_text(leaf)
     unit = f" ({leaf.info.unit})" if leaf.info.unit else ""
     other = ", ".join(f"`{a.name}`" for a in aliases_of(leaf.key) if a.name != leaf.key)
-    pending = f" *Waits for {PENDING[leaf.key]}.*" if leaf.key in PENDING else ""
-    meaning = f"{leaf.info.doc}{unit}{f' Allowed: {allowed}.' if allowed else ''}{pending}"
+    meaning = f"{leaf.info.doc}{unit}{f' Allowed: {allowed}.' if allowed else ''}"
     cells = (
         f"`{leaf.key.rpartition('.')[2]}`",
         leaf.type_name,
@@ -85,8 +83,8 @@ def _keys() -> list[str]:
 def _losses() -> list[str]:
     lines = ["", "## What a loss uses where a key is null", ""]
     lines += ["| loss_mode | ratio level | clip_ratio_low / _high | loss_agg_mode |", "|---|---|---|---|"]
-    for name, own in LOSS_DEFAULTS.items():
-        clip = f"{own.clip[0]:g} / {own.clip[1]:g}" if own.clips else "no clip"
+    for name, own in LOSSES.items():
+        clip = f"{own.clip_low:g} / {own.clip_high:g}" if own.clips else "no clip"
         lines.append(f"| `{name}` | {own.levels[0]} | {clip} | {own.aggregation} |")
     return lines
 
@@ -110,17 +108,9 @@ def _other_systems() -> list[str]:
     return lines
 
 
-def _pending() -> list[str]:
-    if not PENDING_VALUES:
-        return []
-    lines = ["", "## Values that wait", "", "Accepted in a config, refused when training starts.", ""]
-    lines += ["| key | value | waits for |", "|---|---|---|"]
-    return lines + [f"| `{key}` | `{value}` | {why} |" for (key, value), why in PENDING_VALUES.items()]
-
-
 def make_page() -> str:
     """The whole page."""
-    return INTRO + "\n".join([*_keys(), *_losses(), *_other_systems(), *_pending()]) + "\n"
+    return INTRO + "\n".join([*_keys(), *_losses(), *_other_systems()]) + "\n"
 
 
 def main() -> int:

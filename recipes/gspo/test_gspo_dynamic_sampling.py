@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from gspo.algo import compute_policy_loss
-from gspo.config import load, objective_of
+from gspo.config import load, resolved_loss
 from gspo.sampling.filters import judge
 from gspo.types import Group, Prompt, Reward, Rollout
 
@@ -22,7 +22,7 @@ def group(*scores: float) -> Group:
 
 def test_the_config_asks_for_gspo_with_dynamic_sampling():
     config = load(CONFIG).config
-    objective = objective_of(config.actor_rollout_ref.actor)
+    objective = resolved_loss(config.actor_rollout_ref.actor)
     assert (objective.loss_mode, objective.level, objective.clip) == ("gspo", "sequence", (3e-4, 4e-4))
     assert objective.aggregation == "seq-mean-token-mean"
     assert config.algorithm.filter_groups.enable and config.algorithm.filter_groups.metric == "seq_reward"

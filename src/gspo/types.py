@@ -107,6 +107,7 @@ class TrainBatch:
     rollout_log_probs: Tensor  # [B,T] μ
     ref_log_probs: Tensor | None = None  # [B,T] π_ref
     values: Tensor | None = None  # [B,T]
+    order_seed: int | None = None  # draws which groups share a mini-batch; None: neighbours do
 
     @property
     def num_sequences(self) -> int:

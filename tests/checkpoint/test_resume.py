@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from pathlib import Path
 
 import pytest
 
 from gspo.checkpoint.folder import CheckpointError
-from gspo.checkpoint.resume import ResumeRefused
+from gspo.checkpoint.resume import ResumeRefused, refuse_differences
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunLocked
@@ -88,6 +90,39 @@ def test_a_resume_that_would_compute_something_else_is_refused(tmp_path, model, 
     with pytest.raises(ResumeRefused, match=name):
         train(tmp_path, model, override)
     assert final_state(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("key", "free"),
+    [
+        ("trainer.total_training_steps", True),
+        ("trainer.on_alarm", True),
+        ("trainer.backend", True),
+        ("actor_rollout_ref.rollout.num_workers", True),
+        ("actor_rollout_ref.actor.strategy", True),
+        ("actor_rollout_ref.ref.fsdp_config.fsdp_size", True),
+        ("reward.timeout", True),
+        ("trainer.seed", False),
+        ("trainer.device", False),
+        ("trainer.critic_warmup", False),
+        ("reward.format_weight", False),
+        ("actor_rollout_ref.actor.optim.total_training_steps", False),
+        ("actor_rollout_ref.model.override_config.rope_theta", False),
+        ("no.such.key", False),
+    ],
+)
+def test_what_only_shows_keeps_or_places_a_run_may_change(key, free):
+    def nested(value):
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        return value
+
+    with (
+        contextlib.nullcontext()
+        if free
+        else pytest.raises(ResumeRefused, match=rf"{key}: 1 in the checkpoint, 2")
+    ):
+        refuse_differences(nested(1), nested(2), Path("here"))
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path, model):

@@ -19,7 +19,7 @@ from gspo.checks.doctor.memory import Counts, _shape, plan_memory
 from gspo.checks.doctor.noise import compare, noise_problems
 from gspo.checks.doctor.probe import expected_clip_fraction
 from gspo.cli import app
-from gspo.config import load, objective_of
+from gspo.config import load, resolved_loss
 from tests.faults.small_run import even_first_byte, make_model
 
 ACTOR = "actor_rollout_ref.actor"
@@ -123,6 +123,17 @@ def test_the_memory_plan_counts_what_it_can_count_exactly(tmp_path):
     assert "critic" in other.held and not other.fits
 
 
+def test_the_memory_plan_is_that_of_the_overridden_model(tmp_path):
+    model = make_model(tmp_path / "model")
+    half = "actor_rollout_ref.model.override_config={num_hidden_layers: 1}"
+    both, one = (
+        plan_memory(load(None, words).config, torch.device("cpu"), base=0, available=1 << 30, num_val=8)
+        for words in (words_of(model, tmp_path), words_of(model, tmp_path, half))
+    )
+    assert one.held["KV cache"] * 2 == both.held["KV cache"]
+    assert one.held["parameters"] < both.held["parameters"]
+
+
 def test_an_offloaded_optimiser_is_counted_in_host_memory(tmp_path):
     model = make_model(tmp_path / "model")
     plans = [
@@ -202,7 +213,7 @@ def test_the_sample_tells_keep_rate_length_and_time(model, tmp_path):
 
 
 def test_a_shift_of_all_log_probs_is_seen_as_noise():
-    objective = objective_of(
+    objective = resolved_loss(
         load(None, ["actor_rollout_ref.model.path=org/model"]).config.actor_rollout_ref.actor
     )
     mask = torch.ones(4, 10)
@@ -226,7 +237,7 @@ def test_the_clip_fraction_for_a_length_is_that_of_the_table(length, low, high):
         f"{ACTOR}.clip_ratio_low={low}",
         f"{ACTOR}.clip_ratio_high={high}",
     ]
-    objective = objective_of(load(None, words).config.actor_rollout_ref.actor)
+    objective = resolved_loss(load(None, words).config.actor_rollout_ref.actor)
     assert expected_clip_fraction(objective, length) == pytest.approx(0.15, abs=0.01)
     longer, shorter = (expected_clip_fraction(objective, length * f) for f in (4, 0.25))
     assert longer is not None and shorter is not None and longer < 0.15 < shorter and math.isfinite(shorter)

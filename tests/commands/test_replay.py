@@ -112,3 +112,18 @@ def test_a_folder_without_a_run_or_groups_is_refused(tmp_path, run):
         Replay(tmp_path)
     with pytest.raises(ReplayError, match="no such file"):
         Replay(run).shadows(7, [])
+
+
+def test_shuffled_mini_batches_are_those_that_were_trained(tmp_path, monkeypatch):
+    words = ("actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.loss_agg_mode=token-mean")
+    words += ("data.max_response_length=80", "trainer.total_training_steps=3")  # answers of many lengths
+    cfg = config(tmp_path, make_model(tmp_path / "model"), *words)
+    Trainer(cfg, reward_fn=even_first_byte, console=Console(enabled=False)).fit()
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    want = {row["step"]: row["actor/pg_loss"] for row in lines if row["step"] > 0}
+    replay = Replay(tmp_path / "run")
+    got = {step: replay.shadows(step, [])[0].value for step in want}
+    assert got == pytest.approx(want, abs=2e-5)
+    monkeypatch.setattr("gspo.checks.replay.order_seed", lambda config, step: None)
+    neighbours = {step: replay.shadows(step, [])[0].value for step in want}
+    assert neighbours != pytest.approx(want, abs=2e-5)  # another cut has other denominators

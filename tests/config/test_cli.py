@@ -74,6 +74,11 @@ def test_explain(key, parts):
     assert all(part in text for part in parts), text
 
 
+def test_explain_says_which_keys_may_change_on_resume():
+    assert "may change when a run is resumed" in run("config", "explain", "trainer.save_freq").stdout
+    assert "resumed" not in run("config", "explain", "trainer.seed").stdout
+
+
 def test_explain_an_unknown_key_suggests_and_exits_2():
     result = CliRunner().invoke(app, ["config", "explain", "clip_ratio_hgih"])
     assert result.exit_code == 2 and "did you mean" in result.stderr and "clip_ratio_high" in result.stderr

@@ -47,3 +47,17 @@ def test_no_name_has_two_meanings():
     assert not set(UNNEEDED) & (set(tree.leaves()) | set(aliases()))
     assert all(alias.target in tree.leaves() for alias in aliases().values())
     assert why_unneeded("hydra.run.dir") and why_unneeded("data.shuffle") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "type_name", "choices"),
+    [
+        ("actor_rollout_ref.actor.strategy", "str", ("local", "fsdp2")),
+        ("actor_rollout_ref.model.attn_implementation", "str or null", ("sdpa", "eager", "flex_attention")),
+        ("trainer.logger", "list of str", ("console", "tensorboard", "wandb", "trackio")),
+        ("trainer.save_freq", "int or str", ()),
+    ],
+)
+def test_the_choices_of_a_key_are_those_of_its_type(key, type_name, choices):
+    leaf = tree.leaves()[key]
+    assert (leaf.type_name, leaf.info.choices, leaf.info.open) == (type_name, choices, False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.config import ConfigErrors, load
+from gspo.config import ConfigErrors, load, resolved_loss
+from gspo.config.loading import tree
 from gspo.config.problems import Problem
 
 A = "actor_rollout_ref.actor"
@@ -197,6 +198,7 @@ def test_a_rule_names_its_key(overrides, key, level, text):
         f"{A}.clip_ratio=0.2 {A}.policy_loss.loss_mode=sapo",
         f"{A}.clip_ratio=0.002 {A}.clip_ratio_low=0.001 {A}.clip_ratio_high=0.001",
         f"{A}.clip_target=0.2 {A}.ppo_mini_batch_size=1024",
+        f"{A}.shuffle=true {A}.ppo_mini_batch_size=1024",
         f"{A}.clip_target_bounds=[0.5,2]",
         f"{A}.loss_scale_factor=100",
         f"{A}.optim.min_lr_ratio=0.1",
@@ -239,11 +241,9 @@ def test_every_loss_is_quiet_by_itself_with_and_without_the_recipe(mode):
 
 
 def test_the_recipes_clip_range_is_not_used_for_a_token_ratio():
-    from gspo.config import objective_of
-
     for mode, clip in (("vanilla", (0.2, 0.2)), ("dapo", (0.2, 0.28))):
         config = load(overrides=[f"{A}.policy_loss.loss_mode={mode}"]).config
-        assert objective_of(config.actor_rollout_ref.actor).clip == clip
+        assert resolved_loss(config.actor_rollout_ref.actor).clip == clip
         assert config.actor_rollout_ref.actor.clip_target is None
 
 
@@ -260,23 +260,23 @@ def test_all_errors_come_at_once_and_consequences_are_left_out():
     assert keys == ["data.trian_batch_size", "data.train_batch_size", "algorithm.gamma", "trainer.device"]
 
 
-def test_our_table_of_losses_equals_the_registry():
-    from gspo.algo.losses import POLICY_LOSSES
-    from gspo.config.objective import LOSS_DEFAULTS
-
-    assert set(LOSS_DEFAULTS) == set(POLICY_LOSSES.names())
-    for name, own in LOSS_DEFAULTS.items():
-        registered = POLICY_LOSSES.get(name)
-        assert own.clip == (registered.clip_low, registered.clip_high)
-        assert own.aggregation == registered.aggregation
-        assert own.levels == registered.levels
-
-
-def test_estimators_and_kl_kinds_equal_the_registries():
+def test_the_names_that_the_config_offers_are_those_that_are_registered():
     from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
-    from gspo.config.schema import algorithm
+    from gspo.algo.losses import POLICY_LOSSES
 
-    assert set(algorithm.ADVANTAGE_ESTIMATORS) == set(ADVANTAGE_ESTIMATORS.names())
+    loss, estimator = f"{A}.policy_loss.loss_mode", "algorithm.adv_estimator"
+    assert tree.leaves()[loss].info.choices == POLICY_LOSSES.names()
+    assert set(tree.leaves()[estimator].info.choices) == set(ADVANTAGE_ESTIMATORS.names())
+
+
+@pytest.mark.parametrize("mode", ["gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo"])
+def test_what_the_config_says_of_a_loss_is_what_the_loss_uses(mode):
+    from gspo.algo import LossSettings, get_policy_loss
+
+    config = load(overrides=[*PLAIN, f"{A}.policy_loss.loss_mode={mode}"]).config
+    said, used = resolved_loss(config.actor_rollout_ref.actor), get_policy_loss(mode).resolve(LossSettings())
+    assert (said.clip, said.level) == ((used.clip_low, used.clip_high), used.level)
+    assert said.aggregation == used.aggregation
 
 
 def test_a_registered_loss_is_accepted_by_name_and_a_plugin_may_bring_one():

@@ -63,9 +63,9 @@ def build_policy(
     return made(ranks, lambda: Policy(model, optimizer, Schedule(1e-2), chosen, ranks))
 
 
-def prepared(policy: Policy, of: list[Group], seed: int) -> AdvantageBatch:
+def prepared(policy: Policy, of: list[Group], seed: int, order_seed: int | None = None) -> AdvantageBatch:
     """A scored batch with advantages drawn by `seed`."""
-    batch = policy.score(collate(of))
+    batch = policy.score(collate(of, order_seed))
     for name in ("old_log_probs", "entropy"):
         if (part := getattr(batch, name)) is not None:
             batch = dataclasses.replace(batch, **{name: gathered(policy.ranks, part)})
@@ -81,14 +81,18 @@ def numbers(model: Any, optimizer: MasterOptimizer, ranks: Ranks) -> Numbers:
 
 
 def updates(
-    policy: Policy, num: int = 3, of: Callable[[int], list[Group]] | None = None, **kw: Any
+    policy: Policy,
+    num: int = 3,
+    of: Callable[[int], list[Group]] | None = None,
+    shuffle: bool = False,
 ) -> Numbers:
     """Several updates; their metrics (of this rank), log-probs of all rows, and what they made of the model."""
     out: Numbers = {}
     for step in range(num):
-        batch = prepared(policy, of(step) if of else uneven(seed=step), seed=step)
+        order_seed = step if shuffle else None
+        batch = prepared(policy, of(step) if of else uneven(seed=step), seed=step, order_seed=order_seed)
         update = policy.update(
-            batch, BoundLoss("gspo", LossSettings(clip_low=0.02, clip_high=0.02)), step=step, **kw
+            batch, BoundLoss("gspo", LossSettings(clip_low=0.02, clip_high=0.02)), step=step
         )
         out[f"log_probs {step}"] = gathered(policy.ranks, update.log_probs)
         out[f"metrics {step}"] = update.metrics
@@ -108,6 +112,10 @@ def padded_rows(sharded: bool) -> Numbers:
 def recomputed_old(sharded: bool) -> Numbers:
     policy = build_policy(llama(), sharded, layout="packed", old_log_prob_source="recompute", num_epochs=2)
     return updates(policy)
+
+
+def shuffled_mini_batches(sharded: bool) -> Numbers:
+    return updates(build_policy(llama(), sharded, num_epochs=2), shuffle=True)
 
 
 def mixture_of_experts(sharded: bool) -> Numbers:
@@ -223,6 +231,7 @@ CASES: dict[str, Case] = {
         shared_prompts,
         padded_rows,
         recomputed_old,
+        shuffled_mini_batches,
         mixture_of_experts,
         untied_and_checkpointed,
         clipped,

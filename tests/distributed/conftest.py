@@ -15,7 +15,7 @@ import pytest
 
 from gspo.loop import ending as closing
 from tests.distributed.cases import CASES
-from tests.distributed.runs import LORA, LOW, PPO, Launch, train
+from tests.distributed.runs import LORA, LOW, PPO, SHUFFLE, Launch, train
 from tests.faults.small_run import make_model
 from tests.loop.test_moe import make_moe
 
@@ -69,6 +69,7 @@ def here(work, model) -> Path:
             patch.setattr(closing, "write_report", lambda console, run: None)
             train(folder / "whole", model, *STEPS)
             train(folder / "ppo", model, *STEPS, *PPO)
+            train(folder / "shuffled", model, *STEPS, *SHUFFLE, stop_after=1)
             train(folder / "begun", model, *STEPS, stop_after=1)
             train(folder / "lora", model, *STEPS, *LORA)
             train(folder / "lora begun", model, *STEPS, *LORA, stop_after=1)
@@ -88,6 +89,7 @@ def two(work, model, here) -> Launched:
     launch.add(folder / "begun", model, *STEPS, COPIES, stop_after=1)
     launch.add(folder / "moe", here / "moe model", *STEPS, stop_after=1)
     launch.add(folder / "ppo", model, *STEPS, *PPO, stop_after=1)
+    launch.add(folder / "shuffled", model, *STEPS, *SHUFFLE, stop_after=1)
     launch.add(folder / "low", model, *STEPS, *LOW, stop_after=1)
     launch.add(folder / "from one", model, *STEPS)
     launch.add(folder / "lora", model, *STEPS, *LORA)

@@ -29,6 +29,7 @@ LORA = (  # the reference is the policy without its adapters
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.kl_loss_coef=0.1",
 )
+SHUFFLE = ("actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.ppo_epochs=2")
 LOW = ("actor_rollout_ref.model.dtype=bfloat16",)
 
 

@@ -64,6 +64,8 @@ def test_the_cases_do_what_they_are_for():
     clipped, plain = alone("clipped"), alone("shared_prompts")
     assert plain["metrics 0"]["actor/grad_norm"].result() > 0.05 * 2
     assert not torch.equal(clipped["weight model.norm.weight"], plain["weight model.norm.weight"])
+    shuffled = alone("shuffled_mini_batches")
+    assert not torch.equal(shuffled["weight model.norm.weight"], plain["weight model.norm.weight"])
     skipped = {
         name: alone(name)["metrics 0"]["actor/skipped_updates"].result() for name in CASES if "bad" in name
     }

@@ -60,6 +60,11 @@ def test_a_run_on_two_ranks_is_the_run_of_one_process(two, here):
     same_weights(two.folder / "whole", here / "whole")
 
 
+def test_ranks_draw_the_same_mini_batches_whoever_runs_a_row(two, here):
+    same_rows(two.folder / "shuffled", here / "shuffled")
+    same_weights(two.folder / "shuffled", here / "shuffled")
+
+
 def test_as_many_ranks_go_on_to_the_bit(two):
     assert final_state(two.folder / "again" / "run") == final_state(two.folder / "whole" / "run")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 
 import pytest
 from transformers import AutoModelForCausalLM
 
-from gspo.models.load import load_tokenizer
+from gspo.models.load import load_model, load_tokenizer
 from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights
@@ -58,3 +59,17 @@ def test_an_engine_over_two_processes_takes_new_weights_and_leaves_nothing_when_
     while children() - before and time.monotonic() < deadline:
         time.sleep(0.1)
     worker.close()
+
+
+def test_overrides_of_the_models_config_are_those_of_the_trainers_model(model_folder):
+    overrides = {"rope_theta": 50, "rms_norm_eps": 0.3}
+    spec = dataclasses.replace(_spec(model_folder), options={}, override_config=overrides)
+    worker, store = ProcessConnection(spec), SharedWeights()
+    model = load_model(str(model_folder), overrides=overrides).eval()
+    worker.send("load_weights", store.publish(dict(model.named_parameters()), 1), 1)
+    groups = worker.send("generate", [make_request(i, n=2) for i in range(4)]).result(300)
+    worker.close()
+    store.close()
+    _assert_log_probs(groups, model)
+    with pytest.raises(AssertionError):
+        _assert_log_probs(groups, AutoModelForCausalLM.from_pretrained(model_folder).eval())

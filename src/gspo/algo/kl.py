@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import aggregate
+from gspo.algo.settings import KL_KINDS
 from gspo.types import BatchTotals, LossOutput, Metric
-
-KL_KINDS = ("k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl")
 
 
 def kl_estimate(kind: str, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from gspo.algo.ratios import (
     masked_log_ratio,
     mean_log_ratio,
 )
-from gspo.algo.settings import LossSettings
+from gspo.algo.settings import LOSSES, RATIO_LEVELS, SEQUENCE_LEVELS, LossDefaults, LossSettings
 from gspo.registry import Registry
 from gspo.types import LossInputs, LossOutput
 
@@ -33,29 +33,27 @@ Formula = Callable[[LossInputs, LossSettings], LossOutput]
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """A registered loss: its formula and what holds when the user sets nothing. The first level is the default."""
+    """A registered loss: its formula and what holds when the user sets nothing."""
 
     name: str
     formula: Formula
-    clip_low: float
-    clip_high: float
-    aggregation: str
-    levels: tuple[str, ...]
+    defaults: LossDefaults
 
     def resolve(self, settings: LossSettings) -> LossSettings:
         """`settings` with this loss's defaults in place of None; refuses a ratio level the loss cannot use."""
-        level = self.levels[0] if settings.level is None else settings.level
-        if level not in self.levels:
+        own = self.defaults
+        level = own.levels[0] if settings.level is None else settings.level
+        if level not in own.levels:
             raise ValueError(
                 f"importance_sampling_level={level} cannot be used with loss_mode={self.name}, which takes "
-                f"{' or '.join(self.levels)}; leave it unset or choose another loss_mode"
+                f"{' or '.join(own.levels)}; leave it unset or choose another loss_mode"
             )
         return dataclasses.replace(
             settings,
             level=level,
-            clip_low=self.clip_low if settings.clip_low is None else settings.clip_low,
-            clip_high=self.clip_high if settings.clip_high is None else settings.clip_high,
-            aggregation=settings.aggregation or self.aggregation,
+            clip_low=own.clip_low if settings.clip_low is None else settings.clip_low,
+            clip_high=own.clip_high if settings.clip_high is None else settings.clip_high,
+            aggregation=settings.aggregation or own.aggregation,
         )
 
     def __call__(self, x: LossInputs, settings: LossSettings | None = None) -> LossOutput:
@@ -76,13 +74,16 @@ def policy_loss(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     aggregation: str = "token-mean",
-    levels: tuple[str, ...] = ("token", "sequence", "sequence_token"),
+    levels: tuple[str, ...] = RATIO_LEVELS,
 ) -> Callable[[Formula], Formula]:
-    """Register a formula `(LossInputs, LossSettings) -> LossOutput` under `name`, with its defaults."""
+    """Register a formula `(LossInputs, LossSettings) -> LossOutput` under `name`, with its defaults.
+
+    Those of the losses here stand in the table `LOSSES`, which the config reads as well.
+    """
+    defaults = LOSSES.get(name) or LossDefaults(clip_low, clip_high, aggregation, levels)
 
     def register(formula: Formula) -> Formula:
-        loss = PolicyLoss(name, formula, clip_low, clip_high, aggregation, levels)
-        POLICY_LOSSES.add(name, loss, source=formula)
+        POLICY_LOSSES.add(name, PolicyLoss(name, formula, defaults), source=formula)
         return formula
 
     return register
@@ -93,23 +94,21 @@ def get_policy_loss(name: str) -> PolicyLoss:
     return POLICY_LOSSES.get(name)
 
 
-@policy_loss("gspo", clip_low=3e-4, clip_high=4e-4, aggregation="seq-mean-token-mean", levels=("sequence",))
+@policy_loss("gspo")
 def gspo(x: LossInputs, s: LossSettings) -> LossOutput:
     """Sequence ratio s_i = exp(mean_t log-ratio), clipped per sequence (arXiv 2507.18071, eq. 5-7)."""
     ratio_B1 = importance_ratio(s.level, x)
     return reduce_loss(clipped_surrogate(ratio_B1, x.advantages, s), x, s, ratio_band(ratio_B1, s))
 
 
-@policy_loss(
-    "gspo_token", clip_low=3e-4, clip_high=4e-4, aggregation="seq-mean-token-mean", levels=("sequence_token",)
-)
+@policy_loss("gspo_token")
 def gspo_token(x: LossInputs, s: LossSettings) -> LossOutput:
     """Value s_i, gradient token by token, for per-token advantages (arXiv 2507.18071, eq. 13-14)."""
     ratio_BT = importance_ratio(s.level, x)
     return reduce_loss(clipped_surrogate(ratio_BT, x.advantages, s), x, s, ratio_band(ratio_BT, s))
 
 
-@policy_loss("vanilla", clip_low=0.2, clip_high=0.2)
+@policy_loss("vanilla")
 def vanilla(x: LossInputs, s: LossSettings) -> LossOutput:
     """PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with the dual clip for A < 0 (arXiv 1912.09729)."""
     ratio = importance_ratio(s.level, x)
@@ -117,13 +116,13 @@ def vanilla(x: LossInputs, s: LossSettings) -> LossOutput:
     return reduce_loss(loss_BT, x, s, ratio_band(ratio, s, dual=s.clip_c))
 
 
-@policy_loss("dapo", clip_low=0.2, clip_high=0.28)
+@policy_loss("dapo")
 def dapo(x: LossInputs, s: LossSettings) -> LossOutput:
     """`vanilla` with a higher upper bound and token-mean (arXiv 2503.14476)."""
     return vanilla(x, s)
 
 
-@policy_loss("cispo", clip_low=0.2, clip_high=0.28)
+@policy_loss("cispo")
 def cispo(x: LossInputs, s: LossSettings) -> LossOutput:
     """-sg(clip(r))·A·logp: the weight is clipped and every token keeps its gradient (arXiv 2506.13585)."""
     ratio = importance_ratio(s.level, x).detach()
@@ -131,7 +130,7 @@ def cispo(x: LossInputs, s: LossSettings) -> LossOutput:
     return reduce_loss(loss_BT, x, s, ratio_band(ratio, s))
 
 
-@policy_loss("geo_mean", clip_low=0.4, clip_high=0.4, aggregation="seq-mean-token-mean", levels=("token",))
+@policy_loss("geo_mean")
 def geo_mean(x: LossInputs, s: LossSettings) -> LossOutput:
     """Tokens clipped in log space, then their geometric mean per sequence (GMPO, arXiv 2507.20673)."""
     assert s.clip_low is not None and s.clip_high is not None
@@ -146,7 +145,7 @@ def geo_mean(x: LossInputs, s: LossSettings) -> LossOutput:
     return reduce_loss(-x.advantages * ratio_B1, x, s, band)
 
 
-@policy_loss("sapo", aggregation="seq-mean-token-mean")
+@policy_loss("sapo")
 def sapo(x: LossInputs, s: LossSettings) -> LossOutput:
     """-A·σ(τ(r-1))·4/τ: a soft gate of slope 1 at r = 1, τ by the sign of A (arXiv 2511.20347).
 
@@ -179,7 +178,7 @@ def dual_clip(loss_BT: Tensor, advantages_BT: Tensor, c: float | None) -> Tensor
 def ratio_band(ratio: Tensor, s: LossSettings, dual: float | None = None) -> ClipBand:
     """The band in which `clip_ratio` leaves a ratio alone; sequence levels count sequences."""
     assert s.clip_low is not None and s.clip_high is not None
-    per_sequence = s.level in ("sequence", "sequence_token")
+    per_sequence = s.level in SEQUENCE_LEVELS
     return ClipBand(ratio.detach(), 1.0 - s.clip_low, 1.0 + s.clip_high, per_sequence, dual)
 
 

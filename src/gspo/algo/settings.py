@@ -1,4 +1,7 @@
-"""What a policy loss can be told, as plain data. This module imports no torch, so a config check may use it."""
+"""The names, defaults and settings of losses and estimators, as plain data.
+
+This module imports no torch: the registries and the config read the same tables.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,46 @@ Aggregation = Literal[
     "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
 ]
 BehaviourMode = Literal["token_mask", "token_truncate", "sequence_mask", "sequence_truncate"]
+KLKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 
 RATIO_LEVELS: tuple[str, ...] = get_args(RatioLevel)
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 BEHAVIOUR_MODES: tuple[str, ...] = get_args(BehaviourMode)
+KL_KINDS: tuple[str, ...] = get_args(KLKind)
+SEQUENCE_LEVELS = ("sequence", "sequence_token")
+
+
+@dataclass(frozen=True, slots=True)
+class LossDefaults:
+    """What a loss uses where nothing is set. The first of `levels`, the ratio levels it can use, is its default."""
+
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    aggregation: str = "token-mean"
+    levels: tuple[str, ...] = RATIO_LEVELS
+    clips: bool = True  # otherwise the range is only what clip fractions are counted against
+
+
+LOSSES: dict[str, LossDefaults] = {
+    "gspo": LossDefaults(3e-4, 4e-4, "seq-mean-token-mean", ("sequence",)),
+    "gspo_token": LossDefaults(3e-4, 4e-4, "seq-mean-token-mean", ("sequence_token",)),
+    "vanilla": LossDefaults(0.2, 0.2),
+    "dapo": LossDefaults(0.2, 0.28),
+    "cispo": LossDefaults(0.2, 0.28),
+    "geo_mean": LossDefaults(0.4, 0.4, "seq-mean-token-mean", ("token",)),
+    "sapo": LossDefaults(aggregation="seq-mean-token-mean", clips=False),
+}
+ESTIMATORS = (
+    "grpo",
+    "dr_grpo",
+    "grpo_passk",
+    "rloo",
+    "opo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "gae",
+)
 
 
 @dataclass(frozen=True, slots=True)

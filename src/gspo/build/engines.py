@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from gspo.build.role_settings import FLEX_ATTENTION
-from gspo.config import TrainerConfig
+from gspo.config import ModelConfig, TrainerConfig
 from gspo.distributed.backend import Backend
 from gspo.distributed.gpu_place import gpu_place
 from gspo.distributed.launch import trainer_gpus
 from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs_ahead
 from gspo.models import resolve
+from gspo.models.load import load_config
+from gspo.models.overrides import override_tokens
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.vllm.settings import require_vllm
@@ -98,7 +100,7 @@ def _placed(spec: EngineSpec, index: int, training: Collection[int]) -> EngineSp
 def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, count: int = 1) -> EngineSpec:
     """How one of `count` workers builds its engine, with its share of the processor, which the trainer may use too."""
     c, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    stops = stop_tokens(_generation_config(c.path, c.trust_remote_code), tokenizer)
+    stops = stop_tokens(_generation_config(c), tokenizer)
     return EngineSpec(
         kind=rollout.name,
         model=c.path,
@@ -170,15 +172,16 @@ def stop_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
     return sorted({int(t) for t in flat if t is not None})
 
 
-def _generation_config(path: str, trust_remote_code: bool) -> Any:
+def _generation_config(c: ModelConfig) -> Any:
     """A model's generation config, as the model has it when it is loaded."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     try:
-        return GenerationConfig.from_pretrained(resolve(path))
+        found = GenerationConfig.from_pretrained(resolve(c.path))
     except OSError:  # it has no file of its own
-        model = AutoConfig.from_pretrained(resolve(path), trust_remote_code=trust_remote_code)
-        return GenerationConfig.from_model_config(model)
+        model = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code)
+        found = GenerationConfig.from_model_config(model)
+    return override_tokens(found, c.override_config)
 
 
 def _pad_token(tokenizer: Any, stops: list[int]) -> int:

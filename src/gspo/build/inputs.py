@@ -29,7 +29,7 @@ def load_prompts(
         rows,
         tokenizer,
         max_prompt_length=c.max_prompt_length,
-        truncation=c.truncation,  # pyright: ignore[reportArgumentType]
+        truncation=c.truncation,
         filter_overlong_prompts=c.filter_overlong_prompts,
         **c.apply_chat_template_kwargs,
     )
@@ -73,7 +73,7 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
         overlong = Overlong(limit, buffer.len, buffer.penalty_factor, buffer.log)
     return make_scorer(
         reward,
-        manager=manager.reward_manager,  # pyright: ignore[reportArgumentType]
+        manager=manager.reward_manager,
         num_workers=pool.num_workers,
         timeout=pool.timeout,
         memory=pool.memory,

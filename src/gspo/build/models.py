@@ -72,9 +72,8 @@ def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_h
         dtype=compute_dtype(c.dtype, device),
         device="cpu" if on_host else str(device),
         trust_remote_code=c.trust_remote_code,
+        overrides=c.override_config,
     )
-    for key, value in c.override_config.items():
-        setattr(model.config, key, value)
     if c.attn_implementation not in (None, FLEX_ATTENTION):
         model.set_attn_implementation(c.attn_implementation)
     if c.enable_gradient_checkpointing:
@@ -176,4 +175,4 @@ def _schedule(optim: OptimConfig, total_steps: int) -> Schedule:
     """The learning rate by step."""
     span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
     warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
-    return Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio)  # pyright: ignore[reportArgumentType]
+    return Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from gspo.config import TrainerConfig
+from gspo.seeding import derive_seed
 from gspo.training.batch.batching import Kind
 from gspo.training.critic import CriticSettings
 from gspo.training.policy import PolicySettings
@@ -23,7 +24,7 @@ def policy_settings(config: TrainerConfig) -> PolicySettings:
         num_epochs=actor.ppo_epochs,
         micro_batch_tokens=actor.ppo_max_token_len_per_gpu if by_tokens else None,
         micro_batch_rows=actor.ppo_micro_batch_size_per_gpu or 1,
-        old_log_prob_source=actor.old_log_prob_source,  # pyright: ignore[reportArgumentType]
+        old_log_prob_source=actor.old_log_prob_source,
         entropy_in_loss=actor.entropy_coeff != 0,
         entropy_checkpointing=actor.entropy_checkpointing,
         layout=layout_kind(config),
@@ -61,6 +62,13 @@ def reference_settings(config: TrainerConfig, settings: PolicySettings) -> Polic
         return dataclasses.replace(settings, micro_batch_tokens=budget)
     size = rows or settings.micro_batch_rows
     return dataclasses.replace(settings, micro_batch_tokens=None, micro_batch_rows=size)
+
+
+def order_seed(config: TrainerConfig, step: int) -> int | None:
+    """What draws the groups of each mini-batch of a training step, the critic's too; None leaves them as sampled."""
+    if not config.actor_rollout_ref.actor.shuffle:
+        return None
+    return derive_seed(config.trainer.seed, "mini_batches", step)
 
 
 def critic_settings(config: TrainerConfig) -> CriticSettings:

@@ -66,12 +66,12 @@ def sampling_settings(config: TrainerConfig) -> SamplingSettings:
         gen_batch_size=data.gen_batch_size,
         enable=f.enable,
         metric=f.metric,
-        strategy=f.strategy,  # pyright: ignore[reportArgumentType]
+        strategy=f.strategy,
         max_num_gen_batches=f.max_num_gen_batches,
-        on_limit=f.on_limit,  # pyright: ignore[reportArgumentType]
+        on_limit=f.on_limit,
         max_staleness=_max_staleness(config),
         max_in_flight=groups_held(config, rollout.num_workers) if runs_ahead(config) else f.max_in_flight,
-        predict=f.predict,  # pyright: ignore[reportArgumentType]
+        predict=f.predict,
         predict_weight=f.predict_weight,
         predict_min_prob=f.predict_min_prob,
         predict_discount=f.predict_discount,

@@ -11,20 +11,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gspo.checkpoint import folder as checkpoint
-from gspo.config import ConfigErrors, ResolvedConfig, TrainerConfig, resolve
-from gspo.config.pending import essential
+from gspo.config import ResolvedConfig, TrainerConfig
+from gspo.config.loading import tree
 from gspo.runs.folder import RunFolder
-
-# Keys that change what is shown, kept or how long a run is, never what a step computes.
-FREE = re.compile(
-    r"trainer\.(total_epochs|total_training_steps|project_name|experiment_name|default_local_dir|logger"
-    r"|log_val_generations|console_table_freq|val_before_train|val_after_train|test_freq|save_freq"
-    r"|max_actor_ckpt_to_keep|resume_mode|on_alarm|save_groups|max_skipped_steps|watchdog_seconds|watchdog_stop_seconds)"
-    r"|actor_rollout_ref\.rollout\.(num_workers|worker_timeout|max_concurrent_rollouts)"
-    r"|reward\.(num_workers|timeout|memory|retries|max_failure_rate)"
-    # Where a step is computed: on other ranks it is the same within rounding.
-    r"|actor_rollout_ref\.actor\.strategy|.*\.fsdp_config\..*|trainer\.(backend|nnodes|n_gpus_per_node)"
-)
 
 
 class ResumeRefused(ValueError):
@@ -38,14 +27,6 @@ class Resume:
     run: RunFolder
     checkpoint: checkpoint.Loaded | None = None
     notes: list[str] = field(default_factory=list)
-
-
-def resolve_config(cfg: TrainerConfig | ResolvedConfig) -> ResolvedConfig:
-    """A checked config; one that asks for what nothing computes yet is refused rather than half obeyed."""
-    resolved = cfg if isinstance(cfg, ResolvedConfig) else resolve(cfg)
-    if refused := essential(resolved.warnings):
-        raise ConfigErrors(refused)
-    return resolved
 
 
 def find_resume(resolved: ResolvedConfig) -> Resume:
@@ -154,7 +135,7 @@ def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: P
     lines = [
         f"  {key}: {old.get(key, 'unset')!r} in the checkpoint, {new.get(key, 'unset')!r} now"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not FREE.fullmatch(key)
+        if old.get(key) != new.get(key) and not _may_change(key)
     ]
     if lines:
         raise ResumeRefused(
@@ -164,10 +145,15 @@ def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: P
         )
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _may_change(key: str) -> bool:
+    leaf = tree.leaf_of(key)
+    return leaf is not None and leaf.info.may_change_on_resume
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted keys."""
     out: dict[str, Any] = {}
-    for key, value in tree.items():
+    for key, value in nested.items():
         if isinstance(value, Mapping) and value:
             out |= flatten(value, f"{prefix}{key}.")
         else:

@@ -22,6 +22,7 @@ from torch import Tensor
 from gspo.algo.aggregation import count_totals
 from gspo.algo.objective import BoundLoss
 from gspo.algo.settings import LossSettings
+from gspo.build.role_settings import order_seed
 from gspo.build.settings import build_objective
 from gspo.config import TrainerConfig, load
 from gspo.data.chat_template import encode_prompt
@@ -29,7 +30,7 @@ from gspo.data.rows import Row
 from gspo.models.load import load_model, load_tokenizer
 from gspo.runs.folder import RunFolder, step_of
 from gspo.runs.group_log import read_groups
-from gspo.training.batch.batching import micro_batch, mini_batches
+from gspo.training.batch.batching import group_order, micro_batch, mini_batches
 from gspo.training.policy import PolicySettings, TokenScorer
 from gspo.types import LossInputs, ScoredBatch, TrainBatch
 
@@ -208,10 +209,12 @@ def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode 
         group_ids=torch.tensor([g for g, _, _ in rows]),
         scores=torch.tensor([r["score"] or 0.0 for _, _, r in rows]),
         rollout_log_probs=padded(r["log_probs"] for _, _, r in rows),
+        order_seed=order_seed(config, step - 1),  # steps are numbered from 0 while they train
     ).with_old(padded(r["old_log_probs"] for _, _, r in rows))
     advantages = torch.tensor([r["advantage"] for _, _, r in rows], dtype=torch.float64)[:, None] * mask
-    size = config.actor_rollout_ref.actor.ppo_mini_batch_size
-    cut = mini_batches(batch.group_ids, size)
+    actor = config.actor_rollout_ref.actor
+    order = group_order(batch, actor.ppo_epochs - 1)  # the last epoch's log-probs are on file
+    cut = mini_batches(batch.group_ids, actor.ppo_mini_batch_size, order)
     return _Step(batch, advantages, padded(r["new_log_probs"] for _, _, r in rows), cut)
 
 

@@ -127,6 +127,8 @@ def _note(config: TrainerConfig) -> None:
     if model.lora_rank:
         text = f"actor_rollout_ref.model.lora_rank = {model.lora_rank}: planned as training all weights"
         typer.echo(f"note: {text}; time and memory are upper bounds", err=True)
+    if model.override_config:
+        typer.echo("note: actor_rollout_ref.model.override_config: not planned for", err=True)
     if fsdp.param_offload or fsdp.offload_policy:
         typer.echo("note: actor_rollout_ref.actor.fsdp_config: offloading is not planned for", err=True)
     elif fsdp.optimizer_offload:

@@ -10,8 +10,6 @@ import typer
 
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
 from gspo.config import ResolvedConfig
-from gspo.config.pending import essential
-from gspo.exit_codes import EXIT_REFUSED
 
 app = typer.Typer(add_completion=False)
 
@@ -39,13 +37,6 @@ def train(
 
 def run(config: ResolvedConfig) -> int:
     """Train by a checked config; the exit code."""
-    refused = essential(config.warnings)
-    for problem in refused:
-        typer.echo(
-            f"error: {problem.key} = {problem.value}: {problem.message}; nothing was started", err=True
-        )
-    if refused:
-        return EXIT_REFUSED
     from gspo.distributed.launch import launch
     from gspo.loop.run import train as run_training
 

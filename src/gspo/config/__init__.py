@@ -2,8 +2,8 @@
 
 from gspo.config.batch_plan import BatchPlan
 from gspo.config.loading.resolve import ResolvedConfig, load, resolve
-from gspo.config.objective import Objective, objective_of
 from gspo.config.problems import ConfigErrors, Problem
+from gspo.config.resolved_loss import ResolvedLoss, resolved_loss
 from gspo.config.schema import (
     ActorConfig,
     ActorRolloutRefConfig,
@@ -43,7 +43,6 @@ __all__ = [
     "FilterGroupsConfig",
     "KLControlConfig",
     "ModelConfig",
-    "Objective",
     "OptimConfig",
     "OverlongBufferConfig",
     "PPOTrainerConfig",
@@ -51,6 +50,7 @@ __all__ = [
     "Problem",
     "RefConfig",
     "ResolvedConfig",
+    "ResolvedLoss",
     "RewardConfig",
     "RewardKwargs",
     "RewardModelConfig",
@@ -58,6 +58,6 @@ __all__ = [
     "TrainerConfig",
     "ValKwargs",
     "load",
-    "objective_of",
     "resolve",
+    "resolved_loss",
 ]

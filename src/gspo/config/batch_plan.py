@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gspo.config.objective import objective_of
+from gspo.config.resolved_loss import resolved_loss
 from gspo.config.schema import TrainerConfig
 
 
@@ -115,7 +115,7 @@ def roles(config: TrainerConfig) -> dict[str, bool]:
 def never_acts(config: TrainerConfig, ineffective: Sequence[str] = ()) -> list[str]:
     """What cannot have an effect in this run, in sentences."""
     plan, actor = BatchPlan.of(config), config.actor_rollout_ref.actor
-    objective = objective_of(actor)
+    objective = resolved_loss(actor)
     found = list(ineffective)
     if plan.optimiser_steps == 1 and actor.old_log_prob_source != "rollout":
         found.append("clipping: with one optimiser step a rollout batch the ratio is always 1")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gspo.data.rows import DataError
-from gspo.seeding import derive_seed
+from gspo.seeding import derive_seed, permutation
 from gspo.types import Prompt
 
 
@@ -103,9 +103,7 @@ class PromptCursor:
     def _permutation(self, epoch: int) -> np.ndarray:
         if not self._shuffle:
             return np.arange(len(self._prompts))
-        seed = derive_seed(self._seed, "shuffle", epoch)
-        # RandomState's stream is frozen across numpy versions, so an old checkpoint keeps its order.
-        return np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32]).permutation(len(self._prompts))
+        return permutation(derive_seed(self._seed, "shuffle", epoch), len(self._prompts))
 
 
 def _first_duplicate(prompts: Sequence[Prompt]) -> str:

@@ -12,12 +12,13 @@ from typing import Any
 
 from torch import Tensor
 
+from gspo.build.role_settings import order_seed
 from gspo.build.run import RunParts, build, choose_backend
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import BackgroundWriter
-from gspo.checkpoint.resume import Resume, find_resume, resolve_config
+from gspo.checkpoint.resume import Resume, find_resume
 from gspo.checkpoint.saver import CheckpointSaver
-from gspo.config import ResolvedConfig, TrainerConfig
+from gspo.config import ResolvedConfig, TrainerConfig, resolve
 from gspo.distributed.backend import Backend
 from gspo.distributed.rank_group import RankFailed
 from gspo.evaluation.evaluator import Evaluation
@@ -64,7 +65,7 @@ class Trainer:
         console: Console | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self.resolved = resolve_config(cfg)
+        self.resolved = cfg if isinstance(cfg, ResolvedConfig) else resolve(cfg)
         self.config = self.resolved.config
         self.console = console or Console(every=self.config.trainer.console_table_freq)
         for warning in self.resolved.warnings:
@@ -194,7 +195,7 @@ class Trainer:
             groups, sampling = parts.sampler.next_batch()
             parts.rest_engine()
         with clock("old_log_prob"):
-            batch = roles.policy.score(collate(groups))
+            batch = roles.policy.score(collate(groups, order_seed(self.config, self.step)))
         if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
                 batch = roles.reference.score(batch)

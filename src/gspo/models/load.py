@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo import hub
 from gspo.models import resolve
+from gspo.models.errors import ModelError as ModelError
+from gspo.models.overrides import KEY, overridden, override_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +19,6 @@ if TYPE_CHECKING:
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _MAX_HEADER = 100 << 20  # the limit of the safetensors format
-
-
-class ModelError(ValueError):
-    """A model that cannot or must not be loaded. The message names the file, what was found and the remedy."""
 
 
 def compute_dtype(name: str, device: torch.device) -> str:
@@ -42,21 +40,45 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         )
 
 
+def load_config(
+    path: str, overrides: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False
+) -> Any:
+    """The transformers config of a folder or hub name, with `overrides` in the place of its own values."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    resolved = resolve(path)
+    cached_only = _only_from_cache(resolved)
+    with _explained(path, "config"):
+        own = AutoConfig.from_pretrained(
+            resolved, trust_remote_code=trust_remote_code, local_files_only=cached_only
+        )
+        if not overrides:
+            return own
+        written, _ = PreTrainedConfig.get_config_dict(resolved, local_files_only=cached_only)
+    return overridden(own, written, overrides)
+
+
 def load_model(
     path: str,
     *,
     dtype: torch.dtype | str = "float32",
     device: str = "cpu",
     trust_remote_code: bool = False,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The decoder of a folder or hub name. Weights in a pickle are refused, and so are weights with tensors missing."""
+    """The decoder of a folder or hub name, built by its config with `overrides` in it.
+
+    Weights in a pickle are refused, and so are weights that do not fit the config or lack tensors.
+    """
     from transformers import AutoModelForCausalLM
 
     resolved = resolve(path)
     if Path(resolved).is_dir():
         check_weights(Path(resolved))
     cached_only = _only_from_cache(resolved)
-    with _explained(path, "model"), no_progress_bars():
+    config = load_config(path, overrides, trust_remote_code=trust_remote_code) if overrides else None
+    what = f"model with {KEY}={dict(overrides)}" if overrides else "model"
+    with _explained(path, what), no_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             resolved,
             dtype=dtype,
@@ -64,15 +86,33 @@ def load_model(
             use_safetensors=True,
             local_files_only=cached_only,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+            **({} if config is None else {"config": config}),
         )
     model, info = loaded
-    absent = sorted([*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])])
-    if absent:
-        raise ModelError(
-            f"{path}: {len(absent)} tensors that config.json asks for are not in the weights, such as {absent[0]}; "
-            "expected weights and config of one model"
-        )
+    _check_tensors(path, info, overrides)
+    override_tokens(model.generation_config, overrides or {})
     return model.to(device)
+
+
+def _check_tensors(path: str, info: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> None:
+    """Refuse a model some of whose tensors the weights do not hold, or hold in another shape."""
+    absent = sorted(info["missing_keys"])
+    other = sorted((name, tuple(file), tuple(asked)) for name, file, asked in info["mismatched_keys"])
+    if not absent and not other:
+        return
+    asks = f"{KEY}={dict(overrides)}" if overrides else "config.json"
+    if absent:
+        found = f"{len(absent)} tensors that {asks} asks for are not in the weights, such as {absent[0]}"
+    else:
+        name, file, asked = other[0]
+        found = f"{len(other)} tensors have another shape than {asks} asks for: {name} is {file}, not {asked}"
+    remedy = (
+        "override only what leaves the weights' shapes"
+        if overrides
+        else "expected weights and config of one model"
+    )
+    raise ModelError(f"{path}: {found}; {remedy}")
 
 
 def _only_from_cache(resolved: str) -> bool:

@@ -80,7 +80,8 @@ class Critic:
         self.device = next(model.decoder.parameters()).device
         self.layout = Forward.of(model.decoder, settings.layout)
 
-    def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
+    def plan(self, batch: TrainBatch, epoch: int = 0) -> list[list[list[int]]]:
+        """Rows of each micro-batch of each mini-batch: a function of the batch and the epoch."""
         s = self.settings
         return plan_micro_batches(
             batch,
@@ -89,6 +90,7 @@ class Critic:
             max_rows=s.micro_batch_rows,
             kind=self.layout.kind,
             ranks=self.ranks,
+            epoch=epoch,
         )
 
     def forward(self, batch: TrainBatch, rows: list[int]) -> Tensor:
@@ -114,8 +116,8 @@ class Critic:
         assert batch.values is not None, "score() comes first"
         metrics: Metrics = {}
         lr = self.schedule.at(step)
-        for _ in range(self.settings.num_epochs):
-            for micros in self.plan(batch):
+        for epoch in range(self.settings.num_epochs):
+            for micros in self.plan(batch, epoch):
                 merge_metrics(metrics, self._mini_batch(batch, micros, lr))
         metrics["critic/lr"] = Metric("last", lr)
         explained = explained_variance(batch.values, batch.returns, batch.mask)

@@ -87,11 +87,13 @@ class TokenScorer:
             keep_freed_memory()
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)  # of log-probs
 
-    def plan(self, batch: TrainBatch) -> list[list[list[int]]]:
-        """Rows of each micro-batch of each mini-batch: a function of the batch alone, so both passes agree."""
-        return self._cut(batch, self.settings.micro_batch_tokens, self.settings.micro_batch_rows)
+    def plan(self, batch: TrainBatch, epoch: int = 0) -> list[list[list[int]]]:
+        """Rows of each micro-batch of each mini-batch: a function of the batch and the epoch, so all passes agree."""
+        return self._cut(batch, self.settings.micro_batch_tokens, self.settings.micro_batch_rows, epoch)
 
-    def _cut(self, batch: TrainBatch, max_tokens: int | None, max_rows: int) -> list[list[list[int]]]:
+    def _cut(
+        self, batch: TrainBatch, max_tokens: int | None, max_rows: int, epoch: int = 0
+    ) -> list[list[list[int]]]:
         return plan_micro_batches(
             batch,
             self.settings.mini_batch_groups,
@@ -99,6 +101,7 @@ class TokenScorer:
             max_rows=max_rows,
             kind=self.layout.kind,
             ranks=self.ranks,
+            epoch=epoch,
         )
 
     def micro(self, batch: TrainBatch, rows: Sequence[int]) -> MicroBatch:
@@ -168,16 +171,24 @@ class Policy(TokenScorer):
         With `first_pass` the rows of the first mini-batch stay unscored: the update's own forward of it runs the same
         arithmetic on the same weights, so it is π_old to the bit, and `update` returns it.
         """
-        source = self.settings.old_log_prob_source
-        if source == "rollout":
+        if self.settings.old_log_prob_source == "rollout":
             return batch.with_old(batch.rollout_log_probs)
         plan = self.plan(batch)
         if self.settings.score_tokens or self.settings.score_rows:
             plan = self._cut(batch, self.settings.score_tokens, self.settings.score_rows or 1)
         unscored: list[list[int]] = []
-        if source == "first_pass":
+        if self.finds_old(batch):
             unscored, *plan = plan
         return batch.with_old(*self.log_probs(batch, plan), unscored_rows=sorted(_rows_of(unscored)))
+
+    def finds_old(self, batch: TrainBatch) -> bool:
+        """Whether the update itself finds π_old of the first mini-batch.
+
+        Not where another epoch may run these rows on another rank, which would not know what this one found.
+        """
+        s = self.settings
+        moves = batch.order_seed is not None and s.num_epochs > 1 and self.ranks.size > 1
+        return s.old_log_prob_source == "first_pass" and not moves
 
     def update(
         self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
@@ -187,7 +198,8 @@ class Policy(TokenScorer):
         seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)
         lr = self.schedule.at(step)
         for epoch in range(self.settings.num_epochs):
-            plan = self.plan(batch)
+            seen_log_probs.zero_()  # this rank's rows may be others than in the epoch before
+            plan = self.plan(batch, epoch)
             later = {row for micros in plan[1:] for row in _rows_of(micros)}
             assert later.isdisjoint(batch.unscored_rows), "only the first mini-batch's forward is π_old"
             done = [self._mini_batch(batch, micros, loss, regulariser, lr) for micros in plan]

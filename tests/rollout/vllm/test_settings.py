@@ -13,6 +13,7 @@ from gspo.build.run import build
 from gspo.config import load
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import EngineError
+from gspo.rollout.vllm import settings as vllm_settings
 from gspo.rollout.vllm.core import VllmCore
 from gspo.rollout.vllm.settings import VllmSettings, environment
 
@@ -99,3 +100,15 @@ def test_the_environment_keeps_vllm_in_one_process_and_uncompiled_on_a_cpu():
     on_gpu = environment(VllmSettings("m", 1, 8, device="cuda:1"))
     assert on_cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == on_gpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert on_cpu["TORCHDYNAMO_DISABLE"] == "1" and "TORCHDYNAMO_DISABLE" not in on_gpu
+
+
+def test_overrides_of_the_models_config_travel_to_vllm_as_the_values_they_become(monkeypatch):
+    override = "actor_rollout_ref.model.override_config={rope_theta: 500, rms_norm_eps: 0.5}"
+    config = load(overrides=[f"{ROLLOUT}.name=vllm", override]).config
+    spec = engine_spec(config, load_tokenizer("embedded"), torch.device("cpu"))
+    settings = VllmSettings("embedded", 1, 8, device="cuda", override_config=spec.override_config)
+    monkeypatch.setattr(vllm_settings, "_check_names", lambda kwargs: None)  # asks vLLM for its names
+    assert vllm_settings.engine_arguments(settings)["hf_overrides"] == {
+        "rms_norm_eps": 0.5,
+        "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"},
+    }

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.checks.doctor.formula import formula_lines
-from gspo.config import BatchPlan, ResolvedConfig, objective_of
+from gspo.config import BatchPlan, ResolvedConfig, resolved_loss
 from gspo.config.batch_plan import never_acts
 
 GIB = 1 << 30
@@ -128,7 +128,7 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
 
     config = resolved.config
     actor = config.actor_rollout_ref.actor
-    objective = objective_of(actor)
+    objective = resolved_loss(actor)
     seen = probe(config, **given)
     reward = "none" if seen.reward is None else f"{seen.reward:.3f}"
     lines = [

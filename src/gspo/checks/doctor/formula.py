@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gspo.config import TrainerConfig, objective_of
+from gspo.config import TrainerConfig, resolved_loss
 
 RATIOS = {
     "token": "r_it = π_θ(y_it) / π_old(y_it)",
@@ -32,7 +32,7 @@ ADVANTAGES = {
 def formula_lines(config: TrainerConfig) -> list[str]:
     """What is minimised, in lines: loss, ratio, advantages, and the terms beside the loss."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    objective = objective_of(actor)
+    objective = resolved_loss(actor)
     ratio = (
         "s_i" if objective.level == "sequence" else "s_it" if objective.level == "sequence_token" else "r_it"
     )

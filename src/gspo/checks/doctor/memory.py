@@ -12,8 +12,7 @@ from gspo.checks.doctor.activations import Activations, measure_activations
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.batch_plan import roles
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
-from gspo.models import resolve
-from gspo.models.load import compute_dtype
+from gspo.models.load import compute_dtype, load_config
 from gspo.models.shape import ModelShape, from_config
 from gspo.rollout.native.pages import PAGE
 from gspo.training.log_probs import CHUNK_ELEMENTS
@@ -81,10 +80,8 @@ def plan_memory(
     config: TrainerConfig, device: torch.device, *, base: int, available: int, num_val: int
 ) -> MemoryPlan:
     """The plan of a run, from the model's config alone; `num_val` held-out questions are answered at once."""
-    from transformers import AutoConfig
-
     c = config.actor_rollout_ref.model
-    model = AutoConfig.from_pretrained(resolve(c.path), trust_remote_code=c.trust_remote_code)
+    model = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code)
     counts, shape = Counts.of(model, c.lora_rank), _shape(model, c.path)
     dtype = getattr(torch, compute_dtype(config.actor_rollout_ref.model.dtype, device))
     size = torch.finfo(dtype).bits // 8

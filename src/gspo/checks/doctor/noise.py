@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.config import Objective
+from gspo.config import ResolvedLoss
 from gspo.training.batch.batching import split_by_rows
 from gspo.training.policy import TokenScorer
 from gspo.types import TrainBatch
@@ -36,7 +36,7 @@ class Noise:
         return asdict(self)
 
 
-def measure_noise(scorer: TokenScorer, batch: TrainBatch, objective: Objective) -> list[Noise]:
+def measure_noise(scorer: TokenScorer, batch: TrainBatch, objective: ResolvedLoss) -> list[Noise]:
     """Score a batch as training does, one response at a time, and compare with the engine's own log-probs."""
     trained, _ = scorer.log_probs(batch)
     rows = list(range(batch.num_sequences))
@@ -47,7 +47,7 @@ def measure_noise(scorer: TokenScorer, batch: TrainBatch, objective: Objective) 
     ]
 
 
-def compare(between: str, one: Tensor, other: Tensor, mask: Tensor, objective: Objective) -> Noise:
+def compare(between: str, one: Tensor, other: Tensor, mask: Tensor, objective: ResolvedLoss) -> Noise:
     """The spread of log-ratios that should all be 0."""
     kept = mask.bool()
     by_token = torch.where(kept, (one - other).double(), 0.0)
@@ -65,7 +65,7 @@ def compare(between: str, one: Tensor, other: Tensor, mask: Tensor, objective: O
     )
 
 
-def noise_problems(noises: list[Noise], objective: Objective, dtype: str, source: str) -> list[str]:
+def noise_problems(noises: list[Noise], objective: ResolvedLoss, dtype: str, source: str) -> list[str]:
     """What is wrong, with the remedy; nothing when the noise is far below the clip range."""
     if not objective.clips:
         return []

@@ -13,7 +13,7 @@ from gspo.build.parts import RunParts
 from gspo.build.run import build
 from gspo.build.settings import sampling_settings
 from gspo.checks.doctor.noise import Noise, measure_noise
-from gspo.config import BatchPlan, Objective, TrainerConfig, objective_of
+from gspo.config import BatchPlan, ResolvedLoss, TrainerConfig, resolved_loss
 from gspo.rollout.engine import GroupRequest
 from gspo.sampling.filters import judge
 from gspo.seeding import derive_seed
@@ -68,7 +68,7 @@ def _look(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> Prob
     parts.policy.log_probs(batch)
     score_seconds = time.perf_counter() - start
     scored = sum(len(p) + len(r) for p, r in zip(batch.prompt_ids, batch.response_ids))
-    objective = objective_of(config.actor_rollout_ref.actor)
+    objective = resolved_loss(config.actor_rollout_ref.actor)
     keep = sum(v.keep for v in verdicts) / len(verdicts)
     length = generated / len(rollouts)
     speeds = generated / gen_seconds, scored / score_seconds
@@ -130,7 +130,7 @@ def _step_seconds(
     return generation + tokens * (1 + UPDATE_COST * plan.num_epochs) / speeds[1]
 
 
-def expected_clip_fraction(objective: Objective, length: float) -> float | None:
+def expected_clip_fraction(objective: ResolvedLoss, length: float) -> float | None:
     """Share of sequences beyond ε after the first mini-batch, were the policy to move as in the paper's runs.
 
     log s is a mean over |y| tokens, so its spread falls as 1/√|y|; half of the sequences can clip on each side.

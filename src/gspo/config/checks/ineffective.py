@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from gspo.config.batch_plan import BatchPlan, roles
 from gspo.config.loading import tree
 from gspo.config.loading.settings_table import Settings
-from gspo.config.objective import objective_of
 from gspo.config.problems import Problem
+from gspo.config.resolved_loss import resolved_loss
 from gspo.config.schema import TrainerConfig
 
 ACTOR = "actor_rollout_ref.actor"
@@ -38,6 +38,14 @@ def _in_the_trainer(config: TrainerConfig) -> bool:
     return rollout.name == "native" and not apart
 
 
+def _largest_num_mini_batches(config: TrainerConfig) -> int:
+    """Of the policy, and of the critic where there is one."""
+    sizes = [config.actor_rollout_ref.actor.ppo_mini_batch_size]
+    if roles(config)["critic"]:
+        sizes.append(config.critic.ppo_mini_batch_size or sizes[0])
+    return max(1, config.data.train_batch_size // min(sizes))
+
+
 _FILTER_KEYS = (
     "max_num_gen_batches",
     "strategy",
@@ -52,7 +60,7 @@ _VLLM_KEYS = (
     "enable_prefix_caching",
     "engine_kwargs",
 )
-_DEAD = (
+RULES = (
     NoEffect(
         (*(f"{FILTER}.{k}" for k in _FILTER_KEYS), "data.gen_batch_size"),
         lambda c: not c.algorithm.filter_groups.enable,
@@ -60,7 +68,7 @@ _DEAD = (
         f"set {FILTER}.enable=true, or remove it",
     ),
     NoEffect(
-        (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight", f"{FILTER}.order"),
+        (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight"),
         lambda c: c.algorithm.filter_groups.enable and c.algorithm.filter_groups.strategy == "rounds",
         "rounds carries nothing over",
         f"set {FILTER}.strategy=stream, or remove it",
@@ -108,7 +116,11 @@ _DEAD = (
         f"set {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or remove it",
     ),
     NoEffect(
-        ("critic.model.", "critic.optim.", "critic.ppo_", "critic.cliprange_value", "critic.fsdp_config."),
+        (
+            *(f"critic.{k}" for k in ("model.", "optim.", "fsdp_config.", "cliprange_value", "grad_clip")),
+            *(f"critic.ppo_{k}" for k in ("mini_batch_size", "micro_batch_size_per_gpu", "epochs")),
+            "critic.ppo_max_token_len_per_gpu",
+        ),
         lambda c: not roles(c)["critic"],
         "there is no critic",
         "set algorithm.adv_estimator=gae, or remove it",
@@ -149,7 +161,7 @@ _DEAD = (
     NoEffect(
         (f"{ACTOR}.clip_ratio_c",),
         lambda c: (
-            (_actor_loss(c) not in ("vanilla", "dapo") and not objective_of(c.actor_rollout_ref.actor).clips)
+            (_actor_loss(c) not in ("vanilla", "dapo") and not resolved_loss(c.actor_rollout_ref.actor).clips)
             or _actor_loss(c) in ("gspo", "gspo_token", "cispo", "geo_mean")
         ),
         "this loss has no dual clip",
@@ -157,7 +169,7 @@ _DEAD = (
     ),
     NoEffect(
         tuple(f"{ACTOR}.{k}" for k in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_target")),
-        lambda c: not objective_of(c.actor_rollout_ref.actor).clips,
+        lambda c: not resolved_loss(c.actor_rollout_ref.actor).clips,
         "this loss has no clip; the range only says what clip fractions count",
         "remove it",
     ),
@@ -176,6 +188,12 @@ _DEAD = (
         f"make {ACTOR}.ppo_mini_batch_size smaller than data.train_batch_size",
     ),
     NoEffect(
+        (f"{ACTOR}.shuffle",),
+        lambda c: _largest_num_mini_batches(c) == 1,
+        "all groups of a step are in one mini-batch",
+        f"make {ACTOR}.ppo_mini_batch_size smaller than data.train_batch_size, or remove it",
+    ),
+    NoEffect(
         (f"{ACTOR}.clip_target_bounds",),
         lambda c: c.actor_rollout_ref.actor.clip_target is None,
         "the clip range is not moved",
@@ -183,7 +201,7 @@ _DEAD = (
     ),
     NoEffect(
         (f"{ACTOR}.loss_scale_factor",),
-        lambda c: objective_of(c.actor_rollout_ref.actor).aggregation != "seq-mean-token-sum-norm",
+        lambda c: resolved_loss(c.actor_rollout_ref.actor).aggregation != "seq-mean-token-sum-norm",
         "only the aggregation seq-mean-token-sum-norm uses it",
         "remove it",
     ),
@@ -310,14 +328,12 @@ _DEAD = (
 def find(config: TrainerConfig, settings: Settings) -> Iterator[Problem]:
     """A warning for every key that was set, to another value than the default, and can do nothing."""
     seen: set[str] = set()
-    for dead in _DEAD:
+    for dead in RULES:
         if not dead.when(config):
             continue
         for key, leaf in tree.leaves().items():
             setting = settings[key]
-            hit = any(
-                key == name or (name.endswith((".", "_")) and key.startswith(name)) for name in dead.keys
-            )
+            hit = any(key == name or (name.endswith(".") and key.startswith(name)) for name in dead.keys)
             if hit and key not in seen and setting.origin.explicit and setting.value != leaf.default:
                 seen.add(key)
                 message = f"has no effect: {dead.reason}"

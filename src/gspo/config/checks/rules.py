@@ -12,8 +12,8 @@ from gspo.config.batch_plan import BatchPlan, roles
 from gspo.config.checks import ineffective
 from gspo.config.loading.names import nearest_choice
 from gspo.config.loading.settings_table import Settings
-from gspo.config.objective import objective_of
 from gspo.config.problems import Problem
+from gspo.config.resolved_loss import resolved_loss
 from gspo.config.schema import TrainerConfig
 
 ACTOR = "actor_rollout_ref.actor"
@@ -138,7 +138,7 @@ def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
 def clipping(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     """GSPO's ratio is a mean over tokens: its range is narrow, and with one update it is 1."""
     actor = c.actor_rollout_ref.actor
-    objective, plan = objective_of(actor), BatchPlan.of(c)
+    objective, plan = resolved_loss(actor), BatchPlan.of(c)
     sides = {
         f"{ACTOR}.{name}" if getattr(actor, name) is not None else f"{ACTOR}.clip_ratio": value
         for name, value in (("clip_ratio_low", objective.clip[0]), ("clip_ratio_high", objective.clip[1]))

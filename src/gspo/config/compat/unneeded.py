@@ -27,6 +27,7 @@ UNNEEDED: dict[str, str] = {
     "actor_rollout_ref.ref.ulysses_sequence_parallel_size": "follows actor.ulysses_sequence_parallel_size",
     "actor_rollout_ref.ref.strategy": "follows actor.strategy",
     "critic.strategy": "follows actor.strategy",
+    "critic.shuffle": "follows actor.shuffle",
     "critic.use_dynamic_bsz": "follows actor.use_dynamic_bsz",
     "critic.ulysses_sequence_parallel_size": "follows actor.ulysses_sequence_parallel_size",
     "reward.reward_manager.source": "managers are found by name",

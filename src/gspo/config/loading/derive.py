@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gspo.algo.settings import LOSSES, SEQUENCE_LEVELS
 from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.names import Deferred
 from gspo.config.loading.settings_table import Setting, Settings
 from gspo.config.loading.sources import Layer, Origin
-from gspo.config.objective import LOSS_DEFAULTS, LOSS_OF_LEVEL, SEQUENCE_LEVELS
 from gspo.config.problems import Problem
 
 ACTOR = "actor_rollout_ref.actor"
@@ -21,6 +21,7 @@ N = "actor_rollout_ref.rollout.n"
 LEVEL = f"{ACTOR}.importance_sampling_level"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 CLIPS = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
+LOSS_OF_LEVEL = {"token": "vanilla", "sequence": "gspo", "sequence_token": "gspo_token"}
 USUAL_MINI_BATCHES = 4
 
 
@@ -68,7 +69,7 @@ def _count(item: Deferred, problems: list[Problem]) -> int | None:
 def _loss_of_level(settings: Settings, problems: list[Problem]) -> None:
     """A ratio level chooses the loss, and a loss its level; both set must agree."""
     level, loss = settings[LEVEL], settings[LOSS]
-    own = LOSS_DEFAULTS.get(loss.value)
+    own = LOSSES.get(loss.value)
     if level.value is None:
         if own is not None:
             settings.follow(LEVEL, own.levels[0], f"follows from {LOSS}")

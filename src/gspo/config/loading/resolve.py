@@ -12,7 +12,6 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gspo.config import pending
 from gspo.config.checks import rules
 from gspo.config.loading import derive, names, tree
 from gspo.config.loading.coerce import WrongType, coerce
@@ -115,14 +114,9 @@ def _resolve(written: list[Entry], problems: list[Problem], defaults: Sequence[E
 
 
 def _cross_field(config: TrainerConfig, settings: Settings, problems: list[Problem]) -> list[Problem]:
-    """What is wrong between keys, leaving out what only follows from an error or a warning already given."""
-    waiting = list(pending.unmet(settings))
+    """What is wrong between keys, leaving out what only follows from an error already found."""
     bad = [p.key for p in problems if p.level == "error"]  # the config does not hold their values
-    found = [
-        p for p in rules.check(config, settings) if not any(key in f"{p.key} {p.message}" for key in bad)
-    ]
-    said = {p.key for p in waiting}
-    return [p for p in found if p.level == "error" or p.key not in said] + waiting
+    return [p for p in rules.check(config, settings) if not any(key in f"{p.key} {p.message}" for key in bad)]
 
 
 def _interpolate(written: list[Entry], problems: list[Problem]) -> list[Entry]:

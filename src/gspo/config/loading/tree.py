@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 import types
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from gspo.config.schema import TrainerConfig
 from gspo.config.schema.fields import KeyInfo, Section
@@ -16,7 +18,7 @@ from gspo.config.schema.fields import KeyInfo, Section
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A key that holds a value."""
+    """A key that holds a value. A `Literal` is split: `type` is that of its values, `info.choices` are they."""
 
     key: str
     type: Any
@@ -51,7 +53,28 @@ def _walk(cls: type, prefix: str, instance: Any) -> Iterator[Leaf]:
         if isinstance(tp, type) and issubclass(tp, Section):
             yield from _walk(tp, f"{name}.", value)
         else:
-            yield Leaf(name, tp, value, f.metadata["key"])
+            info: KeyInfo = f.metadata["key"]
+            info = dataclasses.replace(info, choices=info.choices or _choices(tp))
+            yield Leaf(name, _without_literals(tp), value, info)
+
+
+def _choices(tp: Any) -> tuple[Any, ...]:
+    """The values that a type fixes: those of a `Literal`, also in a list or beside None; none for other types."""
+    args = typing.get_args(tp)
+    if typing.get_origin(tp) is Literal:
+        return args
+    parts = [part for part in args if part is not type(None)]
+    return _choices(parts[0]) if len(parts) == 1 else ()
+
+
+def _without_literals(tp: Any) -> Any:
+    """The type with every `Literal` replaced by the type of its values."""
+    origin, args = typing.get_origin(tp), typing.get_args(tp)
+    if origin is Literal:
+        return type(args[0])
+    if origin in (types.UnionType, typing.Union):
+        return functools.reduce(operator.or_, map(_without_literals, args))
+    return types.GenericAlias(list, _without_literals(args[0])) if origin is list else tp
 
 
 @cache

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from gspo.algo.settings import AGGREGATIONS, BEHAVIOUR_MODES, RATIO_LEVELS
-from gspo.config.schema.algorithm import KL_KINDS
+from typing import Literal
+
+from gspo.algo.settings import LOSSES, Aggregation, BehaviourMode, KLKind, RatioLevel
 from gspo.config.schema.fields import Section, key, section
 from gspo.config.schema.model import FSDPConfig, OptimConfig
-
-LOSS_MODES = ("gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo")
 
 
 @section
@@ -17,8 +16,7 @@ class PolicyLossConfig(Section):
     loss_mode: str = key(
         default="gspo",
         doc="Policy loss, or the name of one registered by the user.",
-        choices=LOSS_MODES,
-        open=True,
+        built_in=LOSSES,
     )
     tau_pos: float = key(
         default=1.0, doc="sapo: temperature of the gate where the advantage is positive.", gt=0
@@ -32,10 +30,10 @@ class PolicyLossConfig(Section):
 class ActorConfig(Section):
     """The policy: loss, clipping, mini-batches and optimiser. Mini-batch sizes count prompts."""
 
-    strategy: str = key(
+    strategy: Literal["local", "fsdp2"] = key(
         default="local",
         doc="local trains in this process; fsdp2 shards over devices.",
-        choices=("local", "fsdp2"),
+        may_change_on_resume=True,
     )
     ppo_mini_batch_size: int = key(
         default=256,
@@ -54,12 +52,15 @@ class ActorConfig(Section):
         default=16384, doc="Token budget of a training forward.", gt=0, unit="tokens"
     )
     ppo_epochs: int = key(default=1, doc="Passes over each rollout batch.", gt=0)
-    shuffle: bool = key(default=False, doc="Shuffle groups before they are cut into mini-batches.")
+    shuffle: bool = key(
+        default=False,
+        doc="Draw the groups of each mini-batch anew for every step and epoch, also for the critic; false keeps the "
+        "order in which they were sampled.",
+    )
     policy_loss: PolicyLossConfig = key(factory=PolicyLossConfig, doc="The policy loss.")
-    importance_sampling_level: str | None = key(
+    importance_sampling_level: RatioLevel | None = key(
         default=None,
         doc="Ratio per token, sequence or sequence_token; null = as the loss says.",
-        choices=RATIO_LEVELS,
     )
     clip_ratio: float | None = key(
         default=None, doc="ε for both sides where clip_ratio_low / _high are not set.", gt=0
@@ -84,8 +85,8 @@ class ActorConfig(Section):
     clip_target_bounds: list[float] = key(
         factory=lambda: [0.1, 10.0], doc="Smallest and largest factor by which clip_target may change ε."
     )
-    loss_agg_mode: str | None = key(
-        default=None, doc="How token losses become one number; null = as the loss says.", choices=AGGREGATIONS
+    loss_agg_mode: Aggregation | None = key(
+        default=None, doc="How token losses become one number; null = as the loss says."
     )
     loss_scale_factor: int | None = key(
         default=None,
@@ -99,16 +100,14 @@ class ActorConfig(Section):
     behav_imp_weight_cap: float | None = key(
         default=None, doc="Decoupled loss: cap of that weight (AReaL uses 5.0); null = uncapped.", gt=0
     )
-    behav_imp_weight_mode: str = key(
+    behav_imp_weight_mode: BehaviourMode = key(
         default="token_mask",
         doc="What the cap does, and whether per token or per sequence.",
-        choices=BEHAVIOUR_MODES,
     )
-    old_log_prob_source: str = key(
+    old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = key(
         default="first_pass",
         doc="Where π_old comes from: a forward of its own for all mini-batches, the rollout engine, or such a forward "
         "for all but the first, whose update computes the same bits.",
-        choices=("recompute", "rollout", "first_pass"),
     )
     entropy_coeff: float = key(default=0.0, doc="Weight of the entropy bonus.")
     entropy_checkpointing: bool = key(
@@ -116,11 +115,13 @@ class ActorConfig(Section):
     )
     use_kl_loss: bool = key(default=False, doc="Add a KL term against the reference to the loss.")
     kl_loss_coef: float = key(default=0.001, doc="Weight of that term.", ge=0)
-    kl_loss_type: str = key(default="low_var_kl", doc="Estimator of that KL.", choices=KL_KINDS)
+    kl_loss_type: KLKind = key(default="low_var_kl", doc="Estimator of that KL.")
     grad_clip: float = key(default=1.0, doc="Largest gradient norm; larger ones are scaled down.", gt=0)
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")
-    ulysses_sequence_parallel_size: int = key(default=1, doc="Devices that share one sequence.", ge=1)
+    ulysses_sequence_parallel_size: int = key(
+        default=1, doc="Devices that share one sequence. Only 1 is supported.", ge=1
+    )
     use_torch_compile: bool = key(
         default=True,
         doc="One GPU, half precision: compile the layers and capture forward and backward as CUDA graphs. One CPU "

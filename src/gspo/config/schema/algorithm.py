@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from gspo.config.schema.fields import Section, key, section
+from typing import Literal
 
-ADVANTAGE_ESTIMATORS = (
-    "grpo",
-    "dr_grpo",
-    "grpo_passk",
-    "rloo",
-    "opo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "gae",
-)
-KL_KINDS = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+from gspo.algo.settings import ESTIMATORS, KLKind
+from gspo.config.schema.fields import Section, key, section
 
 
 @section
@@ -34,10 +24,9 @@ class FilterGroupsConfig(Section):
         default=0,
         doc="Generation batches a training step may use before `on_limit`; <= 0 is unlimited with a no-progress guard.",
     )
-    strategy: str = key(
+    strategy: Literal["stream", "rounds"] = key(
         default="stream",
         doc="stream refills a slot when a group ends and carries surplus groups over; rounds generates whole batches.",
-        choices=("stream", "rounds"),
     )
     max_staleness: int = key(
         default=2,
@@ -45,20 +34,18 @@ class FilterGroupsConfig(Section):
         ge=0,
         unit="steps",
     )
-    on_limit: str = key(
+    on_limit: Literal["raise", "train_partial", "keep_unfiltered"] = key(
         default="raise",
         doc="What happens at max_num_gen_batches or without progress: stop, train on fewer groups, or on unfiltered ones.",
-        choices=("raise", "train_partial", "keep_unfiltered"),
     )
     max_in_flight: int | None = key(
         default=None,
         doc="stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.",
         ge=1,
     )
-    predict: str = key(
+    predict: Literal["off", "skip"] = key(
         default="off",
         doc="skip passes over prompts that the ledger expects to be all right or all wrong; off is the exact method.",
-        choices=("off", "skip"),
     )
     predict_weight: bool = key(
         default=False, doc="predict=skip: weigh a kept group by 1/q, which removes the skipping's bias."
@@ -78,10 +65,9 @@ class FilterGroupsConfig(Section):
 class KLControlConfig(Section):
     """The coefficient of the KL penalty in the reward."""
 
-    type: str = key(
+    type: Literal["fixed", "adaptive"] = key(
         default="fixed",
         doc="fixed keeps kl_coef; adaptive moves it to hold target_kl.",
-        choices=("fixed", "adaptive"),
     )
     kl_coef: float = key(
         default=0.001, doc="Coefficient (initial value when adaptive) of the KL penalty in the reward.", ge=0
@@ -99,8 +85,7 @@ class AlgoConfig(Section):
     adv_estimator: str = key(
         default="grpo",
         doc="Advantage estimator, or the name of one registered by the user.",
-        choices=ADVANTAGE_ESTIMATORS,
-        open=True,
+        built_in=ESTIMATORS,
     )
     gamma: float = key(default=1.0, doc="Discount of rewards over tokens.", ge=0, le=1)
     lam: float = key(default=1.0, doc="GAE's lambda: bias (0) against variance (1).", ge=0, le=1)
@@ -110,7 +95,7 @@ class AlgoConfig(Section):
     use_kl_in_reward: bool = key(
         default=False, doc="Subtract a KL penalty against the reference from the reward."
     )
-    kl_penalty: str = key(default="kl", doc="Estimator of that KL.", choices=KL_KINDS)
+    kl_penalty: KLKind = key(default="kl", doc="Estimator of that KL.")
     kl_ctrl: KLControlConfig = key(
         factory=KLControlConfig, doc="Controller of the KL coefficient in the reward."
     )

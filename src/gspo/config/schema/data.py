@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from gspo.config.schema.fields import Section, key, section
 
@@ -58,10 +58,9 @@ class DataConfig(Section):
     filter_overlong_prompts: bool = key(
         default=True, doc="Leave out prompts above max_prompt_length, and count them."
     )
-    truncation: str = key(
+    truncation: Literal["error", "left", "right", "middle"] = key(
         default="error",
         doc="What to do with a prompt above max_prompt_length that is not left out.",
-        choices=("error", "left", "right", "middle"),
     )
     apply_chat_template_kwargs: dict[str, Any] = key(
         factory=dict, doc="Extra arguments of the tokenizer's chat template, e.g. {enable_thinking: false}."

@@ -14,7 +14,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class KeyInfo:
-    """What is known about a key beside its type and default: one line of doc and the values allowed."""
+    """What is known about a key beside its type and default: one line of doc and the values allowed.
+
+    `choices` are those of its `Literal` type; only a key that is `open` to further names lists them itself.
+    """
 
     doc: str
     choices: tuple[Any, ...] = ()
@@ -24,6 +27,7 @@ class KeyInfo:
     lt: float | None = None
     unit: str = ""
     open: bool = False  # users may register further choices
+    may_change_on_resume: bool = False  # changes what is shown or kept, or where a step runs; not its result
 
     def complaint(self, value: Any) -> str | None:
         """Why `value` is not allowed, or None. The type has been checked before."""
@@ -63,16 +67,20 @@ def key(
     default: Any = dataclasses.MISSING,
     doc: str,
     factory: Callable[[], Any] | None = None,
-    choices: Iterable[Any] = (),
+    built_in: Iterable[str] = (),
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
     lt: float | None = None,
     unit: str = "",
-    open: bool = False,
+    may_change_on_resume: bool = False,
 ) -> Any:
-    """A dataclass field that documents itself: default (or factory), one line of doc, choices and bounds."""
-    info = KeyInfo(doc, tuple(choices), ge, gt, le, lt, unit, open)
+    """A dataclass field that documents itself: default (or factory), one line of doc, bounds.
+
+    Fixed choices are the field's type, a `Literal`. `built_in` names leave it open: users may register more.
+    """
+    choices = tuple(built_in)
+    info = KeyInfo(doc, choices, ge, gt, le, lt, unit, bool(choices), may_change_on_resume)
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata={"key": info})
     return dataclasses.field(default=default, metadata={"key": info})

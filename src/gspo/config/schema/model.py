@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from gspo.config.schema.fields import Section, key, section
-
-DTYPES = ("float32", "bfloat16", "float16")
 
 
 @section
@@ -19,21 +17,21 @@ class ModelConfig(Section):
     tokenizer_path: str | None = key(
         default=None, doc="Tokenizer folder or hub name when it is not the model's own."
     )
-    dtype: str = key(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         default="auto",
         doc="Compute precision; auto = bfloat16 on a GPU, float32 on a CPU.",
-        choices=("auto", *DTYPES),
     )
     trust_remote_code: bool = key(
         default=False, doc="Run Python code that comes with the model. Off unless you type it."
     )
     override_config: dict[str, Any] = key(
-        factory=dict, doc="Values that replace those of the model's own config."
+        factory=dict,
+        doc="Values that replace those of the model's own config before it is built, e.g. {rope_theta: 1e6}; for the "
+        "reference and the critic too. A checkpoint holds them.",
     )
-    attn_implementation: str | None = key(
+    attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = key(
         default=None,
         doc="Attention of transformers: sdpa or eager; flex_attention for packed training alone; null = its choice.",
-        choices=("sdpa", "eager", "flex_attention"),
     )
     enable_gradient_checkpointing: bool = key(
         default=False, doc="Recompute activations in the backward: less memory, more time."
@@ -55,18 +53,29 @@ class ModelConfig(Section):
 class FSDPConfig(Section):
     """Sharding of a trained model (strategy fsdp2); optimizer_offload acts in one process as well."""
 
-    param_offload: bool = key(default=False, doc="Keep parameters in host memory while they are not used.")
+    param_offload: bool = key(
+        default=False,
+        doc="Keep parameters in host memory while they are not used.",
+        may_change_on_resume=True,
+    )
     optimizer_offload: bool = key(
         default=False,
         doc="Keep the optimiser's state in host memory while it is not used; without fsdp2 masters too, on a GPU.",
+        may_change_on_resume=True,
     )
     offload_policy: bool = key(
-        default=False, doc="FSDP2's own CPU offload of parameters, gradients and optimiser."
+        default=False,
+        doc="FSDP2's own CPU offload of parameters, gradients and optimiser.",
+        may_change_on_resume=True,
     )
     reshard_after_forward: bool = key(
-        default=True, doc="Free gathered parameters after the forward: less memory, more traffic."
+        default=True,
+        doc="Free gathered parameters after the forward: less memory, more traffic.",
+        may_change_on_resume=True,
     )
-    fsdp_size: int = key(default=-1, doc="Devices in a shard group; -1 = all.", ge=-1)
+    fsdp_size: int = key(
+        default=-1, doc="Devices in a shard group; -1 = all.", ge=-1, may_change_on_resume=True
+    )
 
 
 @section
@@ -81,8 +90,8 @@ class OptimConfig(Section):
         unit="steps",
     )
     lr_warmup_steps_ratio: float = key(default=0.0, doc="Warm-up as a share of all steps.", ge=0, le=1)
-    lr_scheduler_type: str = key(
-        default="constant", doc="Schedule after the warm-up.", choices=("constant", "cosine")
+    lr_scheduler_type: Literal["constant", "cosine"] = key(
+        default="constant", doc="Schedule after the warm-up."
     )
     min_lr_ratio: float = key(
         default=0.0, doc="cosine: last learning rate as a share of the peak.", ge=0, le=1

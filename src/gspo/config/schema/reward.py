@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from gspo.config.schema.fields import Section, key, section
 
@@ -39,10 +39,9 @@ class RewardModelConfig(Section):
     enable: bool = key(
         default=False, doc="Score with a trained reward model. Not offered: pass a reward function instead."
     )
-    reward_manager: str = key(
+    reward_manager: Literal["naive", "dapo"] = key(
         default="naive",
         doc="naive takes the score as it is; dapo adds the overlong penalty.",
-        choices=("naive", "dapo"),
     )
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
@@ -56,14 +55,27 @@ class RewardConfig(Section):
         doc="Reward functions to add up: [{path, name, weight, kwargs}]; empty = custom_reward_function.",
     )
     num_workers: int = key(
-        default=0, doc="Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.", ge=0
+        default=0,
+        doc="Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.",
+        ge=0,
+        may_change_on_resume=True,
     )
-    timeout: float = key(default=10.0, doc="A reward is stopped after this.", gt=0, unit="s")
-    memory: int = key(default=1024, doc="Memory of a reward process.", gt=0, unit="MiB")
+    timeout: float = key(
+        default=10.0, doc="A reward is stopped after this.", gt=0, unit="s", may_change_on_resume=True
+    )
+    memory: int = key(
+        default=1024, doc="Memory of a reward process.", gt=0, unit="MiB", may_change_on_resume=True
+    )
     max_failure_rate: float = key(
-        default=0.2, doc="Failed rewards a step, as a share, above which the run stops.", ge=0, le=1
+        default=0.2,
+        doc="Failed rewards a step, as a share, above which the run stops.",
+        ge=0,
+        le=1,
+        may_change_on_resume=True,
     )
-    retries: int = key(default=1, doc="Further tries of a reward that failed.", ge=0)
+    retries: int = key(
+        default=1, doc="Further tries of a reward that failed.", ge=0, may_change_on_resume=True
+    )
     format_weight: float = key(default=0.0, doc="Weight of the format reward, added to the score.")
     repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases.", ge=0)
     sandbox_level: int | None = key(

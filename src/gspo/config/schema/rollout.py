@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from gspo.config.schema.fields import Section, key, section
 
@@ -24,15 +24,13 @@ class ValKwargs(Section):
 class RolloutConfig(Section):
     """Generation: engine, group size, sampling, memory, asynchrony."""
 
-    name: str = key(
+    name: Literal["native", "vllm"] = key(
         default="native",
         doc="Engine: native runs the trainer's own modules; vllm is an extra.",
-        choices=("native", "vllm"),
     )
-    mode: str = key(
+    mode: Literal["sync", "async"] = key(
         default="sync",
         doc="async generates while training, bounded by max_head_offpolicyness.",
-        choices=("sync", "async"),
     )
     n: int = key(default=8, doc="Responses a prompt: the group.", ge=1)
     temperature: float = key(default=1.0, doc="Sampling temperature; training log-probs use the same.", gt=0)
@@ -50,10 +48,9 @@ class RolloutConfig(Section):
     ignore_eos: bool = key(
         default=False, doc="Generate to the full length whatever the model says: for measurements."
     )
-    dtype: str = key(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         default="auto",
         doc="Precision of the engine; auto = the model's.",
-        choices=("auto", "float32", "bfloat16", "float16"),
     )
     max_num_seqs: int = key(default=1024, doc="Responses generated at once (slots).", gt=0)
     max_num_batched_tokens: int = key(default=8192, doc="Tokens of one prefill.", gt=0, unit="tokens")
@@ -80,18 +77,23 @@ class RolloutConfig(Section):
         unit="steps",
     )
     max_concurrent_rollouts: int | None = key(
-        default=None, doc="async: groups in flight; null = what the workers' slots hold.", gt=0
+        default=None,
+        doc="async: groups in flight; null = what the workers' slots hold.",
+        gt=0,
+        may_change_on_resume=True,
     )
     num_workers: int = key(
         default=1,
         doc="Engines. One, native and sync: in the trainer's own process; else each in a process of its own.",
         ge=1,
+        may_change_on_resume=True,
     )
     worker_timeout: float = key(
         default=300.0,
         doc="A rollout worker that does not answer for so long is ended and replaced.",
         gt=0,
         unit="seconds",
+        may_change_on_resume=True,
     )
     calculate_log_probs: bool = key(
         default=True,

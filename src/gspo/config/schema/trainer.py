@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gspo.config.schema.fields import Section, key, section
+from typing import Literal
 
-LOGGERS = ("console", "tensorboard", "wandb", "trackio")
+from gspo.config.schema.fields import Section, key, section
 
 
 @section
@@ -12,36 +12,69 @@ class PPOTrainerConfig(Section):
     """The run: length, evaluation, checkpoints, logging, device."""
 
     total_epochs: int = key(
-        default=30, doc="Passes over the training data, unless total_training_steps is set.", ge=1
+        default=30,
+        doc="Passes over the training data, unless total_training_steps is set.",
+        ge=1,
+        may_change_on_resume=True,
     )
     total_training_steps: int | None = key(
-        default=None, doc="Training steps; null = by total_epochs.", ge=1, unit="steps"
+        default=None,
+        doc="Training steps; null = by total_epochs.",
+        ge=1,
+        unit="steps",
+        may_change_on_resume=True,
     )
-    project_name: str = key(default="gspo", doc="Project, for loggers that have one.")
+    project_name: str = key(
+        default="gspo", doc="Project, for loggers that have one.", may_change_on_resume=True
+    )
     experiment_name: str | None = key(
-        default=None, doc="Name of the run and its folder; null = model, data and time."
+        default=None,
+        doc="Name of the run and its folder; null = model, data and time.",
+        may_change_on_resume=True,
     )
-    default_local_dir: str = key(default="runs", doc="Folder that holds the run folders.")
-    logger: list[str] = key(factory=lambda: ["console"], doc="Sinks beside the run folder.", choices=LOGGERS)
+    default_local_dir: str = key(
+        default="runs", doc="Folder that holds the run folders.", may_change_on_resume=True
+    )
+    logger: list[Literal["console", "tensorboard", "wandb", "trackio"]] = key(
+        factory=lambda: ["console"],
+        doc="Sinks beside the run folder.",
+        may_change_on_resume=True,
+    )
     log_val_generations: int = key(
-        default=3, doc="Held-out responses shown in words at each evaluation.", ge=0
+        default=3,
+        doc="Held-out responses shown in words at each evaluation.",
+        ge=0,
+        may_change_on_resume=True,
     )
     console_table_freq: int = key(
-        default=10, doc="Training steps between tables on the console; 0 = never.", ge=0, unit="steps"
+        default=10,
+        doc="Training steps between tables on the console; 0 = never.",
+        ge=0,
+        unit="steps",
+        may_change_on_resume=True,
     )
-    val_before_train: bool = key(default=True, doc="Evaluate before the first step.")
-    val_after_train: bool = key(default=True, doc="Evaluate after the last step.")
+    val_before_train: bool = key(
+        default=True, doc="Evaluate before the first step.", may_change_on_resume=True
+    )
+    val_after_train: bool = key(default=True, doc="Evaluate after the last step.", may_change_on_resume=True)
     test_freq: int = key(
-        default=-1, doc="Evaluate every so many steps; <= 0 = only before and after.", unit="steps"
+        default=-1,
+        doc="Evaluate every so many steps; <= 0 = only before and after.",
+        unit="steps",
+        may_change_on_resume=True,
     )
     save_freq: int | str = key(
         default="auto",
         doc="Checkpoint every so many steps; auto = as often as costs at most 5 % of the time; <= 0 = only at the end.",
+        may_change_on_resume=True,
     )
-    max_actor_ckpt_to_keep: int | None = key(default=2, doc="Newest checkpoints kept; null = all.", ge=1)
+    max_actor_ckpt_to_keep: int | None = key(
+        default=2, doc="Newest checkpoints kept; null = all.", ge=1, may_change_on_resume=True
+    )
     resume_mode: str = key(
         default="auto",
         doc="auto goes on from the run's newest whole checkpoint, disable starts anew, PATH goes on from it.",
+        may_change_on_resume=True,
     )
     seed: int = key(default=0, doc="Seed of everything that is random.", ge=0)
     device: str = key(default="auto", doc="auto = a GPU when there is one; or cpu, cuda, cuda:N.")
@@ -49,37 +82,50 @@ class PPOTrainerConfig(Section):
     deterministic: bool = key(
         default=False, doc="Only deterministic operations on a GPU: slower, resumes to the bit."
     )
-    backend: str = key(
+    backend: Literal["local", "ray"] = key(
         default="local",
         doc="local runs in this process; ray on the cluster of RAY_ADDRESS, or a local one.",
-        choices=("local", "ray"),
+        may_change_on_resume=True,
     )
-    nnodes: int = key(default=1, doc="ray: machines that train.", ge=1)
+    nnodes: int = key(default=1, doc="ray: machines that train.", ge=1, may_change_on_resume=True)
     n_gpus_per_node: int | None = key(
         default=None,
         doc="ray: trainer ranks a machine, one device each; null = all GPUs that rollout workers leave, else 1.",
         ge=0,
+        may_change_on_resume=True,
     )
     critic_warmup: int = key(default=0, doc="Steps in which only the critic is trained.", ge=0, unit="steps")
-    on_alarm: str = key(
+    on_alarm: Literal["warn", "pause", "rollback"] = key(
         default="warn",
         doc="What an alarm (ratio explosion, entropy collapse, …) does.",
-        choices=("warn", "pause", "rollback"),
+        may_change_on_resume=True,
     )
     max_skipped_steps: int = key(
-        default=3, doc="Non-finite optimiser steps in a row that stop the run.", ge=1
+        default=3,
+        doc="Non-finite optimiser steps in a row that stop the run.",
+        ge=1,
+        may_change_on_resume=True,
     )
     watchdog_seconds: float = key(
         default=600.0,
         doc="No progress for so long: the stage is named and all stacks are written to the run folder; 0 = never.",
         ge=0,
         unit="seconds",
+        may_change_on_resume=True,
     )
     watchdog_stop_seconds: float = key(
-        default=3600.0, doc="No progress for so long stops the run; 0 = never.", ge=0, unit="seconds"
+        default=3600.0,
+        doc="No progress for so long stops the run; 0 = never.",
+        ge=0,
+        unit="seconds",
+        may_change_on_resume=True,
     )
     plugins: list[str] = key(
         factory=list,
         doc="Python files or modules imported at start, e.g. with losses or advantages of your own.",
     )
-    save_groups: bool = key(default=True, doc="Write every group with its responses into the run folder.")
+    save_groups: bool = key(
+        default=True,
+        doc="Write every group with its responses into the run folder.",
+        may_change_on_resume=True,
+    )

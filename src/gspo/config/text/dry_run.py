@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from gspo.config.batch_plan import BatchPlan, never_acts, roles
 from gspo.config.loading.resolve import ResolvedConfig
-from gspo.config.objective import objective_of
+from gspo.config.resolved_loss import resolved_loss
 
 
 def dry_run_text(resolved: ResolvedConfig) -> str:
     """What `gspo train --dry-run` prints."""
     config = resolved.config
     model, algorithm = config.actor_rollout_ref.model, config.algorithm
-    objective = objective_of(config.actor_rollout_ref.actor)
+    objective = resolved_loss(config.actor_rollout_ref.actor)
     clip = (
         f"ratio clipped to [1 - {objective.clip[0]:g}, 1 + {objective.clip[1]:g}]"
         if objective.clips

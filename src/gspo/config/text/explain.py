@@ -7,7 +7,6 @@ from gspo.config.compat.unneeded import why_unneeded
 from gspo.config.loading import names, tree
 from gspo.config.loading.resolve import load
 from gspo.config.loading.tree import Leaf
-from gspo.config.pending import PENDING
 from gspo.config.text.show import scalar
 
 
@@ -61,7 +60,7 @@ def _leaf_text(leaf: Leaf) -> str:
         lines.append(f"  unit: {leaf.info.unit}")
     if bounds_text(leaf):
         lines.append(f"  allowed: {bounds_text(leaf)}")
+    if leaf.info.may_change_on_resume:
+        lines.append("  resume: may change when a run is resumed")
     lines += [f"  also: {a.name} ({a.system}): {a.doc}" for a in aliases_of(leaf.key)]
-    if leaf.key in PENDING:
-        lines.append(f"  not read yet: waits for {PENDING[leaf.key]}")
     return "\n".join(lines)

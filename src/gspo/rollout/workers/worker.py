@@ -72,10 +72,12 @@ def build_native(spec: EngineSpec) -> RolloutEngine:
     if spec.num_threads is not None:
         torch.set_num_threads(spec.num_threads)
     model = load_model(
-        spec.model, dtype=spec.dtype, device=spec.device, trust_remote_code=spec.trust_remote_code
+        spec.model,
+        dtype=spec.dtype,
+        device=spec.device,
+        trust_remote_code=spec.trust_remote_code,
+        overrides=spec.override_config,
     )
-    for key, value in spec.override_config.items():
-        setattr(model.config, key, value)
     if spec.attn_implementation is not None:
         model.set_attn_implementation(spec.attn_implementation)
     for tensor in (*model.parameters(), *model.buffers()):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gspo.kernels.device_memory import upload
 from gspo.kernels.ragged import flat, padded, ranges
+from gspo.seeding import derive_seed, permutation
 from gspo.training.batch.packing import Layout, SpansOf, pack
 from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks
 from gspo.types import Group, TrainBatch
@@ -19,8 +20,11 @@ from gspo.types import Group, TrainBatch
 Kind = Literal["plain", "packed", "shared"]
 
 
-def collate(groups: Sequence[Group]) -> TrainBatch:
-    """Groups to a right-padded batch; rows keep the order of groups and of responses within them."""
+def collate(groups: Sequence[Group], order_seed: int | None = None) -> TrainBatch:
+    """Groups to a right-padded batch; rows keep the order of groups and of responses within them.
+
+    With `order_seed` the groups of each mini-batch are drawn (see `group_order`).
+    """
     rows = [(i, group.prompt, rollout) for i, group in enumerate(groups) for rollout in group.rollouts]
     width = max(len(r.token_ids) for _, _, r in rows)
     return TrainBatch(
@@ -32,19 +36,33 @@ def collate(groups: Sequence[Group]) -> TrainBatch:
             [r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64
         ),
         rollout_log_probs=padded([r.log_probs for _, _, r in rows], width),
+        order_seed=order_seed,
     )
 
 
+def group_order(batch: TrainBatch, epoch: int) -> list[int] | None:
+    """The groups in the order in which an epoch of an update cuts them into mini-batches; None: as they are.
+
+    A function of the batch and the epoch, so every pass, every rank and a resumed run cut the same mini-batches.
+    """
+    if batch.order_seed is None:
+        return None
+    groups = list(dict.fromkeys(batch.group_ids.tolist()))
+    drawn = permutation(derive_seed(batch.order_seed, "epoch", epoch), len(groups))
+    return [groups[place] for place in drawn.tolist()]
+
+
 def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None = None) -> list[list[int]]:
-    """Row numbers of each mini-batch: `num_groups` whole groups at a time, groups taken in `order`."""
+    """Row numbers of each mini-batch: `num_groups` whole groups at a time, chosen in `order`.
+
+    Within a mini-batch groups stand as in the batch: one that holds all groups is the same in any order.
+    """
     rows: dict[int, list[int]] = {}
     for row, group in enumerate(group_ids.tolist()):
         rows.setdefault(group, []).append(row)
     names = list(rows) if order is None else list(order)
-    return [
-        [row for name in names[start : start + num_groups] for row in rows[name]]
-        for start in range(0, len(names), num_groups)
-    ]
+    chosen = [set(names[start : start + num_groups]) for start in range(0, len(names), num_groups)]
+    return [[row for name in rows if name in members for row in rows[name]] for members in chosen]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +157,7 @@ def plan_micro_batches(
     max_rows: int,
     kind: Kind = "plain",
     ranks: Ranks = ALONE,
+    epoch: int = 0,
 ) -> list[list[list[int]]]:
     """Rows of each micro-batch of each mini-batch of `num_groups` groups; `max_rows` counts without `max_tokens`.
 
@@ -146,7 +165,7 @@ def plan_micro_batches(
     one stands for a forward that counts for nothing.
     """
     plan = []
-    for rows in mini_batches(batch.group_ids, num_groups):
+    for rows in mini_batches(batch.group_ids, num_groups, group_order(batch, epoch)):
         shares = split_over_ranks(batch, rows, ranks.size, share_prompts=kind == "shared")
         cuts = [_cut(batch, share, max_tokens, max_rows, kind) for share in shares]
         own, most = cuts[ranks.rank], max(len(cut) for cut in cuts)

@@ -1,0 +1,35 @@
+"""The policy loss that a config asks for, with every `null` filled in. Pure Python: no model library is needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gspo.algo.settings import LOSSES, SEQUENCE_LEVELS
+from gspo.config.schema import ActorConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedLoss:
+    """Loss, ratio level, clip range and aggregation as they will be used."""
+
+    loss_mode: str
+    level: str
+    clip: tuple[float, float]
+    aggregation: str
+    clips: bool
+
+    @property
+    def is_sequence_level(self) -> bool:
+        return self.level in SEQUENCE_LEVELS
+
+
+def resolved_loss(actor: ActorConfig) -> ResolvedLoss:
+    """The loss of an actor section. One that the user registers is assumed to have `vanilla`'s defaults."""
+    mode = actor.policy_loss.loss_mode
+    own = LOSSES.get(mode, LOSSES["vanilla"])
+    clip = (
+        actor.clip_ratio_low or actor.clip_ratio or own.clip_low,
+        actor.clip_ratio_high or actor.clip_ratio or own.clip_high,
+    )
+    level = actor.importance_sampling_level or own.levels[0]
+    return ResolvedLoss(mode, level, clip, actor.loss_agg_mode or own.aggregation, own.clips)
