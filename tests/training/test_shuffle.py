@@ -70,9 +70,8 @@ def trained(num_epochs=1, **settings):
     advantages = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(1))
     ran, step = [], p._mini_batch
     p._mini_batch = lambda batch, micros, *rest: (ran.append(micros), step(batch, micros, *rest))[1]
-    batch = dataclasses.replace(batch, advantages=advantages)
-    metrics = p.update(batch, token_loss, step=0).metrics
-    return p, batch, ran, metrics
+    update = p.update(batch.with_advantages(advantages, advantages), token_loss, step=0)
+    return p, update.batch, ran, update.metrics
 
 
 def test_each_epoch_runs_its_own_order_and_every_row_once():
@@ -97,8 +96,8 @@ def test_the_ratio_of_the_first_mini_batch_is_one_to_the_last_bit(source):
 
     p = policy(llama(), micro_batch_tokens=64, old_log_prob_source=source)
     batch = p.score(collate(groups(), order_seed=11))
-    batch = dataclasses.replace(batch, advantages=torch.ones_like(batch.mask))
-    p.update(batch, watching, step=0)
+    ones = torch.ones_like(batch.mask)
+    p.update(batch.with_advantages(ones, ones), watching, step=0)
     off = [int(out.metrics["off"].value) for out in losses]
     first = len(p.plan(batch)[0])
     assert not any(off[:first]) and all(off[first:])
@@ -129,5 +128,6 @@ def test_the_critic_runs_the_drawn_mini_batches():
     batch = critic.score(collate(groups(), order_seed=11))
     ran, step = [], critic._mini_batch
     critic._mini_batch = lambda batch, micros, lr: (ran.append(micros), step(batch, micros, lr))[1]
-    critic.update(dataclasses.replace(batch, returns=torch.ones_like(batch.mask)), step=0)
+    ones = torch.ones_like(batch.mask)
+    critic.update(batch.with_old(batch.rollout_log_probs).with_advantages(ones, ones), step=0)
     assert ran == critic.plan(batch, 0) + critic.plan(batch, 1) and ran[:3] != ran[3:]
