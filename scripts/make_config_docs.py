@@ -1,4 +1,4 @@
-"""Write docs/configuration.md from the schema, the aliases and the tables of the config package.
+"""Write docs/configuration.md from the schema and the tables of the config package.
 
 `python scripts/make_config_docs.py` writes it; `--check` exits 1 when the file is not current.
 """
@@ -14,7 +14,7 @@ from gspo.config.compat.aliases import aliases, aliases_of
 from gspo.config.compat.unneeded import UNNEEDED
 from gspo.config.loading import tree
 from gspo.config.loading.tree import Leaf
-from gspo.config.text.explain import bounds_text
+from gspo.config.text.explain import allowed_text
 from gspo.config.text.show import scalar
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -22,23 +22,29 @@ INTRO = """# Configuration
 
 <!-- Written by scripts/make_config_docs.py from the schema. Do not edit. -->
 
-A run is described by one tree of keys, with verl's names. A value comes from, later ones winning:
+A run is configured by one tree of keys, which have the names that verl uses. A value can come from several places.
+Later ones in this list replace earlier ones:
 
 1. the default in the tables below;
-2. the recipe `embedded`, while `actor_rollout_ref.model.path` is `embedded` (the column *first run*);
+2. the recipe `embedded`, as long as `actor_rollout_ref.model.path` is `embedded` (column *embedded*);
 3. a YAML file: `gspo train run.yaml`;
 4. Python: `TrainerConfig(algorithm=AlgoConfig(...))`;
 5. flags: `--group_size 4`, `--learning_rate=1e-6`, `--use_wandb`;
 6. overrides: `data.train_batch_size=64`, `+reward_model.reward_kwargs.max_resp_len=512`.
 
-`gspo config show` prints the result with the origin of each value, `gspo config show --diff` what differs from the
-defaults, `gspo config explain KEY` one key, `gspo train --dry-run` the plan. Values may point at others with
-`${data.train_batch_size}`. An ending that only one key has is enough: `clip_ratio_low=3e-4`; where the critic or the
-reference has the same key, the policy's is meant.
+| command | prints |
+|---|---|
+| `gspo config show` | every key with its value and where the value comes from |
+| `gspo config show --diff` | only the keys that differ from the defaults |
+| `gspo config explain KEY` | the documentation of one key or section |
+| `gspo train --dry-run` | the plan of the run, without starting it |
 
-Everything wrong with a configuration is reported at once, with the key, the value, where it came from and a remedy,
-and the program ends with code 2 before any model is loaded. Keys that were set and can have no effect give a warning.
-Batch sizes that nobody set give way to those that somebody did, and say so.
+The last part of a key is enough where it is unambiguous: `clip_ratio_low=3e-4`. If the critic or the reference has the
+same key, the short form means the policy's. A value may refer to another key: `${data.train_batch_size}`.
+
+All errors in a configuration are reported at once, each with the key, the value, its origin and a remedy. The program
+then ends with exit code 2, before any model is loaded. A key that was set but has no effect gives a warning. Batch sizes
+that you do not set adapt to those that you do; their origin says so.
 """
 
 
@@ -46,16 +52,18 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _row(leaf: Leaf, first_run: str) -> str:
-    allowed = bounds_text(leaf)
-    unit = f" ({leaf.info.unit})" if leaf.info.unit else ""
-    other = ", ".join(f"`{a.name}`" for a in aliases_of(leaf.key) if a.name != leaf.key)
-    meaning = f"{leaf.info.doc}{unit}{f' Allowed: {allowed}.' if allowed else ''}"
+def _row(leaf: Leaf, embedded: str) -> str:
+    info, allowed = leaf.info, allowed_text(leaf)
+    other = ", ".join(f"`{a.name}`" for a in aliases_of(leaf.key))
+    meaning = info.doc
+    meaning += f" Unit: {info.unit}." if info.unit else ""
+    meaning += f" Allowed: {allowed}." if allowed else ""
+    meaning += f" Example: `{info.example}`." if info.example else ""
     cells = (
         f"`{leaf.key.rpartition('.')[2]}`",
         leaf.type_name,
         f"`{scalar(leaf.default)}`",
-        first_run,
+        embedded,
         meaning,
         other,
     )
@@ -63,17 +71,17 @@ def _row(leaf: Leaf, first_run: str) -> str:
 
 
 def _keys() -> list[str]:
-    embedded = load()
+    resolved = load()
     by_section: dict[str, list[str]] = {}
     for key, leaf in tree.leaves().items():
-        from_recipe = embedded.origin(key).startswith("recipe")
-        first_run = f"`{scalar(embedded.get(key))}`" if from_recipe else ""
-        by_section.setdefault(key.rpartition(".")[0], []).append(_row(leaf, first_run))
+        from_recipe = resolved.origin(key).startswith("recipe")
+        embedded = f"`{scalar(resolved.get(key))}`" if from_recipe else ""
+        by_section.setdefault(key.rpartition(".")[0], []).append(_row(leaf, embedded))
     lines: list[str] = ["", "## Keys"]
     for section, rows in by_section.items():
         lines += ["", f"### {section}", "", tree.sections()[section].__doc__ or "", ""]
         lines += [
-            "| key | type | default | first run | meaning | other names |",
+            "| key | type | default | embedded | meaning | other names |",
             "|---|---|---|---|---|---|",
             *rows,
         ]
@@ -81,7 +89,7 @@ def _keys() -> list[str]:
 
 
 def _losses() -> list[str]:
-    lines = ["", "## What a loss uses where a key is null", ""]
+    lines = ["", "## Defaults of the losses", "", "A loss uses these values where the key is null.", ""]
     lines += ["| loss_mode | ratio level | clip_ratio_low / _high | loss_agg_mode |", "|---|---|---|---|"]
     for name, own in LOSSES.items():
         clip = f"{own.clip_low:g} / {own.clip_high:g}" if own.clips else "no clip"
@@ -90,18 +98,21 @@ def _losses() -> list[str]:
 
 
 def _other_systems() -> list[str]:
-    lines = ["", "## Names of other systems", "", "Accepted in files, as flags and as overrides.", ""]
-    lines += ["| name | from | key | meaning |", "|---|---|---|---|"]
+    lines = [
+        "",
+        "## Names of other systems",
+        "",
+        "These are accepted in files, as flags and as overrides.",
+        "",
+    ]
+    lines += ["| name | system | key | difference |", "|---|---|---|---|"]
     for alias in aliases().values():
-        lines.append(
-            _cell(f"`{alias.name}` § {alias.system} § `{alias.target}` § {alias.doc}").replace(" § ", " | ")
-        )
-    lines = [f"| {line} |" if line.startswith("`") else line for line in lines]
+        lines.append(f"| `{alias.name}` | {alias.system} | `{alias.target}` | {_cell(alias.doc)} |")
     lines += [
         "",
-        "## Accepted without effect",
+        "## Keys without effect",
         "",
-        "Keys of other systems that ask for nothing here; each gives a warning.",
+        "These keys of other systems are accepted with a warning.",
         "",
     ]
     lines += ["| key | why |", "|---|---|", *(f"| `{key}` | {_cell(why)} |" for key, why in UNNEEDED.items())]

@@ -38,7 +38,7 @@ BROKEN: list[tuple[str, str, str]] = [
     ("data.train_files=nowhere.jsonl", "data.train_files", "a built-in task or a hub name"),
     ("custom_reward_function.path=nowhere.py", "custom_reward_function.path", "Python file"),
     ("trainer.resume_mode=disabled", "trainer.resume_mode", "did you mean disable"),
-    ("trainer.device=gpu", "trainer.device", "cuda"),
+    ("trainer.device=gpu", "trainer.device", "did you mean cuda?"),
     ("trainer.logger=[console,wandbb]", "trainer.logger", "wandb"),
     ("reward_model.enable=true", "reward_model.enable", "custom_reward_function.path"),
     (
@@ -46,23 +46,23 @@ BROKEN: list[tuple[str, str, str]] = [
         f"{A}.importance_sampling_level",
         "loss_mode=vanilla",
     ),
-    ("data=5", "data", "set data."),
+    ("data=5", "data", "data.KEY"),
     ("n=4", "could mean several keys", f"{R}.n or {R}.val_kwargs.n"),
-    ("data.gen_batch_size=${data.nothing}", "data.gen_batch_size", "point ${…} at a key that is set"),
+    ("data.gen_batch_size=${data.nothing}", "data.gen_batch_size", "let ${…} refer to a key that is set"),
     ("--update_frequency 5 --batch_size 8", "update_frequency", "multiple of 5"),
     ("--learning_rate", "--learning_rate", "write --learning_rate VALUE"),
     ("nowhere.yaml", "nowhere.yaml", "check the path"),
     ("~data.seed", "~data.seed", "remove it"),
 ]
 BROKEN_FILES = [
-    ("data: {train_batch_size: 64\n", "not readable as YAML", "line"),
+    ("data: {train_batch_size: 64\n", "cannot be read as YAML", "line"),
     (
         "data:\n  train_batch_size: 8\n  train_batch_size: 16\n",
         "duplicate key train_batch_size",
         "fix the line",
     ),
     ("- a\n- b\n", "expected a mapping", "section"),
-    ("data: !!python/object/apply:os.system ['true']\n", "not readable as YAML", "no Python objects"),
+    ("data: !!python/object/apply:os.system ['true']\n", "cannot be read as YAML", "no Python objects"),
     ("trainer:\n  seed: 1\n  totel_epochs: 3\n", "run.yaml:3", "trainer.total_epochs"),
     ("algorithm:\n  gamma: [1]\n", "run.yaml:2", "algorithm.gamma"),
 ]

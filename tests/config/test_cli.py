@@ -61,7 +61,14 @@ def test_show_diff_and_config_option(tmp_path):
             ["float or null", "default: null", "left_clip_range", "> 0"],
         ),
         ("clip_ratio_low", ["actor_rollout_ref.actor.clip_ratio_low"]),
-        ("group_size", ["standalone, AReaL's name", "actor_rollout_ref.rollout.n", "num_generations (TRL)"]),
+        (
+            "group_size",
+            [
+                "another name for actor_rollout_ref.rollout.n, from standalone, AReaL",
+                "actor_rollout_ref.rollout.n",
+                "num_generations (TRL)",
+            ],
+        ),
         ("update_frequency", ["every k optimiser steps", "ppo_mini_batch_size"]),
         ("algorithm.filter_groups", ["Dynamic sampling", "algorithm.filter_groups.metric"]),
         ("algorithm.filter_groups.strategy", ["stream, rounds"]),
@@ -88,13 +95,14 @@ def test_dry_run_prints_the_plan():
     words = "actor_rollout_ref.model.path=org/model data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=16"
     text = run("train", "--dry-run", *words.split(), "--group_size", "4", "--max_steps=9").stdout
     for part in (
-        "rollouts a step          256 (64 groups of 4)",
-        "optimiser steps a step   4 (4 mini-batches x 1 epochs)",
-        "training steps           9",
-        "trained tokens a step    up to 131,072",
+        "rollouts per step          256 (64 groups of 4)",
+        "generation batch           64 prompts, at most 1 batch per step",
+        "optimiser steps per step   4 (4 mini-batches x 1 epoch)",
+        "training steps             9",
+        "trained tokens per step    up to 131,072",
         "[1 - 0.0003, 1 + 0.0004]",
-        "never acts",
-        "the critic: not asked for",
+        "no effect",
+        "critic: this config does not use one",
     ):
         assert part in text, text
 

@@ -39,7 +39,7 @@ def test_every_key_and_alias_is_on_the_page(docs):
 def test_every_key_documents_itself_and_its_default_is_allowed(key):
     leaf = tree.leaves()[key]
     assert leaf.info.doc.endswith(".") and leaf.info.doc[0] != " "
-    assert leaf.info.complaint(leaf.default) is None
+    assert leaf.info.violation(leaf.default) is None
 
 
 def test_no_name_has_two_meanings():

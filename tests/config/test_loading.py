@@ -18,7 +18,6 @@ from gspo.config import (
     RolloutConfig,
     TrainerConfig,
     load,
-    resolve,
 )
 from gspo.config.loading import tree
 from gspo.config.loading.sources import parse_value
@@ -91,7 +90,7 @@ def test_interpolation_on_the_command_line_and_a_dangling_one():
         )
         == 40
     )
-    with pytest.raises(ConfigErrors, match=r"data\.gen_batch_size.*\n.*point"):
+    with pytest.raises(ConfigErrors, match=r"data\.gen_batch_size.*\n.*refer to a key"):
         load(overrides=["data.gen_batch_size=${data.no_such_key}"])
 
 
@@ -138,7 +137,7 @@ def test_seed_examples_are_built_in_python():
         ),
         trainer=PPOTrainerConfig(critic_warmup=0),
     )
-    resolved = resolve(grpo)
+    resolved = load(base=grpo)
     assert resolved.get(N) == 5 and resolved.origin(N) == "Python"
     assert resolved.get("data.gen_batch_size") == 1536
     assert resolved.origin(LR) == "recipe embedded"
@@ -152,14 +151,14 @@ def test_seed_examples_are_built_in_python():
         actor_rollout_ref=ActorRolloutRefConfig(rollout=RolloutConfig(n=4)),
         trainer=PPOTrainerConfig(critic_warmup=20),
     )
-    assert resolve(ppo).config.trainer.critic_warmup == 20
+    assert load(base=ppo).config.trainer.critic_warmup == 20
 
 
 def test_python_assignment_counts_as_given():
     config = TrainerConfig()
     config.algorithm.filter_groups = FilterGroupsConfig(enable=True, metric="acc", max_num_gen_batches=10)
     config.data.train_batch_size = 1024
-    resolved = resolve(config)
+    resolved = load(base=config)
     assert (
         resolved.get("data.train_batch_size") == 1024 and resolved.origins["data.train_batch_size"].explicit
     )
@@ -170,7 +169,7 @@ def test_a_given_value_equal_to_the_default_beats_the_recipe():
     default = tree.leaves()["data.max_response_length"].default
     assert load().get("data.max_response_length") != default
     assert (
-        resolve(TrainerConfig(data=DataConfig(max_response_length=default))).get("data.max_response_length")
+        load(base=TrainerConfig(data=DataConfig(max_response_length=default))).get("data.max_response_length")
         == default
     )
 
@@ -186,7 +185,7 @@ def test_resolving_twice_changes_nothing():
     once = load(
         overrides=["data.train_batch_size=6", "actor_rollout_ref.rollout.n=4"], flags=["--num_epochs", "2"]
     )
-    twice = resolve(once.config)
+    twice = load(base=once.config)
     assert twice.to_dict() == once.to_dict()
     assert {k: o.explicit for k, o in twice.origins.items()} == {
         k: o.explicit for k, o in once.origins.items()
@@ -196,7 +195,7 @@ def test_resolving_twice_changes_nothing():
 def test_a_config_survives_copy_and_pickle():
     config = load(overrides=["data.train_batch_size=64"]).config
     assert copy.deepcopy(config) == config
-    assert resolve(pickle.loads(pickle.dumps(config))).to_dict() == resolve(config).to_dict()
+    assert load(base=pickle.loads(pickle.dumps(config))).to_dict() == load(base=config).to_dict()
 
 
 @pytest.mark.parametrize("with_origins", [True, False])
@@ -403,14 +402,14 @@ def test_a_mapping_resolves_like_a_file():
 
     plain = {"data": {"train_batch_size": 64}, "trainer": {"seed": 3}, "group_size": 4}
     for mapping in (plain, OmegaConf.create(plain)):
-        resolved = resolve(mapping)  # pyright: ignore
+        resolved = load(base=mapping)  # pyright: ignore
         assert (resolved.get("data.train_batch_size"), resolved.get("trainer.seed"), resolved.get(N)) == (
             64,
             3,
             4,
         )
     mixed = TrainerConfig(data={"train_batch_size": 64})  # pyright: ignore
-    assert resolve(mixed).get("data.train_batch_size") == 64
+    assert load(base=mixed).get("data.train_batch_size") == 64
 
 
 def test_two_names_for_one_key_in_one_place_must_agree(tmp_path):

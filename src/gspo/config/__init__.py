@@ -1,7 +1,7 @@
-"""The configuration: typed schema, loading with origins, aliases of other systems' names, cross-field rules."""
+"""The configuration: a typed schema, loading with origins, names of other systems, rules between keys."""
 
 from gspo.config.batch_plan import BatchPlan
-from gspo.config.loading.resolve import ResolvedConfig, load, resolve
+from gspo.config.loading.resolve import ResolvedConfig, load
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.resolved_loss import ResolvedLoss, resolved_loss
 from gspo.config.schema import (
@@ -58,6 +58,5 @@ __all__ = [
     "TrainerConfig",
     "ValKwargs",
     "load",
-    "resolve",
     "resolved_loss",
 ]

@@ -1,4 +1,4 @@
-"""The batch plan: what one training step will do, counted from the config alone."""
+"""The batch plan: the sizes of one training step, computed from the config alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from gspo.config.schema import TrainerConfig
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Sizes of a step with every null filled in. Token counts are upper bounds."""
+    """Sizes of a step, with every null filled in. Token counts are upper bounds."""
 
-    prompts: int  # groups trained on in a step
+    prompts: int  # groups per step
     group_size: int
-    generation_batch: int  # prompts generated at once
+    generation_batch: int  # prompts per generation batch
     mini_batch_prompts: int
     num_mini_batches: int
     num_epochs: int
     max_prompt_tokens: int
     max_response_tokens: int
-    max_generation_batches: int | None  # a step may use; None = unlimited
-    total_steps: int | None  # None: known only with the data
+    max_generation_batches: int | None  # per step; None: no limit
+    total_steps: int | None  # None: depends on the data
 
     @staticmethod
     def of(config: TrainerConfig) -> BatchPlan:
@@ -45,7 +45,7 @@ class BatchPlan:
 
     @property
     def rollouts(self) -> int:
-        """Responses trained on in a step."""
+        """Responses per step."""
         return self.prompts * self.group_size
 
     @property
@@ -54,22 +54,22 @@ class BatchPlan:
 
     @property
     def optimiser_steps(self) -> int:
-        """Updates of the weights in a training step."""
+        """Weight updates per training step."""
         return self.num_mini_batches * self.num_epochs
 
     @property
     def max_tokens(self) -> int:
-        """Prompt and response tokens of a step's responses, at most."""
+        """Upper bound of the prompt and response tokens per step."""
         return self.rollouts * (self.max_prompt_tokens + self.max_response_tokens)
 
     @property
     def max_trained_tokens(self) -> int:
-        """Response tokens of a step, at most."""
+        """Upper bound of the response tokens per step."""
         return self.rollouts * self.max_response_tokens
 
     @property
     def max_generated_tokens(self) -> int | None:
-        """Response tokens generated for a step, at most; None when dynamic sampling has no limit."""
+        """Upper bound of the tokens generated per step; None when dynamic sampling has no limit."""
         if self.max_generation_batches is None:
             return None
         return (
@@ -78,21 +78,30 @@ class BatchPlan:
 
     def lines(self) -> list[tuple[str, str]]:
         """The plan as (what, how much) pairs."""
-        total = "by the data" if self.total_steps is None else f"{self.total_steps:,}"
-        batches = "unlimited" if self.max_generation_batches is None else str(self.max_generation_batches)
-        generated = self.max_generated_tokens
-        updates = f"{self.optimiser_steps} ({self.num_mini_batches} mini-batches x {self.num_epochs} epochs)"
+        total = "depends on the data" if self.total_steps is None else f"{self.total_steps:,}"
+        most, generated = self.max_generation_batches, self.max_generated_tokens
+        batches = "any number of batches" if most is None else f"at most {_count(most, 'batch')}"
+        groups = f"{_count(self.prompts, 'group')} of {self.group_size}"
+        updates = f"{_count(self.num_mini_batches, 'mini-batch')} x {_count(self.num_epochs, 'epoch')}"
+        mini = f"{_count(self.mini_batch_prompts, 'prompt')}, {_count(self.mini_batch_rollouts, 'rollout')}"
+        lengths = f"{self.max_prompt_tokens:,} (prompt) + {self.max_response_tokens:,} (response)"
         return [
             ("training steps", total),
-            ("prompts a step", f"{self.prompts:,}"),
-            ("rollouts a step", f"{self.rollouts:,} ({self.prompts:,} groups of {self.group_size})"),
-            ("generation batch", f"{self.generation_batch:,} prompts, at most {batches} a step"),
-            ("mini-batch", f"{self.mini_batch_prompts:,} prompts, {self.mini_batch_rollouts:,} rollouts"),
-            ("optimiser steps a step", updates),
-            ("tokens a rollout", f"up to {self.max_prompt_tokens:,} + {self.max_response_tokens:,}"),
-            ("trained tokens a step", f"up to {self.max_trained_tokens:,}"),
-            ("generated tokens a step", "no bound" if generated is None else f"up to {generated:,}"),
+            ("prompts per step", f"{self.prompts:,}"),
+            ("rollouts per step", f"{self.rollouts:,} ({groups})"),
+            ("generation batch", f"{_count(self.generation_batch, 'prompt')}, {batches} per step"),
+            ("mini-batch", mini),
+            ("optimiser steps per step", f"{self.optimiser_steps} ({updates})"),
+            ("tokens per rollout", f"up to {lengths}"),
+            ("trained tokens per step", f"up to {self.max_trained_tokens:,}"),
+            ("generated tokens per step", "no limit" if generated is None else f"up to {generated:,}"),
         ]
+
+
+def _count(number: int, noun: str) -> str:
+    """`1 prompt`, `32 prompts`, `2 batches`."""
+    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def _total_steps(config: TrainerConfig) -> int | None:
@@ -103,7 +112,7 @@ def _total_steps(config: TrainerConfig) -> int | None:
 
 
 def roles(config: TrainerConfig) -> dict[str, bool]:
-    """Which models beside the policy the config asks for."""
+    """Which models the config needs besides the policy."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     needs_critic = algorithm.adv_estimator == "gae"
     return {
@@ -112,20 +121,20 @@ def roles(config: TrainerConfig) -> dict[str, bool]:
     }
 
 
-def never_acts(config: TrainerConfig, ineffective: Sequence[str] = ()) -> list[str]:
-    """What cannot have an effect in this run, in sentences."""
+def without_effect(config: TrainerConfig, ineffective: Sequence[str] = ()) -> list[str]:
+    """Settings and parts that have no effect in this run, as sentences. `ineffective` are those of single keys."""
     plan, actor = BatchPlan.of(config), config.actor_rollout_ref.actor
     objective = resolved_loss(actor)
     found = list(ineffective)
     if plan.optimiser_steps == 1 and actor.old_log_prob_source != "rollout":
-        found.append("clipping: with one optimiser step a rollout batch the ratio is always 1")
+        found.append("clipping: with one optimiser step per rollout batch the ratio is always 1")
     elif objective.clips and actor.old_log_prob_source != "rollout":
         found.append("clipping in the first mini-batch of a step: its ratio is 1 by construction")
     if not config.algorithm.filter_groups.enable and plan.group_size > 1:
         found.append(
-            "groups of equal rewards: they are trained on and have no gradient (filter_groups.enable is off)"
+            "groups with equal rewards: they are trained on but give no gradient (filter_groups.enable is off)"
         )
     for role, wanted in roles(config).items():
         if not wanted:
-            found.append(f"the {role}: not asked for, not loaded")
+            found.append(f"{role}: this config does not use one")
     return found

@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration, and how it is said: key, value, origin, message, remedy."""
+"""Problems of a configuration and their text: key, value, origin, message, remedy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One complaint. `origin` says where the value came from: a file and line, a flag, a recipe or the default."""
+    """One error or warning. `origin` is where the value came from: a file and line, a flag, a recipe, the default."""
 
     level: Literal["error", "warning"]
     key: str
@@ -19,20 +19,15 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        shown = (
-            ""
-            if self.value is None
-            else f" = {self.value!r}"
-            if isinstance(self.value, str)
-            else f" = {self.value}"
-        )
+        text = repr(self.value) if isinstance(self.value, str) else str(self.value)
+        shown = "" if self.value is None else f" = {text}"
         source = f" ({self.origin})" if self.origin else ""
         remedy = f"\n    remedy: {self.remedy}" if self.remedy else ""
         return f"{self.level}: {self.key}{shown}{source}: {self.message}{remedy}"
 
 
 class ConfigErrors(ValueError):
-    """Every error of a configuration at once. `problems` holds them; warnings come along."""
+    """All errors of a configuration at once. `problems` also has the warnings."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)

@@ -1,4 +1,4 @@
-"""The policy loss that a config asks for, with every `null` filled in. Pure Python: no model library is needed."""
+"""The policy loss of a config, with every `null` filled in. Pure Python: no model library is needed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class ResolvedLoss:
 
 
 def resolved_loss(actor: ActorConfig) -> ResolvedLoss:
-    """The loss of an actor section. One that the user registers is assumed to have `vanilla`'s defaults."""
+    """The loss of an actor section. A loss that the user registered is assumed to have the defaults of `vanilla`."""
     mode = actor.policy_loss.loss_mode
-    own = LOSSES.get(mode, LOSSES["vanilla"])
+    defaults = LOSSES.get(mode, LOSSES["vanilla"])
     clip = (
-        actor.clip_ratio_low or actor.clip_ratio or own.clip_low,
-        actor.clip_ratio_high or actor.clip_ratio or own.clip_high,
+        actor.clip_ratio_low or actor.clip_ratio or defaults.clip_low,
+        actor.clip_ratio_high or actor.clip_ratio or defaults.clip_high,
     )
-    level = actor.importance_sampling_level or own.levels[0]
-    return ResolvedLoss(mode, level, clip, actor.loss_agg_mode or own.aggregation, own.clips)
+    level = actor.importance_sampling_level or defaults.levels[0]
+    return ResolvedLoss(mode, level, clip, actor.loss_agg_mode or defaults.aggregation, defaults.clips)

@@ -18,7 +18,7 @@ from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.checkpoint.resume import Resume, find_resume
 from gspo.checkpoint.saver import CheckpointSaver
-from gspo.config import ResolvedConfig, TrainerConfig, resolve
+from gspo.config import ResolvedConfig, TrainerConfig, load
 from gspo.distributed.backend import Backend
 from gspo.distributed.rank_group import RankFailed
 from gspo.evaluation.evaluator import Evaluation
@@ -65,7 +65,7 @@ class Trainer:
         console: Console | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self.resolved = cfg if isinstance(cfg, ResolvedConfig) else resolve(cfg)
+        self.resolved = cfg if isinstance(cfg, ResolvedConfig) else load(base=cfg)
         self.config = self.resolved.config
         self.console = console or Console(every=self.config.trainer.console_table_freq)
         for warning in self.resolved.warnings:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.checks.doctor.formula import formula_lines
 from gspo.config import BatchPlan, ResolvedConfig, resolved_loss
-from gspo.config.batch_plan import never_acts
+from gspo.config.batch_plan import without_effect
 
 GIB = 1 << 30
 LOW_CLIP = 0.005
@@ -74,7 +74,7 @@ def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     ineffective = [
         f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
     ]
-    silent = never_acts(config, ineffective)
+    silent = without_effect(config, ineffective)
     diagnosis.add("never acts", silent, silent)
     warnings = [
         str(w).replace("\n    ", "; ")

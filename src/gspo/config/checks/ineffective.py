@@ -1,4 +1,4 @@
-"""Keys that can have no effect together with others. A key that was set, to another value than the default, is named."""
+"""Keys that have no effect in combination with others. A warning names each one that was set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gspo.config.batch_plan import BatchPlan, roles
 from gspo.config.loading import tree
-from gspo.config.loading.settings_table import Settings
+from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
 from gspo.config.resolved_loss import resolved_loss
 from gspo.config.schema import TrainerConfig
@@ -20,7 +20,7 @@ FILTER = "algorithm.filter_groups"
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """`keys` (a trailing dot means all below) do nothing when `when` holds, because of `reason`."""
+    """`keys` (a trailing dot means every key below) have no effect when `when` holds, because of `reason`."""
 
     keys: tuple[str, ...]
     when: Callable[[TrainerConfig], bool]
@@ -32,14 +32,14 @@ def _actor_loss(config: TrainerConfig) -> str:
     return config.actor_rollout_ref.actor.policy_loss.loss_mode
 
 
-def _in_the_trainer(config: TrainerConfig) -> bool:
+def _engine_is_in_trainer(config: TrainerConfig) -> bool:
     rollout = config.actor_rollout_ref.rollout
     apart = rollout.mode == "async" or rollout.num_workers > 1 or config.trainer.backend == "ray"
     return rollout.name == "native" and not apart
 
 
 def _largest_num_mini_batches(config: TrainerConfig) -> int:
-    """Of the policy, and of the critic where there is one."""
+    """Mini-batches per step of the policy or the critic, whichever has more."""
     sizes = [config.actor_rollout_ref.actor.ppo_mini_batch_size]
     if roles(config)["critic"]:
         sizes.append(config.critic.ppo_mini_batch_size or sizes[0])
@@ -70,19 +70,19 @@ RULES = (
     NoEffect(
         (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight"),
         lambda c: c.algorithm.filter_groups.enable and c.algorithm.filter_groups.strategy == "rounds",
-        "rounds carries nothing over",
+        "strategy=rounds carries no groups over",
         f"set {FILTER}.strategy=stream, or remove it",
     ),
     NoEffect(
         (f"{FILTER}.max_staleness", f"{FILTER}.max_in_flight"),
         lambda c: c.actor_rollout_ref.rollout.mode == "async",
-        f"in async {ROLLOUT}.max_head_offpolicyness and max_concurrent_rollouts say it",
-        "set those",
+        f"with mode=async {ROLLOUT}.max_head_offpolicyness and max_concurrent_rollouts decide this",
+        "set those instead",
     ),
     NoEffect(
         (f"{FILTER}.predict_weight", f"{FILTER}.predict_min_prob", f"{FILTER}.predict_discount"),
         lambda c: c.algorithm.filter_groups.predict == "off",
-        "prompts are not predicted",
+        "no prompts are skipped",
         f"set {FILTER}.predict=skip, or remove it",
     ),
     NoEffect(
@@ -112,7 +112,7 @@ RULES = (
     NoEffect(
         ("actor_rollout_ref.ref.",),
         lambda c: not roles(c)["reference"],
-        "no KL term is on, so there is no reference",
+        "no KL term is on, so no reference model is used",
         f"set {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or remove it",
     ),
     NoEffect(
@@ -134,7 +134,7 @@ RULES = (
     NoEffect(
         ("algorithm.lam",),
         lambda c: c.algorithm.adv_estimator != "gae",
-        "only gae uses it",
+        "only the estimator gae uses it",
         "set algorithm.adv_estimator=gae, or remove it",
     ),
     NoEffect(
@@ -170,7 +170,7 @@ RULES = (
     NoEffect(
         tuple(f"{ACTOR}.{k}" for k in ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_target")),
         lambda c: not resolved_loss(c.actor_rollout_ref.actor).clips,
-        "this loss has no clip; the range only says what clip fractions count",
+        "this loss does not clip; the range is only used to count clip fractions",
         "remove it",
     ),
     NoEffect(
@@ -184,7 +184,7 @@ RULES = (
     NoEffect(
         (f"{ACTOR}.clip_target",),
         lambda c: BatchPlan.of(c).optimiser_steps == 1,
-        "with one optimiser step a rollout batch nothing clips",
+        "with one optimiser step per rollout batch nothing clips",
         f"make {ACTOR}.ppo_mini_batch_size smaller than data.train_batch_size",
     ),
     NoEffect(
@@ -196,7 +196,7 @@ RULES = (
     NoEffect(
         (f"{ACTOR}.clip_target_bounds",),
         lambda c: c.actor_rollout_ref.actor.clip_target is None,
-        "the clip range is not moved",
+        "clip_target is not set, so the clip range does not change",
         f"set {ACTOR}.clip_target, or remove it",
     ),
     NoEffect(
@@ -226,13 +226,13 @@ RULES = (
     NoEffect(
         (f"{ACTOR}.ppo_micro_batch_size_per_gpu",),
         lambda c: c.actor_rollout_ref.actor.use_dynamic_bsz,
-        "forwards are filled by tokens (use_dynamic_bsz)",
+        "forward passes are filled by tokens (use_dynamic_bsz)",
         f"set {ACTOR}.use_dynamic_bsz=false, or remove it",
     ),
     NoEffect(
         (f"{ACTOR}.ppo_max_token_len_per_gpu",),
         lambda c: not c.actor_rollout_ref.actor.use_dynamic_bsz,
-        "forwards have a fixed number of responses",
+        "forward passes have a fixed number of responses",
         f"set {ACTOR}.use_dynamic_bsz=true, or remove it",
     ),
     NoEffect(
@@ -247,13 +247,13 @@ RULES = (
     NoEffect(
         (f"{ACTOR}.fsdp_config.optimizer_offload", "critic.fsdp_config.optimizer_offload"),
         lambda c: c.trainer.device == "cpu",
-        "on a CPU the optimiser's state is in host memory as it is",
+        "on a CPU the optimiser's state is in host memory anyway",
         "remove it",
     ),
     NoEffect(
         tuple(f"{MODEL}.{k}" for k in ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules")),
         lambda c: c.actor_rollout_ref.model.lora_rank == 0,
-        "there are no adapters",
+        "LoRA is off",
         f"set {MODEL}.lora_rank, or remove it",
     ),
     NoEffect(
@@ -270,26 +270,26 @@ RULES = (
     ),
     NoEffect(
         (f"{ROLLOUT}.dtype",),
-        _in_the_trainer,
-        "the engine runs the trainer's own modules",
+        _engine_is_in_trainer,
+        "the engine runs inside the trainer, in the precision of training",
         f"set {MODEL}.dtype, or remove it",
     ),
     NoEffect(
         (f"{ROLLOUT}.max_head_offpolicyness", f"{ROLLOUT}.max_concurrent_rollouts"),
         lambda c: c.actor_rollout_ref.rollout.mode == "sync",
-        "the mode is sync",
+        "rollouts are not asynchronous",
         f"set {ROLLOUT}.mode=async, or remove it",
     ),
     NoEffect(
         (f"{ROLLOUT}.val_kwargs.temperature", f"{ROLLOUT}.val_kwargs.top_k", f"{ROLLOUT}.val_kwargs.top_p"),
         lambda c: not c.actor_rollout_ref.rollout.val_kwargs.do_sample,
-        "held-out responses are greedy",
+        "responses to held-out prompts are greedy",
         f"set {ROLLOUT}.val_kwargs.do_sample=true, or remove it",
     ),
     NoEffect(
         (f"{ROLLOUT}.val_kwargs.n",),
         lambda c: not c.actor_rollout_ref.rollout.val_kwargs.do_sample,
-        "greedy responses to a prompt are all the same",
+        "all greedy responses to a prompt are the same",
         f"set {ROLLOUT}.val_kwargs.do_sample=true, or remove it",
     ),
     NoEffect(
@@ -301,8 +301,8 @@ RULES = (
     NoEffect(
         ("custom_reward_function.name", "custom_reward_function.reward_kwargs"),
         lambda c: c.custom_reward_function.path is None,
-        "no file is named, so the data's built-in reward is used",
-        "set custom_reward_function.path",
+        "custom_reward_function.path is not set",
+        "set custom_reward_function.path, or remove it",
     ),
     NoEffect(
         ("data.seed",),
@@ -313,7 +313,7 @@ RULES = (
     NoEffect(
         ("data.truncation",),
         lambda c: c.data.filter_overlong_prompts and c.data.truncation != "error",
-        "prompts that are too long are left out",
+        "prompts that are too long are left out, not truncated",
         "set data.filter_overlong_prompts=false, or remove it",
     ),
     NoEffect(
@@ -326,15 +326,15 @@ RULES = (
 
 
 def find(config: TrainerConfig, settings: Settings) -> Iterator[Problem]:
-    """A warning for every key that was set, to another value than the default, and can do nothing."""
+    """A warning for every key that was set to something other than its default and has no effect."""
     seen: set[str] = set()
-    for dead in RULES:
-        if not dead.when(config):
+    for rule in RULES:
+        if not rule.when(config):
             continue
         for key, leaf in tree.leaves().items():
             setting = settings[key]
-            hit = any(key == name or (name.endswith(".") and key.startswith(name)) for name in dead.keys)
+            hit = any(key == name or (name.endswith(".") and key.startswith(name)) for name in rule.keys)
             if hit and key not in seen and setting.origin.explicit and setting.value != leaf.default:
                 seen.add(key)
-                message = f"has no effect: {dead.reason}"
-                yield Problem("warning", key, setting.value, setting.origin.text, message, dead.remedy)
+                message = f"has no effect: {rule.reason}"
+                yield Problem("warning", key, setting.value, setting.origin.text, message, rule.remedy)

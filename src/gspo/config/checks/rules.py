@@ -1,4 +1,4 @@
-"""Cross-field rules: sizes that must divide or nest, choices that contradict, settings that surprise."""
+"""Rules between keys: sizes that must divide or nest, choices that contradict, settings that surprise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gspo.algo.settings import length_weighting_note
 from gspo.config.batch_plan import BatchPlan, roles
 from gspo.config.checks import ineffective
 from gspo.config.loading.names import nearest_choice
-from gspo.config.loading.settings_table import Settings
+from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
 from gspo.config.resolved_loss import resolved_loss
 from gspo.config.schema import TrainerConfig
@@ -28,7 +28,7 @@ Rule = Callable[[TrainerConfig, Report], Iterator[Problem]]
 
 
 def check(config: TrainerConfig, settings: Settings) -> list[Problem]:
-    """Every rule that the config breaks, errors first."""
+    """A problem for every rule that the config breaks, errors first."""
 
     def report(key: str, message: str, remedy: str, level: Any = "error") -> Problem:
         setting = settings[key]
@@ -44,38 +44,40 @@ def batch_sizes(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     train, actor = c.data.train_batch_size, c.actor_rollout_ref.actor
     mini, n = actor.ppo_mini_batch_size, c.actor_rollout_ref.rollout.n
     if train % mini:
-        fits = max((d for d in range(1, min(train, mini) + 1) if train % d == 0), default=1)
-        message = f"must divide data.train_batch_size = {train}, so that every mini-batch is whole"
-        yield report(f"{ACTOR}.ppo_mini_batch_size", message, f"e.g. {ACTOR}.ppo_mini_batch_size={fits}")
+        message = f"must divide data.train_batch_size = {train} into whole mini-batches"
+        remedy = f"e.g. {ACTOR}.ppo_mini_batch_size={_largest_divisor(train, mini)}"
+        yield report(f"{ACTOR}.ppo_mini_batch_size", message, remedy)
     micro = actor.ppo_micro_batch_size_per_gpu
     if micro is not None and not actor.use_dynamic_bsz and micro > mini * n:
         message = f"is larger than the mini-batch of {mini} prompts x {n} responses = {mini * n}"
-        yield report(f"{ACTOR}.ppo_micro_batch_size_per_gpu", message, f"at most {mini * n}")
+        yield report(f"{ACTOR}.ppo_micro_batch_size_per_gpu", message, f"set it to at most {mini * n}")
     if micro is None and not actor.use_dynamic_bsz:
         remedy = f"set {ACTOR}.ppo_micro_batch_size_per_gpu, or use_dynamic_bsz=true"
-        yield report(f"{ACTOR}.use_dynamic_bsz", "needs a micro-batch size when it is off", remedy)
+        yield report(f"{ACTOR}.use_dynamic_bsz", "without it a micro-batch size is needed", remedy)
     critic_mini = c.critic.ppo_mini_batch_size
     if critic_mini is not None and train % critic_mini:
         message = f"must divide data.train_batch_size = {train}"
         yield report("critic.ppo_mini_batch_size", message, "leave it null to use the actor's")
     samples = c.data.num_train_samples
     if samples is not None and samples < train:
-        message = (
-            f"there are fewer prompts than data.train_batch_size = {train}, so not one batch can be filled"
-        )
+        message = f"gives fewer prompts than data.train_batch_size = {train}, so no batch can be filled"
         yield report("data.num_train_samples", message, f"set data.train_batch_size to at most {samples}")
     world = (c.trainer.n_gpus_per_node or 1) * c.trainer.nnodes
     if actor.strategy == "fsdp2" and mini * n < world:
         message = (
-            f"{mini} prompts x {n} responses are fewer than the {world} devices: some have nothing to do"
+            f"{mini} prompts x {n} responses are fewer than the {world} devices, so some have nothing to do"
         )
-        yield report(
-            f"{ACTOR}.ppo_mini_batch_size", message, f"make mini-batch x n at least {world}", "warning"
-        )
+        remedy = f"raise it or {ROLLOUT}.n until their product is at least {world}"
+        yield report(f"{ACTOR}.ppo_mini_batch_size", message, remedy, "warning")
+
+
+def _largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of `number` that is at most `limit`."""
+    return next(d for d in range(min(number, limit), 0, -1) if number % d == 0)
 
 
 def lengths(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """The engine's limits must hold what the data asks for."""
+    """The engine's limits must be enough for the lengths of the data."""
     data, rollout, actor = c.data, c.actor_rollout_ref.rollout, c.actor_rollout_ref.actor
     for own, key in (("prompt_length", "max_prompt_length"), ("response_length", "max_response_length")):
         value, wanted = getattr(rollout, own), getattr(data, key)
@@ -84,23 +86,21 @@ def lengths(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     total = data.max_prompt_length + data.max_response_length
     if rollout.max_model_len is not None and rollout.max_model_len < total:
         message = f"is shorter than data.max_prompt_length + data.max_response_length = {total}"
-        yield report(f"{ROLLOUT}.max_model_len", message, f"at least {total}, or null")
+        yield report(f"{ROLLOUT}.max_model_len", message, f"set it to at least {total}, or to null")
     if actor.use_dynamic_bsz and actor.ppo_max_token_len_per_gpu < total:
-        message = f"is less than the longest sequence, {total} tokens, which then makes a forward of its own"
-        remedy = f"at least {total} if memory allows"
+        message = f"is less than the longest sequence, {total} tokens; such a sequence gets a forward pass to itself"
+        remedy = f"set it to at least {total} if memory allows"
         yield report(f"{ACTOR}.ppo_max_token_len_per_gpu", message, remedy, "warning")
 
 
 def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """Filtering needs groups, and a metric whose equality means that nothing can be learnt."""
+    """Filtering needs groups, and a metric that is equal only where nothing can be learnt."""
     groups, n, kl = c.algorithm.filter_groups, c.actor_rollout_ref.rollout.n, c.algorithm.use_kl_in_reward
     if not groups.enable:
         return
     if n < 2:
-        message = f"dynamic sampling needs groups, and {ROLLOUT}.n = {n} gives one response a prompt"
-        yield report(
-            f"{ROLLOUT}.n", message, f"set {ROLLOUT}.n to at least 2 (8 is usual), or {FILTER}.enable=false"
-        )
+        message = "dynamic sampling needs groups of at least 2 responses per prompt"
+        yield report(f"{ROLLOUT}.n", message, f"set {ROLLOUT}.n=8, or {FILTER}.enable=false")
     metric = f"{FILTER}.metric"
     overlong = (
         c.reward_model.reward_kwargs.overlong_buffer_cfg.enable and c.reward_model.reward_manager == "dapo"
@@ -114,29 +114,28 @@ def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         )
         if on
     ]
-    remedy = f"filter on the bare outcome: {FILTER}.metric=acc"
+    remedy = f"filter on the outcome alone: set {FILTER}.metric=acc"
     if groups.metric in ("seq_reward", "seq_final_reward", "score") and shaping:
-        message = f"is shaped by {' and '.join(shaping)}: groups all right or all wrong still differ in it and are kept"
+        message = f"includes {' and '.join(shaping)}: groups that are all right or all wrong differ in it and are kept"
         yield report(metric, message, remedy, "warning")
     elif groups.metric == "seq_final_reward" and kl:
-        message = "is shaped by the KL penalty, which differs for every response: nothing is filtered"
+        message = "includes the KL penalty, which differs for every response: no group is filtered"
         yield report(metric, message, remedy, "warning")
     if groups.metric == "seq_final_reward" and not kl:
-        message = "equals seq_reward, since there is no KL penalty in the reward"
-        yield report(
-            metric, message, f"{FILTER}.metric=seq_reward, or algorithm.use_kl_in_reward=true", "warning"
+        message = "equals seq_reward, because there is no KL penalty in the reward"
+        remedy = f"set {FILTER}.metric=seq_reward, or algorithm.use_kl_in_reward=true"
+        yield report(metric, message, remedy, "warning")
+    size, batches, train = c.data.gen_batch_size, groups.max_num_gen_batches, c.data.train_batch_size
+    if groups.strategy == "rounds" and size is not None and batches > 0 and batches * size < train:
+        message = (
+            f"batches of data.gen_batch_size = {size} prompts can never fill data.train_batch_size = {train}"
         )
-    if groups.strategy == "rounds" and (c.data.gen_batch_size or 0) and groups.max_num_gen_batches > 0:
-        most = groups.max_num_gen_batches * (c.data.gen_batch_size or 0)
-        if most < c.data.train_batch_size:
-            message = f"times data.gen_batch_size = {most} prompts can never fill data.train_batch_size"
-            yield report(
-                f"{FILTER}.max_num_gen_batches", message, "raise it, data.gen_batch_size, or set it to 0"
-            )
+        remedy = "raise it or data.gen_batch_size, or set it to 0 for no limit"
+        yield report(f"{FILTER}.max_num_gen_batches", message, remedy)
 
 
 def clipping(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """GSPO's ratio is a mean over tokens: its range is narrow, and with one update it is 1."""
+    """GSPO's ratio is a mean over tokens: its clip range is narrow, and with one update the ratio is 1."""
     actor = c.actor_rollout_ref.actor
     objective, plan = resolved_loss(actor), BatchPlan.of(c)
     sides = {
@@ -146,69 +145,71 @@ def clipping(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     for key, value in sides.items():
         if objective.is_sequence_level and objective.clips and value > WIDE_SEQUENCE_CLIP:
             message = f"ε = {value:g} is wide for a sequence ratio, which stays within 1e-4 to 1e-2 of 1: it rarely clips"
-            remedy = (
-                "3e-4/4e-4 for answers of thousands of tokens, 7e-3/9e-3 for 16 tokens; or set clip_target"
-            )
+            remedy = "use 3e-4/4e-4 for responses of thousands of tokens, 7e-3/9e-3 for 16 tokens, or set clip_target"
             yield report(key, message, remedy, "warning")
     if objective.clips and objective.clip[0] >= 1 and objective.loss_mode != "geo_mean":
         key = f"{ACTOR}.clip_ratio_low" if actor.clip_ratio_low is not None else f"{ACTOR}.clip_ratio"
-        yield report(
-            key, "a ratio is never below 1 - ε ≤ 0: the lower side cannot clip", "below 1", "warning"
-        )
+        message = "no ratio is below 1 - ε ≤ 0, so the lower side cannot clip"
+        yield report(key, message, "set it below 1", "warning")
     if objective.is_sequence_level and plan.optimiser_steps == 1 and actor.old_log_prob_source != "rollout":
         message = (
-            f"equals data.train_batch_size = {plan.prompts}: one update a rollout batch, so the sequence ratio is "
+            f"equals data.train_batch_size = {plan.prompts}: with one update per rollout batch the sequence ratio is "
             "always 1, nothing clips, and GSPO equals GRPO with seq-mean-token-mean"
         )
-        remedy = f"e.g. {ACTOR}.ppo_mini_batch_size={max(1, plan.prompts // 4)} for 4 mini-batches"
+        size = _largest_divisor(plan.prompts, max(1, plan.prompts // 4))
+        remedy = f"e.g. {ACTOR}.ppo_mini_batch_size={size} for {plan.prompts // size} mini-batches"
+        if plan.prompts == 1:
+            remedy = "raise data.train_batch_size"
         yield report(f"{ACTOR}.ppo_mini_batch_size", message, remedy, "warning")
     note = length_weighting_note(objective.loss_mode, actor.loss_agg_mode)
     if note:
-        yield report(f"{ACTOR}.loss_agg_mode", note, "leave it null", "warning")
+        yield report(f"{ACTOR}.loss_agg_mode", note, "set it to null", "warning")
     bounds = actor.clip_target_bounds
     if len(bounds) != 2 or not 0 < bounds[0] <= 1 <= bounds[1]:
-        yield report(
-            f"{ACTOR}.clip_target_bounds", "expected two factors around 1, low and high", "e.g. [0.1, 10]"
-        )
+        message = "expected two factors, the first at most 1 and the second at least 1"
+        yield report(f"{ACTOR}.clip_target_bounds", message, "e.g. [0.1, 10]")
 
 
 def off_policy(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """The decoupled loss and old log-probs from the engine need μ; asynchrony needs a budget."""
+    """The decoupled loss and old log-probs from the engine need μ; asynchronous rollouts need a budget."""
     actor, rollout, groups = c.actor_rollout_ref.actor, c.actor_rollout_ref.rollout, c.algorithm.filter_groups
     if not rollout.calculate_log_probs and actor.use_decoupled_loss:
         message = "the decoupled loss (actor.use_decoupled_loss) needs the engine's log-probs"
         yield report(f"{ROLLOUT}.calculate_log_probs", message, "set it to true")
     if not rollout.calculate_log_probs and actor.old_log_prob_source == "rollout":
-        message = "actor.old_log_prob_source = rollout takes them from the engine"
+        message = "actor.old_log_prob_source = rollout needs the engine's log-probs"
         yield report(f"{ROLLOUT}.calculate_log_probs", message, "set it to true")
     if rollout.mode == "async" and rollout.max_head_offpolicyness == 0:
         message = "async with a budget of 0 versions is the same as sync"
-        yield report(f"{ROLLOUT}.max_head_offpolicyness", message, "e.g. 2", "warning")
+        yield report(
+            f"{ROLLOUT}.max_head_offpolicyness",
+            message,
+            f"e.g. {ROLLOUT}.max_head_offpolicyness=2",
+            "warning",
+        )
     ahead = rollout.mode == "async" and rollout.max_head_offpolicyness > 0
     if ahead and groups.enable and groups.strategy == "rounds":
-        message = "rounds waits for whole generation batches, so that nothing is generated while training"
+        message = "rounds waits for whole generation batches, so nothing would be generated while training"
         yield report(f"{FILTER}.strategy", message, f"set {FILTER}.strategy=stream, or {ROLLOUT}.mode=sync")
     if ahead and c.algorithm.use_kl_in_reward:
-        message = (
-            f"is measured with the policy, which is being trained while {ROLLOUT}.mode = async generates"
-        )
+        message = f"is measured with the policy, which {ROLLOUT}.mode = async trains at the same time"
         yield report("algorithm.use_kl_in_reward", message, f"set {ACTOR}.use_kl_loss=true instead")
     if ahead and not actor.use_decoupled_loss:
-        message = f"rollouts may be {rollout.max_head_offpolicyness} versions old, and nothing corrects for what that changes"
+        message = f"rollouts may be {rollout.max_head_offpolicyness} weight versions old, and nothing corrects for it"
         yield report(f"{ACTOR}.use_decoupled_loss", message, "set it to true", "warning")
     carried = groups.enable and groups.strategy == "stream" and groups.max_staleness > 0
     fresh = rollout.mode == "sync" and not carried and rollout.name == "native"
     if actor.use_decoupled_loss and fresh:
-        message = "every rollout is of the current weights, so π_old/μ is 1 up to rounding"
+        message = "the current weights write every rollout, so π_old/μ is 1 up to rounding"
         remedy = f"set {ROLLOUT}.mode=async, or remove it"
         yield report(f"{ACTOR}.use_decoupled_loss", message, remedy, "warning")
 
 
 def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """Group baselines need groups; gae needs a critic; KL counted once."""
+    """Group baselines need groups; gae needs a critic; KL should count once."""
     algorithm, n, critic = c.algorithm, c.actor_rollout_ref.rollout.n, c.critic.enable
     if algorithm.adv_estimator in GROUP_ESTIMATORS and n == 1 and not algorithm.filter_groups.enable:
-        message = f"compares the responses of a group, and {ROLLOUT}.n = 1 gives one a prompt"
+        message = f"compares the responses of a group, but {ROLLOUT}.n = 1 gives one response per prompt"
         yield report("algorithm.adv_estimator", message, f"set {ROLLOUT}.n to at least 2", "warning")
     if algorithm.adv_estimator == "gae" and critic is False:
         yield report(
@@ -219,18 +220,18 @@ def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report("critic.enable", message, "remove it, or set algorithm.adv_estimator=gae", "warning")
     steps = c.trainer.total_training_steps
     if roles(c)["critic"] and steps is not None and c.trainer.critic_warmup >= steps:
-        message = f"the policy would never be trained in {steps} steps"
-        yield report("trainer.critic_warmup", message, f"below {steps}")
+        message = f"trainer.total_training_steps = {steps}, so the policy would never be trained"
+        yield report("trainer.critic_warmup", message, f"set it below {steps}")
     if c.actor_rollout_ref.actor.use_kl_loss and algorithm.use_kl_in_reward:
-        message = "KL is penalised in the reward and in the loss"
-        yield report(
-            "algorithm.use_kl_in_reward", message, f"keep one, or mean it: {ACTOR}.use_kl_loss", "warning"
-        )
+        message = f"KL is penalised twice, in the reward and in the loss ({ACTOR}.use_kl_loss)"
+        yield report("algorithm.use_kl_in_reward", message, "set one of the two to false", "warning")
     if algorithm.use_kl_in_reward and algorithm.kl_penalty not in ("kl", "k1"):
-        message = "in a reward this estimate leaves out a part of the KL's gradient, so no coefficient holds the policy"
-        yield report("algorithm.kl_penalty", message, "algorithm.kl_penalty=kl", "warning")
+        message = (
+            "in the reward this estimator loses part of the KL's gradient, so no coefficient holds the policy"
+        )
+        yield report("algorithm.kl_penalty", message, "set algorithm.kl_penalty=kl", "warning")
     if c.actor_rollout_ref.actor.use_kl_loss and c.actor_rollout_ref.actor.kl_loss_coef == 0:
-        message = "the KL term has weight 0 and only costs a forward of the reference"
+        message = "the KL term has weight 0 and only costs a forward pass of the reference"
         yield report(f"{ACTOR}.kl_loss_coef", message, f"set {ACTOR}.use_kl_loss=false", "warning")
     for key, betas in (
         (f"{ACTOR}.optim.betas", c.actor_rollout_ref.actor.optim.betas),
@@ -241,34 +242,39 @@ def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
 
 
 def rewards(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """Penalties that can act, functions that exist, no reward model."""
+    """Penalties must have an effect, functions must exist, and there is no trained reward model."""
     if c.reward_model.enable:
-        message = "trained reward models are not offered"
-        yield report("reward_model.enable", message, "call your model from custom_reward_function.path")
+        message = "trained reward models are not supported"
+        remedy = "call your reward model in a function and name its file in custom_reward_function.path"
+        yield report("reward_model.enable", message, remedy)
     buffer = c.reward_model.reward_kwargs.overlong_buffer_cfg
     limit = c.reward_model.reward_kwargs.max_resp_len or c.data.max_response_length
     if buffer.enable and not 0 < buffer.len < limit:
-        message = f"expected 1 to {limit - 1}: the penalty grows within the last tokens before {limit}"
+        message = (
+            f"expected 1 to {limit - 1}: over so many tokens the penalty grows, up to the limit of {limit}"
+        )
         yield report(
             "reward_model.reward_kwargs.overlong_buffer_cfg.len", message, f"e.g. {max(1, limit // 4)}"
         )
     if buffer.enable and c.reward_model.reward_manager == "naive":
         message = "the naive manager applies no overlong penalty"
-        yield report("reward_model.reward_manager", message, "reward_model.reward_manager=dapo", "warning")
+        yield report(
+            "reward_model.reward_manager", message, "set reward_model.reward_manager=dapo", "warning"
+        )
     path = c.custom_reward_function.path
     if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file():
         yield report(
             "custom_reward_function.path",
             "no such file",
-            "give the path of a Python file, or a module's name",
+            "give the path of a Python file, or the name of a module",
         )
 
 
 def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """Files that are named must be there; names that are not files are looked up later."""
+    """Files must exist; other names are looked up later."""
     for key, value in (("data.train_files", c.data.train_files), ("data.val_files", c.data.val_files)):
         for name in value if isinstance(value, list) else [value] if value else []:
-            path = re.sub(r"^(gsm8k|jsonl|parquet):", "", name)  # a format may stand before the path
+            path = re.sub(r"^(gsm8k|jsonl|parquet):", "", name)  # the format may precede the path
             if path.endswith(DATA_SUFFIXES) and "://" not in path and not Path(path).expanduser().is_file():
                 yield report(
                     key, f"no such file: {name}", "give a file that exists, a built-in task or a hub name"
@@ -283,32 +289,30 @@ def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
 
 
 def run_settings(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """Keys of the trainer section whose values are words or numbers."""
+    """Keys of the trainer section that accept a word or something else."""
     trainer = c.trainer
     if isinstance(trainer.save_freq, str) and trainer.save_freq != "auto":
-        yield report("trainer.save_freq", "expected a number of steps, or auto", "e.g. 10")
+        yield report("trainer.save_freq", "expected a number of steps, or auto", "e.g. trainer.save_freq=10")
     mode = trainer.resume_mode
     if mode not in ("auto", "disable") and not Path(mode).expanduser().exists():
-        near = nearest_choice(mode, ("auto", "disable")) or "auto, disable, or a checkpoint's folder"
-        yield report("trainer.resume_mode", "expected auto, disable or the path of a checkpoint", near)
+        remedy = nearest_choice(mode, ("auto", "disable")) or "give the folder of a run or of a checkpoint"
+        yield report("trainer.resume_mode", "expected auto, disable or the path of a checkpoint", remedy)
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", trainer.device):
-        yield report(
-            "trainer.device",
-            "expected auto, cpu, cuda or cuda:N",
-            nearest_choice(trainer.device, ("auto", "cpu", "cuda")),
-        )
+        near = nearest_choice(trainer.device, ("auto", "cpu", "cuda")) or "e.g. trainer.device=auto"
+        remedy = "did you mean cuda?" if trainer.device.lower().startswith(("gpu", "nvidia")) else near
+        yield report("trainer.device", "expected auto, cpu, cuda or cuda:N", remedy)
     name = trainer.experiment_name
     if name is not None and (not name.strip() or "/" in name or name in (".", "..")):
-        yield report(
-            "trainer.experiment_name", "names a folder under trainer.default_local_dir", "a name without /"
-        )
+        message = "cannot be the name of a folder in trainer.default_local_dir"
+        yield report("trainer.experiment_name", message, "use a name without /")
 
 
 def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """What needs more than one device or machine needs a backend that has them."""
+    """Several devices or machines need a backend that can use them."""
     trainer, rollout, actor = c.trainer, c.actor_rollout_ref.rollout, c.actor_rollout_ref.actor
     if trainer.backend == "local" and trainer.nnodes > 1:
-        yield report("trainer.nnodes", "trainer.backend = local runs on one machine", "set trainer.nnodes=1")
+        remedy = "set trainer.nnodes=1, or trainer.backend=ray"
+        yield report("trainer.nnodes", "trainer.backend = local runs on one machine", remedy)
     if trainer.backend == "local" and actor.strategy == "local" and (trainer.n_gpus_per_node or 1) > 1:
         message = "trainer.backend = local with actor.strategy = local uses one device"
         remedy = "set trainer.n_gpus_per_node=1"
@@ -319,7 +323,7 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
             f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1"
         )
     if actor.ulysses_sequence_parallel_size > 1:
-        message = "sequence parallelism is not offered"
+        message = "sequence parallelism is not supported"
         yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1")
 
 

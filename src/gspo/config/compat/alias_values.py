@@ -1,4 +1,4 @@
-"""Values of other systems turned into ours: each function gives our keys and values, or a ValueError."""
+"""Conversion of other systems' values: each function returns our keys and values, or raises ValueError."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def vllm_engine(value: Any) -> Mapping[str, Any]:
 
 def never_greedy(value: Any) -> Mapping[str, Any]:
     if _truth(value):
-        raise ValueError("expected false: greedy rollouts of a prompt are all the same and teach nothing")
+        raise ValueError("expected false: all greedy rollouts of a prompt are the same and teach nothing")
     return {}
 
 

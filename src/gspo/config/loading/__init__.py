@@ -1,1 +1,1 @@
-"""From files, flags and overrides to one checked config."""
+"""Loading: from files, flags and overrides to one checked config."""

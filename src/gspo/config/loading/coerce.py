@@ -1,4 +1,4 @@
-"""Values as typed: checks a value against a key's type and converts what can be meant only one way."""
+"""Type conversion: checks a value against a key's type and converts it where only one meaning is possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WrongType(Exception):
 
 
 def coerce(value: Any, tp: Any) -> Any:
-    """`value` as `tp`, or WrongType. "1e-4" is a float, 3 is a float too, 3.0 an int, "true" a bool; 2.5 is no int."""
+    """`value` as `tp`, or WrongType. "1e-4" and 3 become floats, 3.0 an int, "true" a bool; 2.5 is not an int."""
     if tp is Any:
         return value
     origin, args = typing.get_origin(tp), typing.get_args(tp)
@@ -32,7 +32,7 @@ def coerce(value: Any, tp: Any) -> Any:
 
 
 def _first(value: Any, options: tuple[Any, ...]) -> Any:
-    """The first option that fits as it is, else the first that fits by conversion. `off` means null where it may."""
+    """`value` as the first type that it already has, else as the first it converts to. `off` is null where allowed."""
     if value is False and bool not in options and type(None) in options:
         return None
     for tp in options:

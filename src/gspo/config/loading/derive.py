@@ -1,4 +1,4 @@
-"""Values that follow from others: aliases that count batches, and defaults that give way to what was set."""
+"""Values that follow from others: aliases that count batches, and defaults that adapt to what was set."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gspo.algo.settings import LOSSES, SEQUENCE_LEVELS
+from gspo.config.compat.aliases import aliases
 from gspo.config.loading.coerce import WrongType, coerce
-from gspo.config.loading.names import Deferred
-from gspo.config.loading.settings_table import Setting, Settings
-from gspo.config.loading.sources import Layer, Origin
+from gspo.config.loading.settings import Layer, Origin, Setting, Settings
 from gspo.config.problems import Problem
 
 ACTOR = "actor_rollout_ref.actor"
@@ -25,139 +24,137 @@ LOSS_OF_LEVEL = {"token": "vanilla", "sequence": "gspo", "sequence_token": "gspo
 USUAL_MINI_BATCHES = 4
 
 
-def derive(settings: Settings, deferred: Sequence[Deferred], problems: list[Problem]) -> None:
-    """Fill in what follows, in place; contradictions go to `problems`."""
+def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Problem]) -> None:
+    """Fill in derived values in place, those of deferred aliases included; contradictions go to `problems`."""
     _loss_of_level(settings, problems)
     _clip_range(settings)
     _length_of_run(settings)
-    counts = {d.alias.name: _count(d, problems) for d in deferred}
-    if any(value is None for value in counts.values()):
+    bad = [setting for setting in deferred if not _is_count(setting.value)]
+    for setting in bad:
+        message, remedy = "expected a whole number of at least 1", f"e.g. {setting.name}=4"
+        problems.append(Problem("error", setting.name, setting.value, setting.origin.text, message, remedy))
+    if bad:
         return
-    trl = [d for d in deferred if d.alias.system == "TRL"]
+    trl = [setting for setting in deferred if aliases()[setting.name].system == "TRL"]
     if trl:
         _trl_batch(settings, trl, problems)
-    for item in deferred:
-        if item not in trl:
-            _mini_batches(settings, item, problems)
+    for setting in deferred:
+        if setting not in trl:
+            _mini_batches(settings, setting, problems)
     _micro_batch(settings)
-    _fit_batch(settings)
+    _batch_sizes(settings)
     _gen_batch(settings)
 
 
-def _count(item: Deferred, problems: list[Problem]) -> int | None:
-    """The alias's value as a positive whole number."""
+def _is_count(value: Any) -> bool:
+    """Whether a value is a positive whole number."""
     try:
-        value = coerce(item.entry.value, int)
+        return coerce(value, int) >= 1
     except WrongType:
-        value = 0
-    if value < 1:
-        entry = item.entry
-        problems.append(
-            Problem(
-                "error",
-                entry.name,
-                entry.value,
-                entry.origin.text,
-                "expected a whole number of at least 1",
-                "e.g. 4",
-            )
-        )
-        return None
-    return value
+        return False
 
 
 def _loss_of_level(settings: Settings, problems: list[Problem]) -> None:
-    """A ratio level chooses the loss, and a loss its level; both set must agree."""
+    """A ratio level selects the loss, and a loss its level. If both are set, they must agree."""
     level, loss = settings[LEVEL], settings[LOSS]
-    own = LOSSES.get(loss.value)
+    defaults = LOSSES.get(loss.value)
     if level.value is None:
-        if own is not None:
-            settings.follow(LEVEL, own.levels[0], f"follows from {LOSS}")
+        if defaults is not None:
+            settings.derive(LEVEL, defaults.levels[0], f"follows from {LOSS}")
         return
     if not loss.origin.explicit:
-        settings.follow(LOSS, LOSS_OF_LEVEL[level.value], f"follows from {LEVEL} ({level.origin.text})")
-    elif own is not None and level.value not in own.levels:
-        takes = " or ".join(own.levels)
-        message = f"contradicts {LOSS} = {loss.value} ({loss.origin.text}), which takes {takes}"
+        settings.derive(LOSS, LOSS_OF_LEVEL[level.value], f"follows from {LEVEL} ({level.origin.text})")
+    elif defaults is not None and level.value not in defaults.levels:
+        supported = " or ".join(defaults.levels)
+        message = f"contradicts {LOSS} = {loss.value} ({loss.origin.text}), which supports only {supported}"
         remedy = f"remove one of the two, or set {LOSS}={LOSS_OF_LEVEL[level.value]}"
         problems.append(Problem("error", LEVEL, level.value, level.origin.text, message, remedy))
 
 
 def _clip_range(settings: Settings) -> None:
     """`clip_ratio`, when set, replaces a recipe's two sides; a recipe's GSPO range is not used for a token ratio."""
-    shared = settings[f"{ACTOR}.clip_ratio"]
+    shared = f"{ACTOR}.clip_ratio"
     for key in CLIPS:
-        if shared.origin.explicit and not settings.explicit(key):
-            settings.follow(key, None, f"gives way to {ACTOR}.clip_ratio")
-    chosen = settings.explicit(LOSS) or settings.explicit(LEVEL)
-    if settings[LEVEL].value in SEQUENCE_LEVELS or not chosen:
+        if settings.explicit(shared) and not settings.explicit(key):
+            settings.derive(key, None, f"because {shared} is set")
+    loss_is_chosen = settings.explicit(LOSS) or settings.explicit(LEVEL)
+    if settings[LEVEL].value in SEQUENCE_LEVELS or not loss_is_chosen:
         return
     for key in (*CLIPS, f"{ACTOR}.clip_target"):
         if settings[key].origin.layer == Layer.RECIPE:
-            settings.follow(key, None, f"the recipe's value is for GSPO, not for {settings[LOSS].value}")
+            settings.derive(key, None, f"the recipe's value is for GSPO, not for {settings[LOSS].value}")
 
 
 def _length_of_run(settings: Settings) -> None:
-    """Epochs that were set replace a recipe's number of steps."""
+    """A number of epochs that was set replaces a recipe's number of steps."""
     steps, epochs = "trainer.total_training_steps", "trainer.total_epochs"
     if settings.explicit(epochs) and not settings.explicit(steps):
-        settings.follow(steps, None, f"gives way to {epochs}")
+        settings.derive(steps, None, f"because {epochs} is set")
 
 
 def _micro_batch(settings: Settings) -> None:
-    """A micro-batch size that was set switches the token budget off, unless that was asked for too."""
+    """A micro-batch size that was set switches the token budget off, unless that was set too."""
     dynamic = f"{ACTOR}.use_dynamic_bsz"
     if settings.explicit(MICRO) and settings[MICRO].value is not None and not settings.explicit(dynamic):
-        settings.follow(dynamic, False, f"gives way to {MICRO}")
+        settings.derive(dynamic, False, f"because {MICRO} is set")
 
 
-def _mini_batches(settings: Settings, item: Deferred, problems: list[Problem]) -> None:
-    """`update_frequency k`: k mini-batches a rollout batch. What was set stays; the other of the two sizes follows."""
-    k, entry = coerce(item.entry.value, int), item.entry
+def _mini_batches(settings: Settings, setting: Setting, problems: list[Problem]) -> None:
+    """`update_frequency k`: k mini-batches per rollout batch. A size that was set stays; the other one follows."""
+    k = coerce(setting.value, int)
     train, mini = settings[TRAIN].value, settings[MINI].value
-    because = Origin(entry.origin.layer, f"{entry.origin.text}: {k} mini-batches a rollout batch")
+    origin = Origin(setting.origin.layer, f"{setting.origin.text}: {k} mini-batches per rollout batch")
+
+    def error(message: str, remedy: str) -> None:
+        problems.append(Problem("error", setting.name, k, setting.origin.text, message, remedy))
+
     if settings.explicit(MINI) and not settings.explicit(TRAIN):
-        settings[TRAIN] = Setting(k * mini, because)
+        settings.put(TRAIN, k * mini, origin)
     elif settings.explicit(MINI):
         if train != k * mini:
-            message = (
-                f"contradicts {TRAIN} = {train} and {MINI} = {mini}, which make {train / mini:g} mini-batches"
-            )
-            problems.append(
-                Problem("error", entry.name, k, entry.origin.text, message, "set two of the three")
+            error(
+                f"contradicts {TRAIN} = {train} and {MINI} = {mini}, which make {train / mini:g} mini-batches",
+                "set only two of the three",
             )
     elif train % k == 0:
-        settings[MINI] = Setting(train // k, because)
+        settings.put(MINI, train // k, origin)
     elif settings.explicit(TRAIN):
-        message = f"{TRAIN} = {train} ({settings[TRAIN].origin.text}) does not divide into {k} mini-batches"
-        remedy = f"set {TRAIN} to a multiple of {k}, e.g. {max(k, round(train / k) * k)}"
-        problems.append(Problem("error", entry.name, k, entry.origin.text, message, remedy))
+        error(
+            f"{TRAIN} = {train} ({settings[TRAIN].origin.text}) does not divide into {k} mini-batches",
+            f"set {TRAIN} to a multiple of {k}, e.g. {max(k, round(train / k) * k)}",
+        )
     else:
-        settings[TRAIN] = Setting(k * mini, because)
+        settings.put(TRAIN, k * mini, origin)
 
 
-def _trl_batch(settings: Settings, items: Sequence[Deferred], problems: list[Problem]) -> None:
-    """TRL counts responses and forwards; ours are prompts. Needs per_device_train_batch_size for absolute sizes."""
-    value = {d.alias.name: coerce(d.entry.value, int) for d in items}
-    n, origin = settings[N].value, items[-1].entry.origin
+def _trl_batch(settings: Settings, trl: Sequence[Setting], problems: list[Problem]) -> None:
+    """TRL's sizes count responses and forward passes; ours count prompts.
+
+    Without per_device_train_batch_size or generation_batch_size only their ratio, the number of mini-batches, is known.
+    """
+    value = {setting.name: coerce(setting.value, int) for setting in trl}
+    n, last = settings[N].value, trl[-1]
     accumulate = value.get("gradient_accumulation_steps", 1)
     forwards = value.get("steps_per_generation", accumulate)
-    because = Origin(
-        origin.layer, f"{origin.text} (TRL batch: {', '.join(f'{k}={v}' for k, v in value.items())})"
-    )
+    sizes = ", ".join(f"{k}={v}" for k, v in value.items())
+    origin = Origin(last.origin.layer, f"{last.origin.text} (TRL batch: {sizes})")
     device = value.get("per_device_train_batch_size")
     total = value.get("generation_batch_size")
+
+    def error(message: str) -> None:
+        remedy = f"change these sizes, or set {TRAIN} and {MINI}, which count prompts"
+        problems.append(Problem("error", last.name, last.value, last.origin.text, message, remedy))
+
     if device is None and total is None:
         if forwards % accumulate:
-            _trl_problem(
-                items[-1], f"{forwards} forwards do not divide into optimiser steps of {accumulate}", problems
-            )
+            error(f"{forwards} forward passes do not divide into optimiser steps of {accumulate}")
             return
         count = forwards // accumulate
         train = settings[TRAIN].value
         train = train if train % count == 0 else count * max(1, train // count)
-        settings[TRAIN] = Setting(train, because) if train != settings[TRAIN].value else settings[TRAIN]
-        settings[MINI] = Setting(train // count, because)
+        if train != settings[TRAIN].value:
+            settings.put(TRAIN, train, origin)
+        settings.put(MINI, train // count, origin)
         return
     if device is None:
         assert total is not None
@@ -165,26 +162,18 @@ def _trl_batch(settings: Settings, items: Sequence[Deferred], problems: list[Pro
     total = device * forwards if total is None else total
     mini = device * accumulate
     if total % n or mini % n:
-        text = (
-            f"{total} responses a rollout batch and {mini} an optimiser step must be multiples of {N} = {n}"
+        error(
+            f"{total} responses per rollout batch and {mini} per optimiser step must be multiples of {N} = {n}"
         )
-        _trl_problem(items[-1], text, problems)
         return
-    settings[TRAIN] = Setting(total // n, because)
-    settings[MINI] = Setting(mini // n, because)
+    settings.put(TRAIN, total // n, origin)
+    settings.put(MINI, mini // n, origin)
     if "per_device_train_batch_size" in value:
-        settings[MICRO] = Setting(device, because)
+        settings.put(MICRO, device, origin)
 
 
-def _trl_problem(item: Deferred, message: str, problems: list[Problem]) -> None:
-    remedy = f"or set {TRAIN} and {MINI}, which count prompts"
-    problems.append(
-        Problem("error", item.entry.name, item.entry.value, item.entry.origin.text, message, remedy)
-    )
-
-
-def _fit_batch(settings: Settings) -> None:
-    """Batch sizes that nobody set give way to those that somebody did."""
+def _batch_sizes(settings: Settings) -> None:
+    """Batch sizes that nobody set adapt to those that somebody did."""
     samples: Any = settings[SAMPLES].value
     train, mini = settings[TRAIN].value, settings[MINI].value
     if samples is not None and samples < train and not settings.explicit(TRAIN):
@@ -192,20 +181,20 @@ def _fit_batch(settings: Settings) -> None:
             train = samples - samples % USUAL_MINI_BATCHES or samples
         elif samples >= mini:
             train = samples - samples % mini
-        settings.follow(TRAIN, train, f"fits {SAMPLES} = {samples}")
+        settings.derive(TRAIN, train, f"adjusted to {SAMPLES} = {samples}")
     if train % mini == 0:
         return
     if not settings.explicit(MINI):
         counts = [c for c in range(2, 2 * USUAL_MINI_BATCHES + 1) if train % c == 0]
         best = min(counts, key=lambda c: abs(c - USUAL_MINI_BATCHES), default=1)
-        settings.follow(MINI, train // best, f"fits {TRAIN} = {train}")
+        settings.derive(MINI, train // best, f"adjusted to {TRAIN} = {train}")
     elif not settings.explicit(TRAIN):
-        settings.follow(TRAIN, mini * max(1, train // mini), f"fits {MINI} = {mini}")
+        settings.derive(TRAIN, mini * max(1, train // mini), f"adjusted to {MINI} = {mini}")
 
 
 def _gen_batch(settings: Settings) -> None:
-    """A recipe's generation batch follows the training batch that was set."""
+    """A recipe's generation batch is not used when the training batch was set or adjusted."""
     key = "data.gen_batch_size"
     size = settings[key]
     if size.value is not None and not size.origin.explicit and settings[TRAIN].origin.layer > Layer.RECIPE:
-        settings.follow(key, None, f"follows {TRAIN}")
+        settings.derive(key, None, f"because {TRAIN} is set")

@@ -1,31 +1,22 @@
-"""From the name someone wrote to our key: canonical keys, aliases, short forms, and the nearest name for the rest."""
+"""From a name as written to our key: full keys, aliases, short forms, and the nearest name for anything else."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from gspo.config.compat.aliases import Alias, aliases
 from gspo.config.compat.unneeded import why_unneeded
 from gspo.config.loading import tree
-from gspo.config.loading.sources import Entry
+from gspo.config.loading.settings import Setting
 from gspo.config.problems import Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """An alias whose meaning depends on the final value of other keys."""
-
-    alias: Alias
-    entry: Entry
 
 
 @cache
 def _by_suffix() -> dict[str, tuple[str, ...]]:
-    """Every ending of every key (`optim.lr`, `lr`) → the keys that end so."""
+    """Every ending of every key (`optim.lr`, `lr`) → the keys with that ending."""
     table: dict[str, list[str]] = {}
     for key in tree.leaves():
         parts = key.split(".")
@@ -35,11 +26,11 @@ def _by_suffix() -> dict[str, tuple[str, ...]]:
 
 
 def canonical(name: str) -> str | None:
-    """Our key for a name: itself, a key inside a mapping, or an ending that only one key has (`clip_ratio_low`)."""
+    """The full key of a name: the name itself, a key inside a mapping, or the only key with that ending."""
     if tree.leaf_of(name):
         return name
     found = candidates(name)
-    if not found:  # a key inside a mapping, by its short form
+    if not found:  # perhaps the short form of a key inside a mapping
         parts = name.split(".")
         for end in range(len(parts) - 1, 0, -1):
             owner = _by_suffix().get(".".join(parts[:end]), ())
@@ -49,14 +40,14 @@ def canonical(name: str) -> str | None:
 
 
 def candidates(name: str) -> tuple[str, ...]:
-    """The keys that a short name could mean; the policy's before the same key of the critic or the reference."""
+    """The keys that a short name can mean. Keys of the critic and the reference count only if the policy has none."""
     found = _by_suffix().get(name, ())
     first = tuple(key for key in found if not key.startswith(("critic.", "actor_rollout_ref.ref.")))
     return first or found
 
 
 def nearest(name: str) -> str | None:
-    """The known name closest to `name`, or None when nothing is close. A sibling in the same section comes first."""
+    """The known name closest to `name`, preferably in the same section; None when nothing is close."""
     known = [*tree.leaves(), *aliases(), *tree.sections()]
     parent, _, last = name.rpartition(".")
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
@@ -79,77 +70,82 @@ def nearest(name: str) -> str | None:
 
 
 def nearest_choice(value: Any, choices: Iterable[Any]) -> str:
-    """`did you mean …?` for a value that is not among the choices, or nothing."""
+    """`did you mean …?` with the choice closest to `value`, or an empty text when none is close."""
     near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else ""
 
 
-def translate(entries: Iterable[Entry], problems: list[Problem]) -> tuple[list[Entry], list[Deferred]]:
-    """Entries under our keys, and the aliases that wait; what cannot be understood goes to `problems`."""
-    main: list[Entry] = []
-    beside: list[Entry] = []  # further keys that an alias sets; they give way to the same key set by itself
-    deferred: list[Deferred] = []
-    claimed: dict[tuple[int, str], Entry] = {}
-    for entry in entries:
-        alias = aliases().get(entry.name)
-        if entry.value in ({}, None) and entry.name in tree.sections():
+def translate(settings: Iterable[Setting], problems: list[Problem]) -> tuple[list[Setting], list[Setting]]:
+    """Settings under our keys, and deferred aliases under their own names.
+
+    A deferred alias depends on the final values of other keys. Names that are not understood go to `problems`.
+    """
+    main: list[Setting] = []
+    extra: list[Setting] = []  # further keys that an alias sets; setting such a key directly takes precedence
+    deferred: list[Setting] = []
+    first: dict[tuple[int, str], Setting] = {}
+    for setting in settings:
+        alias = aliases().get(setting.name)
+        if setting.value in ({}, None) and setting.name in tree.sections():
             continue
         if alias is not None and alias.deferred:
-            last = alias.name.rpartition(".")[2]  # a later layer's value replaces this one's
-            deferred = [d for d in deferred if d.alias.name.rpartition(".")[2] != last]
-            deferred.append(Deferred(alias, entry))
+            last = _last_part(alias.name)  # replaces the value of an earlier layer
+            deferred = [d for d in deferred if _last_part(d.name) != last]
+            deferred.append(setting)
             continue
-        found = _plain(entry, problems) if alias is None else _aliased(alias, entry, problems)
+        found = _plain(setting, problems) if alias is None else _aliased(alias, setting, problems)
         for one in found:
             if alias is not None and one.name != alias.target:
-                beside.append(one)
+                extra.append(one)
                 continue
             main.append(one)
-            earlier = claimed.setdefault((entry.origin.layer, one.name), entry)
-            if earlier.name != entry.name and earlier.value != entry.value:
+            earlier = first.setdefault((setting.origin.layer, one.name), setting)
+            if earlier.name != setting.name and earlier.value != setting.value:
                 message = (
                     f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {one.name}"
                 )
-                problems.append(_error(entry, message, "keep one of the two"))
-    return sorted(beside + main, key=lambda e: e.origin.layer), deferred
+                problems.append(_error(setting, message, "keep one of the two"))
+    return sorted(extra + main, key=lambda s: s.origin.layer), deferred
 
 
-def _aliased(alias: Alias, entry: Entry, problems: list[Problem]) -> list[Entry]:
-    """An entry under an alias, as entries under our keys; or a problem."""
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _aliased(alias: Alias, setting: Setting, problems: list[Problem]) -> list[Setting]:
+    """A setting under an alias, as settings under our keys; or a problem."""
     try:
-        found = alias.apply(entry.value)
+        found = alias.apply(setting.value)
     except ValueError as error:
-        problems.append(_error(entry, str(error), f"or set {alias.target} itself"))
+        problems.append(_error(setting, str(error), f"correct the value, or set {alias.target} instead"))
         return []
-    text = entry.text if alias.convert is None else None
-    return [Entry(key, value, entry.origin, text) for key, value in found.items()]
+    text = setting.text if alias.convert is None else None
+    return [Setting(key, value, setting.origin, text) for key, value in found.items()]
 
 
-def _error(entry: Entry, message: str, remedy: str) -> Problem:
-    return Problem("error", entry.name, entry.value, entry.origin.text, message, remedy)
+def _error(setting: Setting, message: str, remedy: str) -> Problem:
+    return Problem("error", setting.name, setting.value, setting.origin.text, message, remedy)
 
 
-def _plain(entry: Entry, problems: list[Problem]) -> list[Entry]:
-    """An entry that is no alias, under its full key; or a problem."""
-    key = canonical(entry.name)
+def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
+    """A setting that is not an alias, under its full key; or a problem."""
+    key = canonical(setting.name)
     if key is not None:
-        return [Entry(key, entry.value, entry.origin, entry.text)]
-    reason = why_unneeded(entry.name)
-    several = candidates(entry.name)
+        return [Setting(key, setting.value, setting.origin, setting.text)]
+    reason = why_unneeded(setting.name)
+    several = candidates(setting.name)
     if reason is not None:
         message = f"has no effect: {reason}"
-        problems.append(Problem("warning", entry.name, entry.value, entry.origin.text, message, "remove it"))
-    elif entry.name in tree.sections():
-        problems.append(_error(entry, "is a section, not a value", f"set {entry.name}.…"))
-    elif several:
-        problems.append(_error(entry, "could mean several keys", " or ".join(several)))
-    else:
-        near = nearest(entry.name)
         problems.append(
-            _error(
-                entry,
-                "unknown key",
-                f"did you mean {near}?" if near else "see `gspo config show` for every key",
-            )
+            Problem("warning", setting.name, setting.value, setting.origin.text, message, "remove it")
         )
+    elif setting.name in tree.sections():
+        remedy = f"set its keys one by one, as {setting.name}.KEY; see `gspo config explain {setting.name}`"
+        problems.append(_error(setting, "is a section, not a key", remedy))
+    elif several:
+        problems.append(_error(setting, "could mean several keys", f"write {' or '.join(several)}"))
+    else:
+        near = nearest(setting.name)
+        remedy = f"did you mean {near}?" if near else "`gspo config show` prints every key"
+        problems.append(_error(setting, "unknown key", remedy))
     return []

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gspo.config.checks import rules
-from gspo.config.loading import derive, names, tree
+from gspo.config.loading import names, tree
 from gspo.config.loading.coerce import WrongType, coerce
+from gspo.config.loading.derive import derive
 from gspo.config.loading.flags import read_flags
-from gspo.config.loading.settings_table import Setting, Settings
-from gspo.config.loading.sources import RECIPE, Entry, Layer, Origin, read_overrides, read_python, read_yaml
+from gspo.config.loading.settings import Layer, Origin, Setting, Settings
+from gspo.config.loading.sources import RECIPE, read_overrides, read_python, read_yaml
 from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
-from gspo.config.schema.fields import as_default
+from gspo.config.schema.fields import mark_explicit
+from gspo.config.text.show import nested, scalar, to_yaml
 
 MODEL = "actor_rollout_ref.model.path"
+# Key → the registry of its names: module and attribute.
 REGISTRIES = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": ("gspo.algo.losses", "POLICY_LOSSES"),
     "algorithm.adv_estimator": ("gspo.algo.advantages", "ADVANTAGE_ESTIMATORS"),
@@ -39,7 +42,7 @@ class ResolvedConfig:
     warnings: tuple[Problem, ...] = field(default=())
 
     def origin(self, key: str) -> str:
-        """Where the value of a key came from, in words: `default`, `recipe embedded`, `file:line`, `flag --…`."""
+        """Where the value of a key came from: `default`, `recipe embedded`, `file:line`, `flag --…`."""
         return self.origins[key].text
 
     def get(self, key: str) -> Any:
@@ -47,15 +50,11 @@ class ResolvedConfig:
         return tree.get(self.config, key)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole tree as plain nested dictionaries."""
-        from gspo.config.text.show import nested
-
+        """The whole tree as nested dictionaries."""
         return nested(self.config)
 
     def to_yaml(self, with_origins: bool = True) -> str:
         """The whole tree as YAML that loads again; origins are comments."""
-        from gspo.config.text.show import to_yaml
-
         return to_yaml(self, with_origins)
 
 
@@ -67,146 +66,134 @@ def load(
     base: TrainerConfig | Mapping[str, Any] | None = None,
     recipe: str | Path | None = None,
 ) -> ResolvedConfig:
-    """Resolve defaults < recipe < file < Python (`base`) < flags < overrides; ConfigErrors lists all that is wrong.
+    """Resolve defaults < recipe < file < Python (`base`) < flags < overrides. ConfigErrors lists everything wrong.
 
-    `recipe` is a YAML file of defaults that give way like the embedded model's, which lies above it.
+    `recipe` is a YAML file of defaults. The recipe of the embedded model takes precedence over it.
     """
     problems: list[Problem] = []
-    written: list[Entry] = []
-    defaults: list[Entry] = []
+    written: list[Setting] = []
+    defaults: list[Setting] = []
     if recipe is not None:
         defaults, bad = read_yaml(Path(recipe), Layer.RECIPE, f"recipe {Path(recipe).name}")
         problems += bad
     if config_path is not None:
-        entries, bad = read_yaml(Path(config_path), Layer.FILE)
-        written += entries
+        settings, bad = read_yaml(Path(config_path), Layer.FILE)
+        written += settings
         problems += bad
     if base is not None:
         written += read_python(base)
     for reader, tokens in ((read_flags, flags), (read_overrides, overrides)):
-        entries, bad = reader(tokens)
-        written += entries
+        settings, bad = reader(tokens)
+        written += settings
         problems += bad
     return _resolve(written, problems, defaults)
 
 
-def resolve(config: TrainerConfig | Mapping[str, Any]) -> ResolvedConfig:
-    """Check a config that was built in Python, as TrainerConfig or a mapping; the recipe fills in what was not given."""
-    return load(base=config)
-
-
-def _resolve(written: list[Entry], problems: list[Problem], defaults: Sequence[Entry] = ()) -> ResolvedConfig:
-    settings = Settings()
+def _resolve(written: list[Setting], problems: list[Problem], defaults: Sequence[Setting]) -> ResolvedConfig:
+    table = Settings()
     for key, leaf in tree.leaves().items():
-        settings[key] = Setting(leaf.default, Origin(Layer.DEFAULT, "default"))
-    asked, deferred = names.translate(_interpolate(written, problems), problems)
-    named = [e.value for e in (*defaults, *asked) if e.name == MODEL]
-    model = named[-1] if named else settings[MODEL].value
+        table.put(key, leaf.default, Origin(Layer.DEFAULT, "default"))
+    translated, deferred = names.translate(_interpolate(written, problems), problems)
+    models = [s.value for s in (*defaults, *translated) if s.name == MODEL]
+    model = models[-1] if models else table[MODEL].value
     recipe = read_yaml(RECIPE, Layer.RECIPE, "recipe embedded")[0] if model == "embedded" else []
-    for entry in [*defaults, *recipe] + sorted(asked, key=lambda e: e.name != "trainer.plugins"):
-        _set(settings, entry, problems)
-    derive.derive(settings, deferred, problems)
-    config = _build(settings)
-    problems += _cross_field(config, settings, problems)
+    # Plugins come first: they may bring the names that other keys use.
+    for setting in [*defaults, *recipe] + sorted(translated, key=lambda s: s.name != "trainer.plugins"):
+        _set(table, setting, problems)
+    derive(table, deferred, problems)
+    config = _build(table)
+    problems += _cross_field(config, table, problems)
     if any(p.level == "error" for p in problems):
         raise ConfigErrors(problems)
-    return ResolvedConfig(config, {k: s.origin for k, s in settings.items()}, tuple(problems))
+    return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems))
 
 
-def _cross_field(config: TrainerConfig, settings: Settings, problems: list[Problem]) -> list[Problem]:
-    """What is wrong between keys, leaving out what only follows from an error already found."""
-    bad = [p.key for p in problems if p.level == "error"]  # the config does not hold their values
-    return [p for p in rules.check(config, settings) if not any(key in f"{p.key} {p.message}" for key in bad)]
+def _cross_field(config: TrainerConfig, table: Settings, problems: list[Problem]) -> list[Problem]:
+    """Problems between keys, without those that only follow from an error found before."""
+    bad = [p.key for p in problems if p.level == "error"]  # the config does not have their values
+    return [p for p in rules.check(config, table) if not any(key in f"{p.key} {p.message}" for key in bad)]
 
 
-def _interpolate(written: list[Entry], problems: list[Problem]) -> list[Entry]:
-    """Replace `${…}` by what it points at, which may be set in any layer and under any name."""
-    if not any("${" in str(e.value) for e in written):
+def _interpolate(written: list[Setting], problems: list[Problem]) -> list[Setting]:
+    """Replace `${…}` by the value it refers to, which may be set in any layer and under any name."""
+    if not any("${" in str(s.value) for s in written):
         return written
     scope = OmegaConf.create({})
     for key, leaf in tree.leaves().items():
         OmegaConf.update(scope, key, leaf.default, force_add=True)
-    plain = [e for e in written if "${" not in str(e.value)]
-    for entry in written + names.translate(plain, [])[0]:
-        OmegaConf.update(scope, entry.name, entry.value, merge=False, force_add=True)
+    plain = [s for s in written if "${" not in str(s.value)]
+    for setting in written + names.translate(plain, [])[0]:
+        OmegaConf.update(scope, setting.name, setting.value, merge=False, force_add=True)
     resolved = []
-    for entry in written:
-        value = entry.value
-        if "${" in str(value):
-            OmegaConf.update(scope, entry.name, value, merge=False, force_add=True)
-            try:
-                value = OmegaConf.select(scope, entry.name, throw_on_missing=True)
-                value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            except OmegaConfBaseException as error:
-                reason = str(error).splitlines()[0]
-                problems.append(
-                    Problem(
-                        "error",
-                        entry.name,
-                        entry.value,
-                        entry.origin.text,
-                        reason,
-                        "point ${…} at a key that is set",
-                    )
-                )
-                continue
-        resolved.append(Entry(entry.name, value, entry.origin, entry.text if value is entry.value else None))
+    for setting in written:
+        if "${" not in str(setting.value):
+            resolved.append(setting)
+            continue
+        OmegaConf.update(scope, setting.name, setting.value, merge=False, force_add=True)
+        try:
+            value = OmegaConf.select(scope, setting.name, throw_on_missing=True)
+            value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        except OmegaConfBaseException as error:
+            reason, remedy = str(error).splitlines()[0], "let ${…} refer to a key that is set"
+            problems.append(
+                Problem("error", setting.name, setting.value, setting.origin.text, reason, remedy)
+            )
+            continue
+        resolved.append(Setting(setting.name, value, setting.origin))
     return resolved
 
 
-def _written(value: Any) -> Any:
-    """A default as the user would type it."""
-    return json.dumps(value) if value is None or isinstance(value, bool) else value
+def _set(table: Settings, setting: Setting, problems: list[Problem]) -> None:
+    """Put a setting into the table, checked against the key's type, choices and bounds."""
+    leaf = tree.leaf_of(setting.name)
+    assert leaf is not None, setting.name
+    value = setting.value
+    if leaf.key != setting.name:  # a key inside a mapping
+        value = _put_nested(table[leaf.key].value, setting.name[len(leaf.key) + 1 :], value)
 
+    def error(message: str, remedy: str) -> None:
+        problems.append(Problem("error", leaf.key, value, setting.origin.text, message, remedy))
 
-def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
-    """Put one entry under its canonical name, checked against the key's type, choices and bounds."""
-    leaf = tree.leaf_of(entry.name)
-    assert leaf is not None, entry.name
-    value = entry.value
-    if leaf.key != entry.name:  # a key inside a mapping
-        value = _put_nested(settings[leaf.key].value, entry.name[len(leaf.key) + 1 :], value)
     try:
-        value = coerce(_meant(entry, leaf, value), leaf.type)
+        value = coerce(_as_word(value, setting.text, leaf), leaf.type)
     except WrongType:
-        message = f"expected {leaf.type_name}, found {type(value).__name__}"
-        problems.append(
-            Problem(
-                "error",
-                leaf.key,
-                value,
-                entry.origin.text,
-                message,
-                f"e.g. {leaf.key}={_written(leaf.default)}",
-            )
-        )
+        error(f"expected {leaf.type_name}, found {type(value).__name__}", _example(leaf, value))
         return
-    complaint = leaf.info.complaint(value)
-    if complaint and not (leaf.info.open and _is_registered(leaf.key, value, settings)):
-        remedy = names.nearest_choice(value, leaf.info.choices) or f"the default is {leaf.default}"
-        problems.append(Problem("error", leaf.key, value, entry.origin.text, complaint, remedy))
+    violation = leaf.info.violation(value)
+    if violation and not (leaf.info.open and _is_registered(leaf.key, value, table)):
+        default = f"remove it to use the default, {scalar(leaf.default)}"
+        error(violation, names.nearest_choice(value, leaf.info.choices) or default)
         return
-    settings[leaf.key] = Setting(value, entry.origin)
+    table.put(leaf.key, value, setting.origin)
 
 
-def _meant(entry: Entry, leaf: Leaf, value: Any) -> Any:
-    """YAML reads `off` as false and `007` as 7; where the key is a word, the word is meant."""
+def _as_word(value: Any, text: str | None, leaf: Leaf) -> Any:
+    """Undo YAML's conversion of a word to another type, such as `off` to false or `007` to 7, where the key is a text."""
     if isinstance(value, bool) and (word := "on" if value else "off") in leaf.info.choices:
         return word
-    takes = (leaf.type, *getattr(leaf.type, "__args__", ()))
+    types = (leaf.type, *get_args(leaf.type))
     is_number = isinstance(value, bool | int | float)
-    return entry.text if is_number and entry.text is not None and str in takes and int not in takes else value
+    return text if is_number and text is not None and str in types and int not in types else value
 
 
-def _is_registered(key: str, value: str, settings: Settings) -> bool:
-    """Whether a name beyond the built-in ones exists, or may: a plugin has still to be imported."""
-    if settings["trainer.plugins"].value:
+def _example(leaf: Leaf, value: Any) -> str:
+    """How a value of the right type is written: the value as a list, else the key's example or default."""
+    is_list_of_text = get_origin(leaf.type) is list and get_args(leaf.type) == (str,)
+    if is_list_of_text and isinstance(value, str):
+        return f"write a list: {leaf.key}=[{value}]"
+    return "e.g. " + shlex.quote(f"{leaf.key}={leaf.info.example or scalar(leaf.default)}")
+
+
+def _is_registered(key: str, value: str, table: Settings) -> bool:
+    """Whether a name that is not built in exists, or may exist once the plugins are imported."""
+    if table["trainer.plugins"].value:
         return True
-    module, table = REGISTRIES[key]
-    return module in sys.modules and value in getattr(sys.modules[module], table).names()
+    module, registry = REGISTRIES[key]
+    return module in sys.modules and value in getattr(sys.modules[module], registry).names()
 
 
 def _put_nested(mapping: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of `mapping` with `value` at a dotted path."""
     head, _, rest = path.partition(".")
     inner = mapping.get(head)
     return {
@@ -215,12 +202,13 @@ def _put_nested(mapping: dict[str, Any], path: str, value: Any) -> dict[str, Any
     }
 
 
-def _build(settings: Settings) -> TrainerConfig:
+def _build(table: Settings) -> TrainerConfig:
+    """The typed config. Exactly the keys that a person set count as explicit, so that loading it again changes nothing."""
     config = TrainerConfig()
-    for key, setting in settings.items():
+    for key, setting in table.items():
         tree.put(config, key, setting.value)
-    for name in ["", *tree.sections()]:  # a second resolve must see the same keys as given
+    for name in ["", *tree.sections()]:
         part = tree.get(config, name) if name else config
-        own = {f"{name}.{f}" if name else f: f for f in part.__dict__}
-        as_default(part, {f for k, f in own.items() if k in settings and settings.explicit(k)})
+        keys = {f: f"{name}.{f}" if name else f for f in part.__dict__}
+        mark_explicit(part, [f for f, key in keys.items() if key in table and table.explicit(key)])
     return config

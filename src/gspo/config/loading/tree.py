@@ -1,4 +1,4 @@
-"""The schema seen as a flat table: dotted key → type, default, documentation."""
+"""The schema as a flat table: dotted key → type, default, documentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gspo.config.schema.fields import KeyInfo, Section
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A key that holds a value. A `Literal` is split: `type` is that of its values, `info.choices` are they."""
+    """A key with a value. Of a `Literal`, `type` is the type of its values and `info.choices` are the values."""
 
     key: str
     type: Any
@@ -40,7 +40,7 @@ def type_name(tp: Any) -> str:
     if origin in (types.UnionType, typing.Union):
         return " or ".join(type_name(a) for a in args)
     if origin is list:
-        return f"list of {type_name(args[0])}"
+        return f"list of {type_name(args[0])}".replace("mapping", "mappings")
     if origin is dict:
         return "mapping"
     return "null" if tp is type(None) else getattr(tp, "__name__", str(tp))
@@ -59,7 +59,7 @@ def _walk(cls: type, prefix: str, instance: Any) -> Iterator[Leaf]:
 
 
 def _choices(tp: Any) -> tuple[Any, ...]:
-    """The values that a type fixes: those of a `Literal`, also in a list or beside None; none for other types."""
+    """The values of a `Literal`, also inside a list or beside None; () for other types."""
     args = typing.get_args(tp)
     if typing.get_origin(tp) is Literal:
         return args
@@ -79,13 +79,13 @@ def _without_literals(tp: Any) -> Any:
 
 @cache
 def leaves() -> dict[str, Leaf]:
-    """Every key of the schema that holds a value, in the order of the schema."""
+    """Every key of the schema that has a value, in the order of the schema."""
     return {leaf.key: leaf for leaf in _walk(TrainerConfig, "", TrainerConfig())}
 
 
 @cache
 def sections() -> dict[str, type]:
-    """Every key that holds a section, with its class."""
+    """Every key that is a section, with its class."""
 
     def walk(cls: type, prefix: str) -> Iterator[tuple[str, type]]:
         hints = typing.get_type_hints(cls)
@@ -99,7 +99,7 @@ def sections() -> dict[str, type]:
 
 
 def leaf_of(name: str) -> Leaf | None:
-    """The leaf that `name` names or lies under (a key inside a mapping), or None."""
+    """The leaf with this name, or the mapping that `name` lies in, or None."""
     table = leaves()
     parts = name.split(".")
     for end in range(len(parts), 0, -1):

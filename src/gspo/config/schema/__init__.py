@@ -1,4 +1,4 @@
-"""The whole key tree: `TrainerConfig` and its sections, under the names and keys of verl."""
+"""The whole key tree: `TrainerConfig` and its sections, with the names and keys of verl."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from gspo.config.schema.trainer import PPOTrainerConfig
 
 @section
 class ActorRolloutRefConfig(Section):
-    """The policy in its three roles: trained, generating, frozen as reference."""
+    """The policy in its three roles: trained, generating, and frozen as the reference."""
 
     model: ModelConfig = key(factory=ModelConfig, doc="The model.")
     actor: ActorConfig = key(factory=ActorConfig, doc="The policy being trained.")
-    rollout: RolloutConfig = key(factory=RolloutConfig, doc="Generation.")
-    ref: RefConfig = key(factory=RefConfig, doc="The frozen reference.")
+    rollout: RolloutConfig = key(factory=RolloutConfig, doc="Generation of responses.")
+    ref: RefConfig = key(factory=RefConfig, doc="The frozen reference model.")
 
 
 @section
@@ -38,9 +38,9 @@ class TrainerConfig(Section):
     actor_rollout_ref: ActorRolloutRefConfig = key(factory=ActorRolloutRefConfig, doc="The policy.")
     critic: CriticConfig = key(factory=CriticConfig, doc="The value function.")
     reward_model: RewardModelConfig = key(factory=RewardModelConfig, doc="The reward manager.")
-    reward: RewardConfig = key(factory=RewardConfig, doc="Where rewards run.")
+    reward: RewardConfig = key(factory=RewardConfig, doc="Reward functions and the processes that run them.")
     custom_reward_function: CustomRewardFunctionConfig = key(
-        factory=CustomRewardFunctionConfig, doc="The user's reward function."
+        factory=CustomRewardFunctionConfig, doc="Your own reward function."
     )
     trainer: PPOTrainerConfig = key(factory=PPOTrainerConfig, doc="The run.")
 

@@ -11,18 +11,16 @@ from gspo.config.schema.model import FSDPConfig, OptimConfig
 
 @section
 class PolicyLossConfig(Section):
-    """The policy loss by name, and the constants of single losses."""
+    """The policy loss by name, and constants that only some losses use."""
 
     loss_mode: str = key(
         default="gspo",
-        doc="Policy loss, or the name of one registered by the user.",
+        doc="The policy loss.",
         built_in=LOSSES,
     )
-    tau_pos: float = key(
-        default=1.0, doc="sapo: temperature of the gate where the advantage is positive.", gt=0
-    )
+    tau_pos: float = key(default=1.0, doc="Loss sapo: temperature of the gate for positive advantages.", gt=0)
     tau_neg: float = key(
-        default=1.05, doc="sapo: temperature of the gate where the advantage is negative.", gt=0
+        default=1.05, doc="Loss sapo: temperature of the gate for all other advantages.", gt=0
     )
 
 
@@ -32,91 +30,115 @@ class ActorConfig(Section):
 
     strategy: Literal["local", "fsdp2"] = key(
         default="local",
-        doc="local trains in this process; fsdp2 shards over devices.",
+        doc="local trains in one process. fsdp2 shards the models over several processes, one per device.",
         may_change_on_resume=True,
     )
     ppo_mini_batch_size: int = key(
         default=256,
-        doc="Prompts an optimiser step; train_batch_size / this = optimiser steps a rollout batch.",
+        doc="Prompts per optimiser step. A rollout batch makes data.train_batch_size / this optimiser steps.",
         gt=0,
         unit="prompts",
     )
     ppo_micro_batch_size_per_gpu: int | None = key(
         default=None,
-        doc="Responses a forward when use_dynamic_bsz is off; null = by token budget.",
+        doc="Responses per forward pass; null = fill forward passes by tokens. Setting it switches use_dynamic_bsz off, "
+        "unless that key is set too.",
         gt=0,
         unit="responses",
     )
-    use_dynamic_bsz: bool = key(default=True, doc="Fill each forward up to ppo_max_token_len_per_gpu tokens.")
+    use_dynamic_bsz: bool = key(
+        default=True,
+        doc="Fill each forward pass with up to ppo_max_token_len_per_gpu tokens instead of a fixed number of responses.",
+    )
     ppo_max_token_len_per_gpu: int = key(
-        default=16384, doc="Token budget of a training forward.", gt=0, unit="tokens"
+        default=16384,
+        doc="Most tokens per forward pass in training. A longer sequence gets a forward pass to itself.",
+        gt=0,
+        unit="tokens",
     )
     ppo_epochs: int = key(default=1, doc="Passes over each rollout batch.", gt=0)
     shuffle: bool = key(
         default=False,
-        doc="Draw the groups of each mini-batch anew for every step and epoch, also for the critic; false keeps the "
+        doc="Assign groups to mini-batches at random, anew for every step and epoch, for the critic too. false keeps the "
         "order in which they were sampled.",
     )
     policy_loss: PolicyLossConfig = key(factory=PolicyLossConfig, doc="The policy loss.")
     importance_sampling_level: RatioLevel | None = key(
         default=None,
-        doc="Ratio per token, sequence or sequence_token; null = as the loss says.",
+        doc="Whether the ratio is taken per token or per sequence; null = the loss's default.",
     )
     clip_ratio: float | None = key(
-        default=None, doc="ε for both sides where clip_ratio_low / _high are not set.", gt=0
+        default=None,
+        doc="Clip range ε on both sides of 1. clip_ratio_low and clip_ratio_high take precedence; null = only those.",
+        gt=0,
     )
     clip_ratio_low: float | None = key(
-        default=None, doc="ε below 1; null = clip_ratio, else the loss's own default.", gt=0
+        default=None,
+        doc="Clip range ε below 1; null = clip_ratio, or the loss's default where that is null too.",
+        gt=0,
     )
     clip_ratio_high: float | None = key(
-        default=None, doc="ε above 1; null = clip_ratio, else the loss's own default.", gt=0
+        default=None,
+        doc="Clip range ε above 1; null = clip_ratio, or the loss's default where that is null too.",
+        gt=0,
     )
     clip_ratio_c: float | None = key(
         default=3.0,
-        doc="vanilla, dapo: the dual clip, a bound where the advantage is negative; null = none.",
+        doc="Losses vanilla and dapo: dual clip, the largest ratio that counts where the advantage is negative; null = no "
+        "dual clip.",
         gt=1,
     )
     clip_target: float | None = key(
         default=None,
-        doc="Clip fraction to hold by moving ε slowly; null keeps ε. Counted from the second mini-batch on.",
+        doc="Clip fraction to hold by slowly changing the clip range; null = keep the range. The first mini-batch of a "
+        "step, which cannot clip, does not count.",
         gt=0,
         lt=1,
     )
     clip_target_bounds: list[float] = key(
-        factory=lambda: [0.1, 10.0], doc="Smallest and largest factor by which clip_target may change ε."
+        factory=lambda: [0.1, 10.0],
+        doc="Smallest and largest factor by which clip_target may change the clip range.",
     )
     loss_agg_mode: Aggregation | None = key(
-        default=None, doc="How token losses become one number; null = as the loss says."
+        default=None, doc="How the losses of the tokens become one number; null = the loss's default."
     )
     loss_scale_factor: int | None = key(
         default=None,
-        doc="seq-mean-token-sum-norm: the fixed length; null = data.max_response_length.",
+        doc="Aggregation seq-mean-token-sum-norm: the fixed length to divide by; null = data.max_response_length.",
         gt=0,
         unit="tokens",
     )
     use_decoupled_loss: bool = key(
-        default=False, doc="Weigh the loss by π_old/μ: corrects for rollouts of older weights."
+        default=False,
+        doc="Multiply the loss of each token by π_old/μ, which corrects for responses that older weights wrote.",
     )
     behav_imp_weight_cap: float | None = key(
-        default=None, doc="Decoupled loss: cap of that weight (AReaL uses 5.0); null = uncapped.", gt=0
+        default=None,
+        doc="Decoupled loss: cap on the weight π_old/μ (AReaL uses 5.0); null = no cap.",
+        gt=0,
     )
     behav_imp_weight_mode: BehaviourMode = key(
         default="token_mask",
-        doc="What the cap does, and whether per token or per sequence.",
+        doc="Decoupled loss: whether the weight is per token or per sequence, and whether a weight above the cap becomes 0 "
+        "(mask) or the cap (truncate).",
     )
     old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = key(
         default="first_pass",
-        doc="Where π_old comes from: a forward of its own for all mini-batches, the rollout engine, or such a forward "
-        "for all but the first, whose update computes the same bits.",
+        doc="Where the log-probs of π_old come from. recompute: a separate forward pass before the updates. rollout: the "
+        "engine. first_pass: as recompute, but the first mini-batch uses its own training pass, with the same bits.",
     )
-    entropy_coeff: float = key(default=0.0, doc="Weight of the entropy bonus.")
+    entropy_coeff: float = key(
+        default=0.0, doc="Weight of the entropy bonus, which is subtracted from the loss; 0 = none."
+    )
     entropy_checkpointing: bool = key(
-        default=False, doc="Recompute the entropy in the backward: less memory."
+        default=False, doc="Recompute the entropy in the backward pass: saves memory, costs time."
     )
-    use_kl_loss: bool = key(default=False, doc="Add a KL term against the reference to the loss.")
-    kl_loss_coef: float = key(default=0.001, doc="Weight of that term.", ge=0)
-    kl_loss_type: KLKind = key(default="low_var_kl", doc="Estimator of that KL.")
-    grad_clip: float = key(default=1.0, doc="Largest gradient norm; larger ones are scaled down.", gt=0)
+    use_kl_loss: bool = key(default=False, doc="Add a KL term against the reference model to the loss.")
+    kl_loss_coef: float = key(default=0.001, doc="Weight of the KL term in the loss.", ge=0)
+    kl_loss_type: KLKind = key(default="low_var_kl", doc="Estimator of the KL term in the loss.")
+    grad_clip: float = key(
+        default=1.0, doc="Largest gradient norm. Larger gradients are scaled down to it.", gt=0
+    )
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")
     ulysses_sequence_parallel_size: int = key(
@@ -124,26 +146,30 @@ class ActorConfig(Section):
     )
     use_torch_compile: bool = key(
         default=True,
-        doc="One GPU, half precision: compile the layers and capture forward and backward as CUDA graphs. One CPU "
-        "process, float32, 4 million parameters or more and a C++ compiler (CXX, else g++): compile the layers. Not "
-        "with LoRA or experts.",
+        doc="Compile the policy's layers when one process trains it. On a GPU in half precision, forward and backward passes "
+        "are also captured as CUDA graphs. On a CPU it needs float32, 4 million parameters or more and a C++ compiler (CXX, "
+        "else g++). Not used with LoRA or mixture-of-experts models.",
     )
 
 
 @section
 class RefConfig(Section):
-    """The frozen reference: used when a KL term is on."""
+    """The frozen reference model, loaded only when a KL term is on."""
 
-    path: str | None = key(default=None, doc="Reference model; null = the policy's weights at the start.")
+    path: str | None = key(
+        default=None,
+        doc="Folder or hub name of the reference model; null = the policy's weights at the start of the run.",
+    )
     log_prob_micro_batch_size_per_gpu: int | None = key(
-        default=None, doc="Responses a forward; null = by token budget.", gt=0
+        default=None, doc="Responses per forward pass of the reference; null = as for the policy.", gt=0
     )
     log_prob_use_dynamic_bsz: bool | None = key(
-        default=None, doc="Fill each forward by tokens; null = actor.use_dynamic_bsz."
+        default=None,
+        doc="Fill the reference's forward passes by tokens; null = by which of the two sizes is set, else as for the policy.",
     )
     log_prob_max_token_len_per_gpu: int | None = key(
         default=None,
-        doc="Token budget of a forward; null = actor.ppo_max_token_len_per_gpu.",
+        doc="Most tokens per forward pass of the reference; null = actor.ppo_max_token_len_per_gpu.",
         gt=0,
         unit="tokens",
     )

@@ -10,52 +10,60 @@ from gspo.config.schema.fields import Section, key, section
 
 @section
 class FilterGroupsConfig(Section):
-    """Dynamic sampling: groups whose responses all earned the same carry no gradient and are replaced."""
+    """Dynamic sampling: groups whose responses all have the same reward give no gradient and are replaced."""
 
     enable: bool = key(
-        default=False, doc="Train only on groups whose responses differ in `metric`; needs rollout.n > 1."
+        default=False,
+        doc="Train only on groups whose responses differ in `metric`, and generate more groups to replace the others. Needs "
+        "rollout.n of 2 or more.",
     )
     metric: str = key(
         default="seq_reward",
-        doc="What must differ within a group: seq_reward (score before KL), seq_final_reward (after KL), acc, score, or "
-        "any number the reward function returns.",
+        doc="What must differ within a group: seq_reward (the reward before KL), seq_final_reward (after KL), acc, score, or "
+        "any number that the reward function returns.",
     )
     max_num_gen_batches: int = key(
         default=0,
-        doc="Generation batches a training step may use before `on_limit`; <= 0 is unlimited with a no-progress guard.",
+        doc="Most generation batches per training step; then `on_limit` applies. 0 or less = no limit, but sampling that "
+        "makes no progress still stops.",
     )
     strategy: Literal["stream", "rounds"] = key(
         default="stream",
-        doc="stream refills a slot when a group ends and carries surplus groups over; rounds generates whole batches.",
+        doc="stream starts a new group whenever one ends and carries surplus groups over to later steps. rounds generates "
+        "whole generation batches.",
     )
     max_staleness: int = key(
         default=2,
-        doc="stream: oldest weights version, counted back from now, that a carried group may have.",
+        doc="Strategy stream: how many training steps old the weights that wrote a carried group may be; 0 = carry none.",
         ge=0,
         unit="steps",
     )
     on_limit: Literal["raise", "train_partial", "keep_unfiltered"] = key(
         default="raise",
-        doc="What happens at max_num_gen_batches or without progress: stop, train on fewer groups, or on unfiltered ones.",
+        doc="What happens at max_num_gen_batches or without progress: stop the run (raise), train on the groups found so far "
+        "(train_partial), or fill the batch with filtered groups (keep_unfiltered).",
     )
     max_in_flight: int | None = key(
         default=None,
-        doc="stream: groups generated at once; null = data.gen_batch_size, never above the staleness budget.",
+        doc="Strategy stream: most groups in generation at once; null = the larger of data.gen_batch_size and "
+        "data.train_batch_size. max_staleness limits it further.",
         ge=1,
     )
     predict: Literal["off", "skip"] = key(
         default="off",
-        doc="skip passes over prompts that the ledger expects to be all right or all wrong; off is the exact method.",
+        doc="skip leaves out some prompts whose earlier groups were all right or all wrong. off generates for every prompt.",
     )
     predict_weight: bool = key(
-        default=False, doc="predict=skip: weigh a kept group by 1/q, which removes the skipping's bias."
+        default=False,
+        doc="With predict=skip: weight each kept group by 1 / its probability of being generated, which removes the bias of "
+        "skipping.",
     )
     predict_min_prob: float = key(
-        default=0.1, doc="predict=skip: smallest probability of submitting a prompt.", gt=0, le=1
+        default=0.1, doc="With predict=skip: smallest probability of generating for a prompt.", gt=0, le=1
     )
     predict_discount: float = key(
         default=0.9,
-        doc="predict=skip: weight of a prompt's older outcomes in the ledger, per visit.",
+        doc="With predict=skip: factor by which a prompt's earlier results lose weight each time it is seen.",
         gt=0,
         le=1,
     )
@@ -67,14 +75,19 @@ class KLControlConfig(Section):
 
     type: Literal["fixed", "adaptive"] = key(
         default="fixed",
-        doc="fixed keeps kl_coef; adaptive moves it to hold target_kl.",
+        doc="fixed keeps kl_coef; adaptive changes it to hold the KL at target_kl.",
     )
     kl_coef: float = key(
-        default=0.001, doc="Coefficient (initial value when adaptive) of the KL penalty in the reward.", ge=0
+        default=0.001,
+        doc="Coefficient of the KL penalty in the reward; the initial value when adaptive.",
+        ge=0,
     )
-    target_kl: float = key(default=0.1, doc="adaptive: the KL to hold.", gt=0)
+    target_kl: float = key(default=0.1, doc="With type=adaptive: the KL per token to hold.", gt=0)
     horizon: int = key(
-        default=10000, doc="adaptive: how slowly the coefficient moves.", gt=0, unit="sequences"
+        default=10000,
+        doc="With type=adaptive: number of sequences over which the coefficient adapts. Larger is slower.",
+        gt=0,
+        unit="sequences",
     )
 
 
@@ -84,18 +97,19 @@ class AlgoConfig(Section):
 
     adv_estimator: str = key(
         default="grpo",
-        doc="Advantage estimator, or the name of one registered by the user.",
+        doc="How advantages are estimated from rewards.",
         built_in=ESTIMATORS,
     )
-    gamma: float = key(default=1.0, doc="Discount of rewards over tokens.", ge=0, le=1)
-    lam: float = key(default=1.0, doc="GAE's lambda: bias (0) against variance (1).", ge=0, le=1)
+    gamma: float = key(default=1.0, doc="Discount factor of rewards per token.", ge=0, le=1)
+    lam: float = key(default=1.0, doc="λ of GAE: 0 has the least variance, 1 the least bias.", ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = key(
-        default=True, doc="Divide GRPO's advantages by the group's std; false is Dr.GRPO."
+        default=True,
+        doc="Divide GRPO's advantages by the standard deviation of the group's rewards; false is Dr.GRPO.",
     )
     use_kl_in_reward: bool = key(
-        default=False, doc="Subtract a KL penalty against the reference from the reward."
+        default=False, doc="Subtract a KL penalty against the reference model from the reward."
     )
-    kl_penalty: KLKind = key(default="kl", doc="Estimator of that KL.")
+    kl_penalty: KLKind = key(default="kl", doc="Estimator of the KL penalty in the reward.")
     kl_ctrl: KLControlConfig = key(
         factory=KLControlConfig, doc="Controller of the KL coefficient in the reward."
     )

@@ -13,38 +13,42 @@ class DataConfig(Section):
 
     train_files: str | list[str] = key(
         default="arithmetic",
-        doc="Built-in task (arithmetic, math, code, mixed, gsm8k, reasoning_gym:NAME), file (jsonl, parquet) or hub name; "
-        "a list concatenates.",
+        doc="Training data: a built-in task (arithmetic, math, code, mixed, gsm8k, reasoning_gym:NAME), a jsonl or parquet "
+        "file, or a dataset on the Hugging Face hub. The entries of a list are concatenated.",
     )
     val_files: str | list[str] | None = key(
         default=None,
-        doc="Held-out data, as train_files; null = the built-in task's own held-out split, or none for files.",
+        doc="Held-out data, named as in train_files; null = the held-out part of each task or hub dataset in train_files. "
+        "Files have no held-out part.",
     )
     num_train_samples: int | None = key(
-        default=None, doc="Use only the first so many training prompts; null = all.", ge=1
+        default=None, doc="Use only the first N training prompts; null = all.", ge=1, unit="prompts"
     )
     num_val_samples: int | None = key(
-        default=None, doc="Use only the first so many held-out prompts; null = all.", ge=1
+        default=None, doc="Use only the first N held-out prompts; null = all.", ge=1, unit="prompts"
     )
     train_split: str = key(default="train", doc="Split of a hub dataset to train on.")
     val_split: str = key(default="test", doc="Split of a hub dataset to evaluate on.")
-    prompt_key: str = key(default="prompt", doc="Column with the question: a list of chat messages, or text.")
+    prompt_key: str = key(
+        default="prompt", doc="Column with the question, as a list of chat messages or as text."
+    )
     ground_truth_key: str = key(
         default="reward_model.ground_truth",
-        doc="Column (dotted when nested) with the right answer; `answer` is tried next.",
+        doc="Column with the correct answer; dots reach into nested records. Without it, `ground_truth` and `answer` are "
+        "tried. '' = the reward function needs none.",
     )
     data_source_key: str = key(
-        default="data_source", doc="Column with the name of the task, which chooses the reward function."
+        default="data_source", doc="Column with the name of the task, which selects the built-in reward."
     )
-    system_prompt: str | None = key(default=None, doc="System message put before every prompt that has none.")
+    system_prompt: str | None = key(
+        default=None, doc="System message for every prompt that has none; null = do not add one."
+    )
     max_prompt_length: int = key(default=512, doc="Longest prompt.", gt=0, unit="tokens")
     max_response_length: int = key(default=512, doc="Longest response.", gt=0, unit="tokens")
-    train_batch_size: int = key(
-        default=1024, doc="Prompts (groups) trained on in a step.", gt=0, unit="prompts"
-    )
+    train_batch_size: int = key(default=1024, doc="Prompts (groups) per training step.", gt=0, unit="prompts")
     gen_batch_size: int | None = key(
         default=None,
-        doc="Prompts a generation batch; null = train_batch_size. Acts with dynamic sampling.",
+        doc="With dynamic sampling: prompts per generation batch; null = train_batch_size.",
         gt=0,
         unit="prompts",
     )
@@ -52,16 +56,16 @@ class DataConfig(Section):
         default=None, doc="Held-out prompts generated at once; null = all.", gt=0, unit="prompts"
     )
     shuffle: bool = key(
-        default=True, doc="Shuffle the training prompts anew every epoch, as a function of the seed."
+        default=True, doc="Shuffle the training prompts in every epoch. The order depends on the seed only."
     )
     seed: int | None = key(default=None, doc="Seed of the shuffle; null = trainer.seed.", ge=0)
-    filter_overlong_prompts: bool = key(
-        default=True, doc="Leave out prompts above max_prompt_length, and count them."
-    )
+    filter_overlong_prompts: bool = key(default=True, doc="Leave out prompts longer than max_prompt_length.")
     truncation: Literal["error", "left", "right", "middle"] = key(
         default="error",
-        doc="What to do with a prompt above max_prompt_length that is not left out.",
+        doc="With filter_overlong_prompts=false: stop at a prompt that is too long, or drop its left, right or middle part.",
     )
     apply_chat_template_kwargs: dict[str, Any] = key(
-        factory=dict, doc="Extra arguments of the tokenizer's chat template, e.g. {enable_thinking: false}."
+        factory=dict,
+        doc="Extra arguments of the tokenizer's chat template.",
+        example="{enable_thinking: false}",
     )

@@ -1,4 +1,4 @@
-"""The reward sections. verl's old names (`reward_model`, `custom_reward_function`) are the keys; `reward` has the pool."""
+"""The reward sections. `reward_model` and `custom_reward_function` are verl's older names; `reward` has the worker pool."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from gspo.config.schema.fields import Section, key, section
 
 @section
 class OverlongBufferConfig(Section):
-    """DAPO's soft punishment of responses that come near the length limit."""
+    """DAPO's soft punishment of responses near the length limit."""
 
-    enable: bool = key(default=False, doc="Lower the score linearly within the last `len` tokens.")
-    len: int = key(default=0, doc="Tokens before the limit in which the penalty grows.", ge=0, unit="tokens")
+    enable: bool = key(
+        default=False, doc="Lower the score linearly over the last `len` tokens before the limit."
+    )
+    len: int = key(
+        default=0, doc="Number of tokens before the limit over which the penalty grows.", ge=0, unit="tokens"
+    )
     penalty_factor: float = key(default=1.0, doc="Penalty at the limit.", ge=0)
-    log: bool = key(default=False, doc="Log the penalty as metrics of its own.")
+    log: bool = key(default=False, doc="Log the penalty as a separate metric.")
 
 
 @section
@@ -34,65 +38,88 @@ class RewardKwargs(Section):
 
 @section
 class RewardModelConfig(Section):
-    """Which reward manager turns responses into scores."""
+    """The reward manager, which turns the result of the reward function into a score."""
 
     enable: bool = key(
-        default=False, doc="Score with a trained reward model. Not offered: pass a reward function instead."
+        default=False, doc="Score with a trained reward model. Not supported: use a reward function instead."
     )
     reward_manager: Literal["naive", "dapo"] = key(
         default="naive",
-        doc="naive takes the score as it is; dapo adds the overlong penalty.",
+        doc="naive uses the score unchanged; dapo adds the overlong penalty.",
     )
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
 
 @section
 class RewardConfig(Section):
-    """Where rewards run, and what happens when one fails. A failed reward is missing, never 0."""
+    """Reward functions and the processes that run them. A reward that failed is missing, never 0."""
 
     functions: list[dict[str, Any]] = key(
         factory=list,
-        doc="Reward functions to add up: [{path, name, weight, kwargs}]; empty = custom_reward_function.",
+        doc="Reward functions whose weighted scores are added. Each has a `name` (a built-in reward, or a function in the "
+        "Python file `path`), and optionally `weight` and `kwargs`. Empty = custom_reward_function.",
+        example="[{name: math}, {name: score, path: my_rewards.py, weight: 0.5}]",
     )
     num_workers: int = key(
         default=0,
-        doc="Reward processes; 0 = one a core, and cheap built-in rewards in the trainer.",
+        doc="Reward processes; 0 = one per core. Cheap built-in rewards run in the trainer and need none.",
         ge=0,
         may_change_on_resume=True,
     )
     timeout: float = key(
-        default=10.0, doc="A reward is stopped after this.", gt=0, unit="s", may_change_on_resume=True
+        default=10.0,
+        doc="Longest time that one reward may take. A slower one is stopped and counts as failed.",
+        gt=0,
+        unit="seconds",
+        may_change_on_resume=True,
     )
     memory: int = key(
-        default=1024, doc="Memory of a reward process.", gt=0, unit="MiB", may_change_on_resume=True
+        default=1024,
+        doc="Memory limit of each reward process.",
+        gt=0,
+        unit="MiB",
+        may_change_on_resume=True,
     )
     max_failure_rate: float = key(
         default=0.2,
-        doc="Failed rewards a step, as a share, above which the run stops.",
+        doc="Share of failed rewards per step above which the run stops.",
         ge=0,
         le=1,
         may_change_on_resume=True,
     )
     retries: int = key(
-        default=1, doc="Further tries of a reward that failed.", ge=0, may_change_on_resume=True
+        default=1,
+        doc="How often a response is tried again after its reward process died.",
+        ge=0,
+        may_change_on_resume=True,
     )
-    format_weight: float = key(default=0.0, doc="Weight of the format reward, added to the score.")
-    repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases.", ge=0)
+    format_weight: float = key(
+        default=0.0, doc="Weight of the format reward, which is added to the score; 0 = none."
+    )
+    repetition_penalty: float = key(
+        default=0.0, doc="Weight of the penalty on repeated phrases; 0 = none.", ge=0
+    )
     sandbox_level: int | None = key(
-        default=None, doc="Least isolation of model-written code; null = the best that works.", ge=0, le=3
+        default=None,
+        doc="Isolation level of model-written code. It must be available on this machine; null = 2, or 1 where 2 is not. 0 "
+        "is no isolation and needs allow_unsandboxed_code.",
+        ge=0,
+        le=3,
     )
     allow_unsandboxed_code: bool = key(
-        default=False, doc="Run model-written code without isolation. Never on by itself."
+        default=False, doc="Allow model-written code to run without isolation. Nothing else switches this on."
     )
 
 
 @section
 class CustomRewardFunctionConfig(Section):
-    """The user's reward function."""
+    """Your own reward function."""
 
     path: str | None = key(
         default=None,
-        doc="Python file (or importable module) with the function; null = the data's built-in reward.",
+        doc="Python file or importable module with the function; null = the built-in reward of each row's data source.",
     )
-    name: str = key(default="compute_score", doc="Name of the function in it.")
-    reward_kwargs: dict[str, Any] = key(factory=dict, doc="Further arguments of the function.")
+    name: str = key(default="compute_score", doc="Name of the function in that file.")
+    reward_kwargs: dict[str, Any] = key(
+        factory=dict, doc="Extra keyword arguments of the function.", example="{scale: 2}"
+    )

@@ -1,4 +1,4 @@
-"""The `trainer` section: how long, how often, where to, on what."""
+"""The `trainer` section: length of the run, evaluation, checkpoints, logging, device."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ class PPOTrainerConfig(Section):
 
     total_epochs: int = key(
         default=30,
-        doc="Passes over the training data, unless total_training_steps is set.",
+        doc="Passes over the training data. total_training_steps takes precedence.",
         ge=1,
         may_change_on_resume=True,
     )
     total_training_steps: int | None = key(
         default=None,
-        doc="Training steps; null = by total_epochs.",
+        doc="Training steps of the run; null = as many as total_epochs makes.",
         ge=1,
         unit="steps",
         may_change_on_resume=True,
     )
     project_name: str = key(
-        default="gspo", doc="Project, for loggers that have one.", may_change_on_resume=True
+        default="gspo", doc="Project name, for loggers that have projects.", may_change_on_resume=True
     )
     experiment_name: str | None = key(
         default=None,
-        doc="Name of the run and its folder; null = model, data and time.",
+        doc="Name of the run and of its folder; null = MODEL-DATA-NNN with the next free number.",
         may_change_on_resume=True,
     )
     default_local_dir: str = key(
-        default="runs", doc="Folder that holds the run folders.", may_change_on_resume=True
+        default="runs", doc="Folder that contains the run folders.", may_change_on_resume=True
     )
     logger: list[Literal["console", "tensorboard", "wandb", "trackio"]] = key(
         factory=lambda: ["console"],
-        doc="Sinks beside the run folder.",
+        doc="Where metrics go besides the run folder.",
+        example="[console, wandb]",
         may_change_on_resume=True,
     )
     log_val_generations: int = key(
         default=3,
-        doc="Held-out responses shown in words at each evaluation.",
+        doc="How many held-out questions to print at the end of the run, out of those that became right, with the responses "
+        "before and after training.",
         ge=0,
         may_change_on_resume=True,
     )
     console_table_freq: int = key(
         default=10,
-        doc="Training steps between tables on the console; 0 = never.",
+        doc="Print a table of metrics every N training steps; 0 = never.",
         ge=0,
         unit="steps",
         may_change_on_resume=True,
@@ -59,73 +61,91 @@ class PPOTrainerConfig(Section):
     val_after_train: bool = key(default=True, doc="Evaluate after the last step.", may_change_on_resume=True)
     test_freq: int = key(
         default=-1,
-        doc="Evaluate every so many steps; <= 0 = only before and after.",
+        doc="Evaluate every N training steps; 0 or less = only before and after training.",
         unit="steps",
         may_change_on_resume=True,
     )
     save_freq: int | str = key(
         default="auto",
-        doc="Checkpoint every so many steps; auto = as often as costs at most 5 % of the time; <= 0 = only at the end.",
+        doc="Save a checkpoint every N training steps; auto = as often as costs at most 5 % of the time; 0 or less = only at "
+        "the end.",
         may_change_on_resume=True,
     )
     max_actor_ckpt_to_keep: int | None = key(
-        default=2, doc="Newest checkpoints kept; null = all.", ge=1, may_change_on_resume=True
+        default=2,
+        doc="How many of the newest checkpoints to keep; null = all.",
+        ge=1,
+        may_change_on_resume=True,
     )
     resume_mode: str = key(
         default="auto",
-        doc="auto goes on from the run's newest whole checkpoint, disable starts anew, PATH goes on from it.",
+        doc="auto continues from the newest intact checkpoint of the run, disable starts again, and a path continues from "
+        "that checkpoint or run folder.",
         may_change_on_resume=True,
     )
-    seed: int = key(default=0, doc="Seed of everything that is random.", ge=0)
-    device: str = key(default="auto", doc="auto = a GPU when there is one; or cpu, cuda, cuda:N.")
-    num_threads: int | None = key(default=None, doc="CPU threads of torch; null = all cores.", ge=1)
+    seed: int = key(default=0, doc="Seed of all random numbers.", ge=0)
+    device: str = key(
+        default="auto", doc="auto (a GPU if there is one), cpu, cuda, or cuda:N for one of several GPUs."
+    )
+    num_threads: int | None = key(
+        default=None, doc="CPU threads of torch; null = OMP_NUM_THREADS, else one per core.", ge=1
+    )
     deterministic: bool = key(
-        default=False, doc="Only deterministic operations on a GPU: slower, resumes to the bit."
+        default=False,
+        doc="Use only deterministic operations, so that a GPU repeats and resumes to the bit. Slower.",
     )
     backend: Literal["local", "ray"] = key(
         default="local",
-        doc="local runs in this process; ray on the cluster of RAY_ADDRESS, or a local one.",
+        doc="local runs on this machine; ray on the cluster at RAY_ADDRESS, or on a local one without it.",
         may_change_on_resume=True,
     )
-    nnodes: int = key(default=1, doc="ray: machines that train.", ge=1, may_change_on_resume=True)
+    nnodes: int = key(
+        default=1, doc="With ray: number of machines that train.", ge=1, may_change_on_resume=True
+    )
     n_gpus_per_node: int | None = key(
         default=None,
-        doc="ray: trainer ranks a machine, one device each; null = all GPUs that rollout workers leave, else 1.",
+        doc="Trainer ranks per machine, one device each, with strategy=fsdp2 or ray; null = all GPUs (with ray, those that "
+        "rollout workers leave), or 1 without GPUs.",
         ge=0,
         may_change_on_resume=True,
     )
-    critic_warmup: int = key(default=0, doc="Steps in which only the critic is trained.", ge=0, unit="steps")
+    critic_warmup: int = key(
+        default=0, doc="Steps at the start that train only the critic.", ge=0, unit="steps"
+    )
     on_alarm: Literal["warn", "pause", "rollback"] = key(
         default="warn",
-        doc="What an alarm (ratio explosion, entropy collapse, …) does.",
+        doc="After an alarm (ratio explosion, entropy collapse, …): only warn, save and stop (pause), or return to an earlier "
+        "checkpoint with half the learning rate (rollback).",
         may_change_on_resume=True,
     )
     max_skipped_steps: int = key(
         default=3,
-        doc="Non-finite optimiser steps in a row that stop the run.",
+        doc="Stop after this many training steps in a row in which updates were skipped because of non-finite numbers.",
         ge=1,
+        unit="steps",
         may_change_on_resume=True,
     )
     watchdog_seconds: float = key(
         default=600.0,
-        doc="No progress for so long: the stage is named and all stacks are written to the run folder; 0 = never.",
+        doc="After this long without progress, name the current stage and write all stacks to the run folder; 0 = never.",
         ge=0,
         unit="seconds",
         may_change_on_resume=True,
     )
     watchdog_stop_seconds: float = key(
         default=3600.0,
-        doc="No progress for so long stops the run; 0 = never.",
+        doc="Stop the run after this long without progress; 0 = never.",
         ge=0,
         unit="seconds",
         may_change_on_resume=True,
     )
     plugins: list[str] = key(
         factory=list,
-        doc="Python files or modules imported at start, e.g. with losses or advantages of your own.",
+        doc="Python files or modules to import at the start, such as those that register your own losses or advantages.",
+        example="[my_losses.py]",
     )
     save_groups: bool = key(
         default=True,
-        doc="Write every group with its responses into the run folder.",
+        doc="Write every group with its responses to the run folder.",
         may_change_on_resume=True,
     )

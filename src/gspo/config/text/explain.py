@@ -1,8 +1,8 @@
-"""What a key means, in words."""
+"""The documentation of one key, as `gspo config explain` prints it."""
 
 from __future__ import annotations
 
-from gspo.config.compat.aliases import aliases, aliases_of
+from gspo.config.compat.aliases import Alias, aliases, aliases_of
 from gspo.config.compat.unneeded import why_unneeded
 from gspo.config.loading import names, tree
 from gspo.config.loading.resolve import load
@@ -10,11 +10,11 @@ from gspo.config.loading.tree import Leaf
 from gspo.config.text.show import scalar
 
 
-def bounds_text(leaf: Leaf) -> str:
-    """Allowed values of a key in a few words, or nothing."""
+def allowed_text(leaf: Leaf) -> str:
+    """The allowed values of a key, or an empty text when its type says it all."""
     info = leaf.info
     if info.choices:
-        more = ", or a name registered by a plugin" if info.open else ""
+        more = ", or a name that you registered" if info.open else ""
         return ", ".join(str(c) for c in info.choices) + more
     parts = [
         f"{sign} {bound:g}"
@@ -25,13 +25,13 @@ def bounds_text(leaf: Leaf) -> str:
 
 
 def explain(name: str) -> tuple[str, bool]:
-    """The explanation, and whether the name is known."""
+    """The explanation of a key, alias or section, and whether the name is known."""
     alias = aliases().get(name)
     key = names.canonical(name) or (alias.target if alias else None)
     if key is not None:
         text = _leaf_text(tree.leaf_of(key) or tree.leaves()[key])
         if alias is not None and alias.name != key:
-            text = f"{name} is {alias.system}'s name: {alias.doc}\n{text}"
+            text = f"{_alias_text(alias)}\n\n{text}"
         return text, True
     if name in tree.sections():
         below = [f"  {k}: {leaf.info.doc}" for k, leaf in tree.leaves().items() if k.startswith(f"{name}.")]
@@ -41,9 +41,14 @@ def explain(name: str) -> tuple[str, bool]:
         return "\n\n".join(_leaf_text(tree.leaves()[k]) for k in several), True
     reason = why_unneeded(name)
     if reason is not None:
-        return f"{name}: accepted with a warning, has no effect here: {reason}", True
+        return f"{name}: accepted with a warning; has no effect here: {reason}", True
     near = names.nearest(name)
     return f"unknown key {name}" + (f"; did you mean {near}?" if near else ""), False
+
+
+def _alias_text(alias: Alias) -> str:
+    text = f"{alias.name}: another name for {alias.target}, from {alias.system}."
+    return f"{text} {alias.doc}".rstrip()
 
 
 def _leaf_text(leaf: Leaf) -> str:
@@ -55,12 +60,18 @@ def _leaf_text(leaf: Leaf) -> str:
         f"  default: {scalar(leaf.default)}",
     ]
     if embedded.get(leaf.key) != leaf.default:
-        lines.append(f"  first run: {scalar(embedded.get(leaf.key))} ({embedded.origin(leaf.key)})")
+        lines.append(
+            f"  with the embedded model: {scalar(embedded.get(leaf.key))} ({embedded.origin(leaf.key)})"
+        )
     if leaf.info.unit:
         lines.append(f"  unit: {leaf.info.unit}")
-    if bounds_text(leaf):
-        lines.append(f"  allowed: {bounds_text(leaf)}")
+    if allowed_text(leaf):
+        lines.append(f"  allowed: {allowed_text(leaf)}")
+    if leaf.info.example:
+        lines.append(f"  example: {leaf.info.example}")
     if leaf.info.may_change_on_resume:
         lines.append("  resume: may change when a run is resumed")
-    lines += [f"  also: {a.name} ({a.system}): {a.doc}" for a in aliases_of(leaf.key)]
+    lines += [
+        f"  other name: {a.name} ({a.system})" + (f": {a.doc}" if a.doc else "") for a in aliases_of(leaf.key)
+    ]
     return "\n".join(lines)

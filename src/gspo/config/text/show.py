@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def nested(part: Any) -> Any:
-    """A config tree as plain dictionaries."""
+    """A config tree as nested dictionaries."""
     if isinstance(part, Section):
         return {f.name: nested(getattr(part, f.name)) for f in dataclasses.fields(part)}  # pyright: ignore[reportArgumentType]
     return part
@@ -23,11 +23,8 @@ def nested(part: Any) -> Any:
 def scalar(value: Any) -> str:
     """A value as one line of YAML that reads back as the same value and type."""
     if isinstance(value, float):
-        return (
-            f"{value!r}"
-            if "." in f"{value!r}" or "e" not in f"{value!r}"
-            else f"{value!r}".replace("e", ".0e")
-        )
+        text = repr(value)
+        return text if "." in text or "e" not in text else text.replace("e", ".0e")
     if isinstance(value, list):
         return f"[{', '.join(scalar(v) for v in value)}]"
     if isinstance(value, dict):
@@ -36,7 +33,7 @@ def scalar(value: Any) -> str:
 
 
 def to_yaml(resolved: ResolvedConfig, with_origins: bool = True, only: set[str] | None = None) -> str:
-    """The tree as YAML, each value with its origin as a comment; `only` limits it to some keys."""
+    """The config as YAML, each value with its origin as a comment; `only` limits it to some keys."""
     lines: list[str] = []
     opened: tuple[str, ...] = ()
     for key in tree.leaves():
@@ -54,5 +51,5 @@ def to_yaml(resolved: ResolvedConfig, with_origins: bool = True, only: set[str] 
 
 
 def changed(resolved: ResolvedConfig) -> set[str]:
-    """The keys whose value is not the schema's default."""
+    """The keys whose value is not the default."""
     return {key for key, leaf in tree.leaves().items() if resolved.get(key) != leaf.default}
