@@ -260,6 +260,13 @@ def test_all_errors_come_at_once_and_consequences_are_left_out():
     assert keys == ["data.trian_batch_size", "data.train_batch_size", "algorithm.gamma", "trainer.device"]
 
 
+def test_an_error_hides_only_rules_that_name_its_key():
+    """`n` is part of many names, and `clip_ratio` of another key's."""
+    found = problems("n=3", f"{A}.clip_ratio=x", "trainer.device=gpu", f"{A}.clip_ratio_high=0.02")
+    assert [p.key for p in found if p.level == "error"] == ["n", f"{A}.clip_ratio", "trainer.device"]
+    only(found, f"{A}.clip_ratio_high", "warning", "wide for a sequence ratio")
+
+
 def test_the_names_that_the_config_offers_are_those_that_are_registered():
     from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
     from gspo.algo.losses import POLICY_LOSSES

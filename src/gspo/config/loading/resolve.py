@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -109,9 +110,10 @@ def _resolve(written: list[Setting], problems: list[Problem], defaults: Sequence
 
 
 def _cross_field(config: TrainerConfig, table: Settings, problems: list[Problem]) -> list[Problem]:
-    """Problems between keys, without those that only follow from an error found before."""
-    bad = [p.key for p in problems if p.level == "error"]  # the config does not have their values
-    return [p for p in rules.check(config, table) if not any(key in f"{p.key} {p.message}" for key in bad)]
+    """Problems between keys, without those that name a key whose value was refused before."""
+    refused = {p.key for p in problems if p.level == "error"}  # the config does not have their values
+    found = rules.check(config, table)
+    return [p for p in found if refused.isdisjoint({p.key, *re.findall(r"[\w.]*\w", p.message)})]
 
 
 def _interpolate(written: list[Setting], problems: list[Problem]) -> list[Setting]:
