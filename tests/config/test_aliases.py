@@ -196,7 +196,7 @@ def fixed_recipe(tmp_path, monkeypatch):
     """The sizes that the cases were computed with; the shipped recipe may change."""
     path = tmp_path / "recipe.yaml"
     path.write_text(RECIPE)
-    monkeypatch.setattr("gspo.config.loading.resolve.RECIPE", path)
+    monkeypatch.setattr("gspo.config.loading.sources.RECIPE", path)
 
 
 def typed(value: object) -> str:

@@ -55,6 +55,18 @@ def test_the_recipe_applies_only_to_the_embedded_model():
     assert all("recipe" not in o.text for o in other.origins.values())
 
 
+@pytest.mark.parametrize("content", [None, "", "data: [", "- a\n"])
+def test_a_packaged_recipe_that_cannot_be_read_is_an_error(tmp_path, monkeypatch, content):
+    """Otherwise the embedded model would be trained with the defaults for large models."""
+    path = tmp_path / "embedded.yaml"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr("gspo.config.loading.sources.RECIPE", path)
+    with pytest.raises(RuntimeError, match=r"reinstall gspo\n.*embedded\.yaml"):
+        load()
+    assert load(overrides=["actor_rollout_ref.model.path=org/model"]).get(N) == 8
+
+
 def test_the_embedded_recipe_warns_of_nothing():
     assert load().warnings == ()
 

@@ -19,7 +19,7 @@ from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.derive import derive
 from gspo.config.loading.flags import read_flags
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
-from gspo.config.loading.sources import RECIPE, read_overrides, read_python, read_yaml
+from gspo.config.loading.sources import embedded_recipe, read_overrides, read_python, read_yaml
 from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
@@ -97,7 +97,7 @@ def _resolve(written: list[Setting], problems: list[Problem], defaults: Sequence
     translated, deferred = names.translate(_interpolate(written, problems), problems)
     models = [s.value for s in (*defaults, *translated) if s.name == MODEL]
     model = models[-1] if models else table[MODEL].value
-    recipe = read_yaml(RECIPE, Layer.RECIPE, "recipe embedded")[0] if model == "embedded" else []
+    recipe = embedded_recipe() if model == "embedded" else []
     # Plugins come first: they may bring the names that other keys use.
     for setting in [*defaults, *recipe] + sorted(translated, key=lambda s: s.name != "trainer.plugins"):
         _set(table, setting, problems)

@@ -73,6 +73,15 @@ def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[
     return settings, []
 
 
+def embedded_recipe() -> list[Setting]:
+    """The settings of the recipe in this package. Without them a run would silently use other defaults."""
+    settings, problems = read_yaml(RECIPE, Layer.RECIPE, "recipe embedded")
+    if problems or not settings:
+        reason = problems[0] if problems else f"{RECIPE} is empty"
+        raise RuntimeError(f"the recipe of gspo is missing or broken; reinstall gspo\n{reason}")
+    return settings
+
+
 def parse_value(text: str) -> Any:
     """A value from a command line, read as YAML; `${…}` stays as it is. ValueError when it is not YAML."""
     if "${" in text:
