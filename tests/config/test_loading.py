@@ -106,6 +106,26 @@ def test_interpolation_on_the_command_line_and_a_dangling_one():
         load(overrides=["data.gen_batch_size=${data.no_such_key}"])
 
 
+def test_interpolation_sees_the_recipe(tmp_path):
+    size = "data.train_batch_size"
+    same = [f"data.gen_batch_size=${{{size}}}"]
+    assert load(overrides=same).get("data.gen_batch_size") == load().get(size) == 32
+    path = write(tmp_path, "actor_rollout_ref: {model: {path: org/model}}\ndata: {train_batch_size: 96}\n")
+    assert load(overrides=same, recipe=path).get("data.gen_batch_size") == 96
+    by_reference = ["trainer.project_name=org/model", "model_name=${trainer.project_name}"]
+    assert load(overrides=[*same, *by_reference]).get("data.gen_batch_size") == 1024
+
+
+def test_an_unknown_key_in_a_recipe_file_is_reported(tmp_path):
+    path = write(tmp_path, "data: {trian_batch_size: 96}\ngroup_size: 4\n")
+    with pytest.raises(ConfigErrors) as caught:
+        load(recipe=path)
+    assert [(p.key, p.origin, p.remedy) for p in caught.value.problems] == [
+        ("data.trian_batch_size", "recipe run.yaml", "did you mean data.train_batch_size?"),
+        ("group_size", "recipe run.yaml", "did you mean actor_rollout_ref.rollout.n?"),
+    ]
+
+
 @pytest.mark.parametrize("text", ["+{}=5", "++{}=5", "{}=5"])
 def test_plus_is_accepted(text):
     key = "reward_model.reward_kwargs.max_resp_len"

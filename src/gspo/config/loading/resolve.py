@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gspo.config.checks import rules
+from gspo.config.compat.aliases import aliases
 from gspo.config.loading import names, tree
 from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.derive import derive
@@ -75,7 +76,8 @@ def load(
     written: list[Setting] = []
     defaults: list[Setting] = []
     if recipe is not None:
-        defaults, bad = read_yaml(Path(recipe), Layer.RECIPE, f"recipe {Path(recipe).name}")
+        settings, bad = read_yaml(Path(recipe), Layer.RECIPE, f"recipe {Path(recipe).name}")
+        defaults = _full_keys(settings, problems)
         problems += bad
     if config_path is not None:
         settings, bad = read_yaml(Path(config_path), Layer.FILE)
@@ -90,16 +92,31 @@ def load(
     return _resolve(written, problems, defaults)
 
 
-def _resolve(written: list[Setting], problems: list[Problem], defaults: Sequence[Setting]) -> ResolvedConfig:
+def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
+    """The settings of a recipe, which must be under full keys; others go to `problems`."""
+    good = []
+    for setting in settings:
+        name = setting.name
+        if tree.leaf_of(name) is not None:
+            good.append(setting)
+            continue
+        alias = aliases().get(name)
+        near = alias.target if alias else names.canonical(name) or names.nearest(name)
+        remedy = f"did you mean {near}?" if near else "`gspo config show` prints every key"
+        message = "unknown key; a recipe needs full keys"
+        problems.append(Problem("error", name, setting.value, setting.origin.text, message, remedy))
+    return good
+
+
+def _resolve(written: list[Setting], problems: list[Problem], recipe: list[Setting]) -> ResolvedConfig:
     table = Settings()
     for key, leaf in tree.leaves().items():
         table.put(key, leaf.default, Origin(Layer.DEFAULT, "default"))
-    translated, deferred = names.translate(_interpolate(written, problems), problems)
-    models = [s.value for s in (*defaults, *translated) if s.name == MODEL]
-    model = models[-1] if models else table[MODEL].value
-    recipe = embedded_recipe() if model == "embedded" else []
+    if _model(written, recipe) == "embedded":
+        recipe = [*recipe, *embedded_recipe()]
+    translated, deferred = names.translate(_interpolate(written, recipe, problems), problems)
     # Plugins come first: they may bring the names that other keys use.
-    for setting in [*defaults, *recipe] + sorted(translated, key=lambda s: s.name != "trainer.plugins"):
+    for setting in [*recipe, *sorted(translated, key=lambda s: s.name != "trainer.plugins")]:
         _set(table, setting, problems)
     derive(table, deferred, problems)
     config = _build(table)
@@ -109,6 +126,13 @@ def _resolve(written: list[Setting], problems: list[Problem], defaults: Sequence
     return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems))
 
 
+def _model(written: list[Setting], recipe: list[Setting]) -> Any:
+    """The model path that is set last."""
+    settings = [*recipe, *names.translate(_interpolate(written, recipe, []), [])[0]]
+    values = [s.value for s in settings if s.name == MODEL]
+    return values[-1] if values else tree.leaves()[MODEL].default
+
+
 def _cross_field(config: TrainerConfig, table: Settings, problems: list[Problem]) -> list[Problem]:
     """Problems between keys, without those that name a key whose value was refused before."""
     refused = {p.key for p in problems if p.level == "error"}  # the config does not have their values
@@ -116,7 +140,7 @@ def _cross_field(config: TrainerConfig, table: Settings, problems: list[Problem]
     return [p for p in found if refused.isdisjoint({p.key, *re.findall(r"[\w.]*\w", p.message)})]
 
 
-def _interpolate(written: list[Setting], problems: list[Problem]) -> list[Setting]:
+def _interpolate(written: list[Setting], recipe: list[Setting], problems: list[Problem]) -> list[Setting]:
     """Replace `${…}` by the value it refers to, which may be set in any layer and under any name."""
     if not any("${" in str(s.value) for s in written):
         return written
@@ -124,7 +148,7 @@ def _interpolate(written: list[Setting], problems: list[Problem]) -> list[Settin
     for key, leaf in tree.leaves().items():
         OmegaConf.update(scope, key, leaf.default, force_add=True)
     plain = [s for s in written if "${" not in str(s.value)]
-    for setting in written + names.translate(plain, [])[0]:
+    for setting in [*recipe, *written, *names.translate(plain, [])[0]]:
         OmegaConf.update(scope, setting.name, setting.value, merge=False, force_add=True)
     resolved = []
     for setting in written:
