@@ -183,10 +183,7 @@ OFFLOAD_COPY = Figure(
     "bytes a second each way, both at once, of masters and moments kept in pinned host memory: docs/performance.md, On a "
     "GPU, 8 × 8,192 tokens of qwen1.5b with optimizer_offload (2.95 s against 2.38)",
 )
-CHUNK_ELEMENTS = 1 << 24  # as gspo.training.log_probs, which needs torch; a test keeps them equal
-KEEP_ELEMENTS = 1 << 26
-FUSED_CHUNK_ELEMENTS = 1 << 27  # as gspo.kernels.triton_log_probs
-LOGIT_COPIES = 4  # as gspo.checks.doctor.memory
+LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once
 
 # Publication and checkpoints
 HOST_COPY = Figure(20 * GB, "assumed", "bytes a second between a device and its machine's memory")

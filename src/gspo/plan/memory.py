@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gspo.kernels.sizes import FUSED_CHUNK_ELEMENTS
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import (
     COMPILED_KEPT,
     FRAGMENTATION,
-    FUSED_CHUNK_ELEMENTS,
     LOGIT_COPIES,
     RESERVED,
     Device,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gspo.kernels.sizes import CHUNK_ELEMENTS, KEEP_ELEMENTS
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import (
     CAPTURED_SHARE,
-    CHUNK_ELEMENTS,
     COMPILED_TRAIN_SHARE,
-    KEEP_ELEMENTS,
     KERNEL_S,
     KERNELS_LAYER,
     LOGIT_PASSES,

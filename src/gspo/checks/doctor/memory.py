@@ -13,13 +13,11 @@ from gspo.checks.doctor.activations import Activations, measure_activations
 from gspo.config import BatchPlan, TrainerConfig
 from gspo.config.batch_plan import roles
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
+from gspo.kernels.sizes import CHUNK_ELEMENTS, FUSED_CHUNK_ELEMENTS, PAGE
 from gspo.models import resolve
 from gspo.models.shape import ModelShape, from_config
-from gspo.rollout.native.pages import PAGE
-from gspo.training.log_probs import CHUNK_ELEMENTS
+from gspo.plan.constants import LOGIT_COPIES
 
-FUSED_CHUNK_ELEMENTS = 1 << 27  # of kernels/triton_log_probs.py, which only a machine with Triton can import
-LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once
 FLOAT = 4
 COMPILED_SHARE = (
     0.6  # of an eager layer's activations that a compiled one keeps on a GPU (docs/performance.md)
