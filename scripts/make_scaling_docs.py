@@ -18,10 +18,12 @@ from typing import Any
 from gspo.config import load
 from gspo.plan import DEVICES, SHAPES, Plan, Workload, search, workload_of
 from gspo.plan.constants import GB
-from gspo.plan.measured import BENCHMARKS
 from gspo.plan.scenario import scenario_of
 from gspo.plan.show import seconds
 from gspo.plan.simulate import simulate
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.plan.measured import BENCHMARKS
 
 PAGE = Path("docs/scaling.md")
 PICTURE = Path("docs/pictures/scaling-plan.png")

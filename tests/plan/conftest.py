@@ -7,7 +7,13 @@ import pytest
 from gspo.models.shape import SHAPES, ModelShape
 from gspo.plan.constants import DEVICES
 from gspo.plan.lengths import Lengths
+from gspo.plan.split import Split
 from gspo.plan.workload import Workload
+
+
+def ranks(count: int, *, shard: int | None = None, checkpointing: bool = False) -> Split:
+    """So many ranks that train and generate, all in one shard group unless `shard` says otherwise."""
+    return Split(count, count, False, 1, shard or count, checkpointing)
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ import pytest
 
 from gspo.models.shape import SHAPES
 from gspo.plan import constants
+from gspo.plan.constants import in_float32
 from gspo.plan.decode import CACHE, HEAD, LAUNCH, PREFILL, PRODUCTS, WEIGHTS, Engine, generate, steady
 from gspo.plan.lengths import Lengths
-from gspo.plan.measured import BENCHMARKS
+from tests.plan.measured import BENCHMARKS
 
 
 @pytest.mark.parametrize(
     "bench",
-    [b for b in BENCHMARKS if b.rollout_s and not b.old],
+    [b for b in BENCHMARKS if b.rollout_s and not b.eager],
     ids=lambda b: f"{b.model}-{b.prompts}-{b.rollout_s:.3f}",
 )
 def test_measured_rollouts_are_reproduced(bench):
@@ -24,7 +25,7 @@ def test_measured_rollouts_are_reproduced(bench):
     assert bench.predicted_rollout_s() == pytest.approx(bench.rollout_s, rel=within)
 
 
-@pytest.mark.parametrize("bench", [b for b in BENCHMARKS if b.old], ids=lambda b: b.model)
+@pytest.mark.parametrize("bench", [b for b in BENCHMARKS if b.eager], ids=lambda b: b.model)
 def test_eager_decoding_is_within_a_third_of_what_was_measured(bench):
     assert 0.67 < bench.predicted_rollout_s() / bench.rollout_s < 1.5
 
@@ -39,8 +40,8 @@ def test_a_step_by_hand(shape, h200):
     assert parts[CACHE] == pytest.approx(4 * row)
     sampling = constants.SAMPLING_PASSES * 4 * 10 * 4 / rate
     assert parts[HEAD] == pytest.approx(2 * 4 * 80 / 790e12 + sampling)
-    plain = Engine(shape, h200, fused_head=False).step(4, 100)
-    assert plain[HEAD] == pytest.approx(2 * 4 * 80 / (67e12 * 0.8) + sampling)
+    wide = Engine(shape, in_float32(h200)).step(4, 100)
+    assert wide[HEAD] == pytest.approx(2 * 4 * 80 / (67e12 * 0.8) + sampling)
     assert PRODUCTS not in parts
 
 

@@ -62,6 +62,13 @@ class ModelShape:
         return self._mlp(self.expert_intermediate)
 
     @property
+    def mlp_width(self) -> int:
+        """Width of the MLP that a token passes, of a mixture over its experts."""
+        if self.experts:
+            return self.experts_per_token * self.expert_intermediate + self.shared_intermediate
+        return self.intermediate
+
+    @property
     def sparse_layers(self) -> int:
         return self.layers - self.dense_layers if self.experts else 0
 
@@ -119,11 +126,8 @@ class ModelShape:
         Each norm keeps its input, in a narrow precision also in float32; attention keeps queries, keys, values and its
         result; the MLP the four tensors of its width.
         """
-        width, gathered = self.intermediate, 0
-        if self.experts:
-            width = self.experts_per_token * self.expert_intermediate + self.shared_intermediate
-            gathered = 2 * self.experts_per_token * self.hidden
-        numbers = 4 * width + 6 * self.hidden + 2 * self.q_size + 2 * self.kv_size + gathered
+        gathered = 2 * self.experts_per_token * self.hidden  # 0 for a dense model
+        numbers = 4 * self.mlp_width + 6 * self.hidden + 2 * self.q_size + 2 * self.kv_size + gathered
         return size * (numbers + (2 * self.hidden if size < 4 else 0))
 
     def attention_operations(self, pairs: float) -> float:

@@ -2,8 +2,9 @@
 
 from gspo.models.shape import SHAPES, ModelShape, ShapeError, shape_of
 from gspo.plan.constants import DEVICES, Device
-from gspo.plan.predict import Prediction, Split, predict
+from gspo.plan.predict import Prediction, predict
 from gspo.plan.search import Plan, search
+from gspo.plan.split import Split
 from gspo.plan.workload import Workload, workload_of
 
 __all__ = [

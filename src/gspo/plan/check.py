@@ -11,7 +11,8 @@ from typing import Any
 from gspo.config import TrainerConfig, load
 from gspo.models.shape import ModelShape, shape_of
 from gspo.plan.constants import DEVICES, Device, in_float32
-from gspo.plan.predict import Prediction, Split, predict
+from gspo.plan.predict import Prediction, predict
+from gspo.plan.split import Split
 from gspo.plan.workload import Workload, workload_of
 from gspo.runs.run import Run, is_run, read_run
 
@@ -63,7 +64,7 @@ def check_run(folder: Path, gpu: str | None = None, model: str | None = None) ->
     device = _device(run, config, gpu)
     shape = shape_of(model or config.actor_rollout_ref.model.path)
     work = _work(config, rows)
-    prediction = predict(shape, device, work, split_of(config))
+    prediction = predict(shape, device, work, Split.of(config))
     if prediction is None:
         raise CheckError(
             f"--check {folder}: the prediction does not fit into a {device.name}; is --gpu right?"
@@ -78,23 +79,6 @@ def check_run(folder: Path, gpu: str | None = None, model: str | None = None) ->
             found.append((name, stages.get(name, 0.0), median(seconds)))
     found.append(("all of these", prediction.step_s, sum(m for _, _, m in found)))
     return Comparison(shape, device, work, prediction, len(rows), found)
-
-
-def split_of(config: TrainerConfig) -> Split:
-    """The split a config asks for."""
-    trainer, actor, rollout = config.trainer, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    ranks = trainer.nnodes * (trainer.n_gpus_per_node or 1) if actor.strategy == "fsdp2" else 1
-    separate = rollout.mode == "async" and rollout.max_head_offpolicyness > 0
-    tp = rollout.tensor_model_parallel_size
-    size = actor.fsdp_config.fsdp_size
-    return Split(
-        trainers=ranks,
-        rollout=rollout.num_workers * tp if separate else ranks,
-        separate=separate,
-        tp=tp,
-        shard=ranks if size < 1 else min(size, ranks),
-        checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
-    )
 
 
 def _device(run: Run, config: TrainerConfig, gpu: str | None) -> Device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Kind = Literal["measured", "fitted", "data sheet", "published", "assumed"]
@@ -23,11 +23,27 @@ class Figure(float):
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """One accelerator and how it is connected. Bytes and operations a second, links in one direction."""
+class Chip:
+    """What memory depends on: a device's name, its bytes, and the bytes of a number in the compute precision."""
 
     name: str
     memory: float
+    number_bytes: int = field(default=2, kw_only=True)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name != "cpu"
+
+    @property
+    def is_half_gpu(self) -> bool:
+        """Whether the GPU's own kernels of attention and of the output head run, which take half precision."""
+        return self.is_gpu and self.number_bytes < 4
+
+
+@dataclass(frozen=True, slots=True)
+class Device(Chip):
+    """One accelerator and how it is connected. Bytes and operations per second, links in one direction."""
+
     bandwidth: float
     bf16: float  # dense matrix products, as the data sheet says
     float32: float  # without tensor cores
@@ -35,7 +51,6 @@ class Device:
     network: float  # to other machines, a device
     per_machine: int
     source: str
-    number_bytes: int = 2  # of a weight in the compute precision
 
     @property
     def matmul(self) -> float:
@@ -46,31 +61,32 @@ class Device:
     def reached_bandwidth(self) -> float:
         return self.bandwidth * BANDWIDTH_SHARE
 
-    def head_rate(self, fused: bool) -> float:
-        """Operations a second of the output head: half-precision products summed in float32, or float32 throughout."""
-        return self.matmul if fused and self.number_bytes < 4 else self.float32 * FLOAT32_SHARE
+    @property
+    def head_rate(self) -> float:
+        """Operations per second of the output head: half-precision products summed in float32, or float32 throughout."""
+        return self.matmul if self.is_half_gpu else self.float32 * FLOAT32_SHARE
 
     @property
     def attention_rate(self) -> float:
         """Operations a second of training's attention, whose kernel is the same compiled or not."""
-        return self.matmul * (TRAIN_SHARE_CPU if self.name == "cpu" else ATTENTION_SHARE)
+        return self.matmul * (ATTENTION_SHARE if self.is_gpu else TRAIN_SHARE_CPU)
 
     @property
     def train_share(self) -> float:
         """What training as a whole reaches of the rates above."""
-        return TRAIN_SHARE_CPU if self.name == "cpu" else TRAIN_SHARE
+        return TRAIN_SHARE if self.is_gpu else TRAIN_SHARE_CPU
 
     @property
     def row_layer_s(self) -> float:
-        return 0.0 if self.name == "cpu" else ROW_LAYER_S
+        return ROW_LAYER_S if self.is_gpu else 0.0
 
     @property
     def decode_layer_s(self) -> float:
-        return DECODE_LAYER_CPU_S if self.name == "cpu" else DECODE_LAYER_S
+        return DECODE_LAYER_S if self.is_gpu else DECODE_LAYER_CPU_S
 
     @property
     def eager_layer_s(self) -> float:
-        return DECODE_LAYER_CPU_S if self.name == "cpu" else EAGER_LAYER_S
+        return EAGER_LAYER_S if self.is_gpu else DECODE_LAYER_CPU_S
 
 
 def in_float32(device: Device) -> Device:
@@ -183,7 +199,6 @@ OFFLOAD_COPY = Figure(
     "bytes a second each way, both at once, of masters and moments kept in pinned host memory: docs/performance.md, On a "
     "GPU, 8 × 8,192 tokens of qwen1.5b with optimizer_offload (2.95 s against 2.38)",
 )
-LOGIT_COPIES = 4  # logits, log-softmax, its gradient and the gradient of the logits are alive at once
 
 # Publication and checkpoints
 HOST_COPY = Figure(20 * GB, "assumed", "bytes a second between a device and its machine's memory")
@@ -195,6 +210,15 @@ STORAGE_TOTAL = Figure(100 * GB, "assumed", "bytes a second the shared storage t
 # Memory
 RESERVED = Figure(2 * GIB, "assumed", "CUDA context, NCCL buffers and libraries, a GPU")
 FRAGMENTATION = Figure(1.05, "assumed", "what the allocator holds over what is in use")
+LOGIT_COPIES = Figure(
+    4, "assumed", "of a chunk of an unfused head: logits, log-softmax, its gradient and that of the logits"
+)
+DECODE_LOGIT_COPIES = Figure(
+    2,
+    "fitted",
+    "of the float32 logits of a decode step, in its CUDA graph and from warming it up: docs/performance.md, On a GPU, "
+    "rollout of smol, 128 × 8 (5.0 GiB)",
+)
 COMPILED_KEPT = Figure(
     0.6,
     "fitted",

@@ -27,7 +27,6 @@ class Engine:
     device: Device
     tp: int = 1
     eager: bool = False
-    fused_head: bool = True
 
     def step(self, rows: float, context: float) -> SecondsByPart:
         """Seconds of one decode step of so many rows with so many tokens behind each on average.
@@ -48,7 +47,7 @@ class Engine:
             parts[PRODUCTS] = products
         else:
             parts[WEIGHTS], parts[CACHE] = weights, cache
-        head = 2.0 * rows * s.head / (self.tp * d.head_rate(self.fused_head))
+        head = 2.0 * rows * s.head / (self.tp * d.head_rate)
         parts[HEAD] = head + SAMPLING_PASSES * rows * s.vocab * 4 / rate
         if self.tp > 1:
             sent = 2 * rows * s.hidden * size / (d.link * COLLECTIVE_SHARE)

@@ -9,34 +9,15 @@ from typing import Any
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import HOST_COPY, Device
 from gspo.plan.decode import Engine, generate, steady
-from gspo.plan.memory import Memory, colocated_memory, engine_memory, is_paged, most_slots, trainer_memory
-from gspo.plan.network import checkpoint_seconds, publish_seconds
+from gspo.plan.memory import Memory, ModelSize, colocated_memory, engine_memory, most_slots, trainer_memory
 from gspo.plan.seconds_by_part import SecondsByPart
+from gspo.plan.split import Split
 from gspo.plan.train_time import TrainCost
+from gspo.plan.transfers import checkpoint_seconds, publish_seconds
 from gspo.plan.workload import Workload
 
 PUBLISH = "publishing weights"
 STALE = "the longest answers within the staleness bound"
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Who does what. Without `separate` every device trains and generates; `tp` devices share an engine."""
-
-    trainers: int
-    rollout: int
-    separate: bool
-    tp: int = 1
-    shard: int = 1
-    checkpointing: bool = False
-
-    @property
-    def engines(self) -> int:
-        return self.rollout // self.tp
-
-    @property
-    def devices(self) -> int:
-        return self.trainers + self.rollout if self.separate else self.trainers
 
 
 @dataclass(frozen=True)
@@ -88,8 +69,8 @@ class Prediction:
             "limit": self.limit,
             "stages_s": self.stages,
             "parts_s": dict(self.parts.ranked()),
-            "trainer_bytes": self.trainer_memory.held,
-            "rollout_bytes": self.rollout_memory.held,
+            "trainer_bytes": self.trainer_memory.at_peak,
+            "rollout_bytes": self.rollout_memory.at_peak,
             "slots": self.slots,
             "rows": self.rows,
             "decode_step_s": self.decode_step_s,
@@ -109,7 +90,7 @@ class TrainingPart:
 
 def training_part(shape: ModelShape, device: Device, work: Workload, split: Split) -> TrainingPart:
     """Scoring, reference, critic and update on the split's ranks."""
-    trainer = TrainCost(shape, device, split.trainers, split.shard, split.checkpointing, work.reshard)
+    trainer = TrainCost(shape, device, split, work.reshard)
     found = {"old_log_prob": trainer.score(work), "update_actor": trainer.update(work)}
     if work.reference:
         found["ref"] = trainer.reference(work)
@@ -124,23 +105,23 @@ def training_part(shape: ModelShape, device: Device, work: Workload, split: Spli
 
 def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> Prediction | None:
     """The step of this split; None when it does not fit into the devices' memory."""
-    alone = trainer_memory(
-        shape, device, work, ranks=split.trainers, shard=split.shard, checkpointing=split.checkpointing
-    )
+    model = ModelSize.of(shape, device.number_bytes)
+    alone = trainer_memory(model, device, work, split)
     if not alone.with_reserve(device).fits(device) or split.engines < 1:
         return None
 
-    def both(slots: int) -> Memory:
-        engine = engine_memory(shape, device, work, tp=split.tp, slots=slots)
-        if split.separate:
-            return engine.with_reserve(device)
-        one = split.trainers == 1
-        return colocated_memory(alone, engine, one_process=one, paged=is_paged(device, work)).with_reserve(
-            device
-        )
+    # Pages hold the tokens there are; a slot without them has room for the longest.
+    slot_tokens = work.prompt + work.lengths.mean if device.is_gpu else work.slot_tokens
+
+    def rollout_memory(slots: int) -> Memory:
+        engine = engine_memory(model, device, work, tp=split.tp, slots=slots, slot_tokens=slot_tokens)
+        if not split.separate:
+            one_process = split.trainers == 1
+            engine = colocated_memory(alone, engine, one_process=one_process, paged=device.is_gpu)
+        return engine.with_reserve(device)
 
     wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group / split.engines))
-    slots = most_slots(lambda n: both(n).fits(device), wanted)
+    slots = most_slots(lambda n: rollout_memory(n).fits(device), wanted)
     if slots == 0:
         return None
     rollout, training = (
@@ -156,8 +137,8 @@ def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> 
         step_s=step_s,
         stages=stages,
         parts=parts,
-        trainer_memory=alone.with_reserve(device) if split.separate else both(slots),
-        rollout_memory=both(slots),
+        trainer_memory=alone.with_reserve(device) if split.separate else rollout_memory(slots),
+        rollout_memory=rollout_memory(slots),
         slots=slots,
         rows=rollout.rows,
         decode_step_s=rollout.step_s,
@@ -182,7 +163,7 @@ class RolloutPart:
 
 def _rollout_part(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> RolloutPart:
     """Generation for one step: a whole batch waited for, or a stream that is never empty."""
-    engine, lengths = Engine(shape, device, split.tp, work.eager, work.fused_head), work.lengths
+    engine, lengths = Engine(shape, device, split.tp, work.eager), work.lengths
     context = work.prompt + lengths.residual_mean
     single = engine.step_seconds(float(work.group), context)
     if not work.eta and not work.carry:

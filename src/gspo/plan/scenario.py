@@ -15,9 +15,9 @@ from gspo.plan.constants import (
     TRAINER_RESTART_S,
     WORKER_RESTART_S,
 )
-from gspo.plan.faults import daly_interval
 from gspo.plan.lengths import Lengths
 from gspo.plan.predict import Prediction
+from gspo.plan.transfers import daly_interval
 from gspo.plan.workload import Workload
 
 

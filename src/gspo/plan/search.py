@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import Device
-from gspo.plan.memory import trainer_memory
-from gspo.plan.predict import Prediction, Split, predict, training_part
+from gspo.plan.memory import ModelSize, trainer_memory
+from gspo.plan.predict import Prediction, predict, training_part
+from gspo.plan.split import Split
 from gspo.plan.workload import Workload
 
 MAX_CANDIDATES = 32  # ways to share a large cluster between the two pools
@@ -85,12 +86,12 @@ def _two_pools(shape: ModelShape, device: Device, gpus: int, work: Workload) -> 
 
 def _best_training(shape: ModelShape, device: Device, work: Workload, trainers: int) -> Split | None:
     best: tuple[float, Split] | None = None
+    model = ModelSize.of(shape, device.number_bytes)
     for shard in shard_sizes(trainers):
         for again in _checkpointing(work):
-            memory = trainer_memory(shape, device, work, ranks=trainers, shard=shard, checkpointing=again)
-            if not memory.with_reserve(device).fits(device):
-                continue
             split = Split(trainers, 0, True, 1, shard, again)
+            if not trainer_memory(model, device, work, split).with_reserve(device).fits(device):
+                continue
             seconds = training_part(shape, device, work, split).seconds
             if best is None or seconds < best[0]:
                 best = (seconds, split)

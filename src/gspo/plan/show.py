@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from gspo.plan import constants
 from gspo.plan.check import Comparison
 from gspo.plan.constants import DEVICES, GB, Device, Figure
-from gspo.plan.faults import daly_interval, useful_share, young_interval
 from gspo.plan.memory import Memory
 from gspo.plan.predict import Prediction
 from gspo.plan.scenario import Outcome, Scenario
 from gspo.plan.search import Plan
+from gspo.plan.transfers import daly_interval, useful_share, young_interval
 
 SHOWN_PARTS = 6
 
@@ -80,12 +80,12 @@ def _memory(plan: Plan, best: Prediction) -> list[str]:
         if one
         else (("device", best.trainer_memory),)
     ):
-        lines += [f"  {title}: {memory.total / GB:,.1f} GB = {_held(memory)}"]
+        lines += [f"  {title}: {memory.total / GB:,.1f} GB in {memory.peak_stage} = {_held(memory)}"]
     return lines
 
 
 def _held(memory: Memory) -> str:
-    items = sorted(memory.held.items(), key=lambda item: -item[1])
+    items = sorted(memory.at_peak.items(), key=lambda item: -item[1])
     return " + ".join(f"{name} {size / GB:,.1f}" for name, size in items if size >= 0.05 * GB)
 
 

@@ -27,7 +27,7 @@ class Workload:
     keep_rate: float = 1.0
     eta: int = 0
     carry: int = 0  # without η: versions a group may be carried over in a stream; 0 waits for all of a batch
-    in_flight: int | None = None  # with carry: groups under way at once
+    in_flight: int | None = None  # of a stream: groups generated at once
     round_groups: int | None = None  # groups of a round where whole rounds are generated
     layout: str = "shared"  # shared | packed | plain
     score_share: float = 1.0  # of the batch that is scored before the update
@@ -39,10 +39,9 @@ class Workload:
     )
     prefill_tokens: int = 8192
     slots: int = 1024  # answers an engine runs at once, at most
+    max_model_len: int | None = None  # tokens of a prompt and its answer; None: the longest of both
     checkpointing: bool | None = None  # None: where memory asks for it
     eager: bool = False
-    paged: bool = True  # on a GPU: the cache follows use; else each slot has room for the longest
-    fused_head: bool = True  # on a GPU in half precision
     reshard: bool = True
     compiled: bool = True  # training's forward and backward, where they can be
     offload: bool = False  # masters and moments of one process that trains on a GPU lie in host memory
@@ -109,13 +108,40 @@ class Workload:
         return self.rows * self.longest**2 / 2
 
     @property
-    def is_one_micro_batch(self) -> bool:
-        """Whether one forward takes a whole mini-batch, all answers as long as can be."""
-        rows = self.rows / self.mini_batches
+    def slot_tokens(self) -> int:
+        """Tokens that a slot of an engine has room for."""
+        return self.max_model_len or self.longest
+
+    def largest_forward(self, ranks: int, *, packed: bool) -> LargestForward:
+        """The largest training forward of a rank when all answers are as long as allowed.
+
+        Without `packed` rows are counted as padded: attention that takes no packed rows pads its own copies of them.
+        """
+        layout = self.layout if packed else "plain"
+        answers = max(1, math.ceil(self.rows / self.mini_batches / ranks))
+        prompt = self.longest_prompt / (self.group if layout == "shared" else 1)
+        per_answer = prompt + self.lengths.longest - (layout != "plain")
+        most = self._answers_at_once(answers, per_answer, layout)
+        alone = self.longest - (layout != "plain")  # a single answer has its prompt to itself
+        return LargestForward(most, max(most * per_answer, alone), most >= answers)
+
+    def _answers_at_once(self, answers: int, per_answer: float, layout: str) -> float:
+        """Of so many answers of one length, as many as the largest micro-batch takes."""
         if self.micro_rows is not None:
-            return rows <= self.micro_rows
-        prompt = self.longest_prompt / (self.group if self.layout == "shared" else 1)
-        return rows * (prompt + self.lengths.longest) <= self.token_budget
+            return min(answers, self.micro_rows)
+        budget = self.token_budget
+        if answers * per_answer <= budget:
+            return answers
+        if layout == "plain":
+            return max(1, int(budget / per_answer))
+        if not self.lengths.constant:
+            return max(1.0, budget / per_answer)
+        # Micro-batches of packed rows are of even size; a group that shares its prompt stays whole if it can.
+        unit = self.group if layout == "shared" and self.group * per_answer <= budget else 1
+        units, num = math.ceil(answers / unit), math.ceil(answers * per_answer / budget)
+        while num < units and math.ceil(units / num) * unit * per_answer > budget:
+            num += 1
+        return math.ceil(units / num) * unit
 
     @property
     def targets(self) -> float:
@@ -125,6 +151,15 @@ class Workload:
     @property
     def _mean_square(self) -> float:
         return 2 * self.lengths.mean * self.lengths.residual_mean
+
+
+@dataclass(frozen=True, slots=True)
+class LargestForward:
+    """A training forward by its size; `is_only`: it holds a rank's whole mini-batch."""
+
+    answers: float
+    tokens: float
+    is_only: bool
 
 
 def lengths_of(longest: int, mean: float | None, spread: float | None, ignore_eos: bool) -> Lengths:
@@ -166,7 +201,7 @@ def workload_of(
         keep_rate=(keep_rate or KEEP_RATE) if groups.enable else 1.0,
         eta=rollout.max_head_offpolicyness if rollout.mode == "async" else 0,
         carry=carry,
-        in_flight=in_flight if carry else None,
+        in_flight=in_flight if groups.strategy == "stream" else None,
         round_groups=plan.generation_batch if groups.enable and groups.strategy == "rounds" else None,
         layout=layout,
         score_share=scored[actor.old_log_prob_source],
@@ -176,10 +211,11 @@ def workload_of(
         micro_rows=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
         prefill_tokens=rollout.max_num_batched_tokens,
         slots=rollout.max_num_seqs,
+        max_model_len=rollout.max_model_len,
         checkpointing=ar.model.enable_gradient_checkpointing or None,
         eager=rollout.enforce_eager,
         reshard=actor.fsdp_config.reshard_after_forward,
-        compiled=actor.use_torch_compile,
+        compiled=actor.use_torch_compile and not ar.model.lora_rank and not config.trainer.deterministic,
         offload=actor.fsdp_config.optimizer_offload,
     )
 

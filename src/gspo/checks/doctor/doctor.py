@@ -92,6 +92,7 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     from gspo.build.device import choose_device
     from gspo.checks.doctor.machine import base_memory, total_memory
     from gspo.checks.doctor.memory import plan_memory
+    from gspo.plan.constants import RESERVED
 
     config = resolved.config
     device = choose_device(config.trainer.device)
@@ -100,19 +101,20 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     plan = plan_memory(
         config,
         device,
-        base=0 if on_gpu else base_memory(),
+        base=int(RESERVED) if on_gpu else base_memory(),
         available=available,
         num_val=config.data.val_batch_size or config.data.num_val_samples or 512,
     )
-    lines = [f"{name:<30} {_size(value)}" for name, value in plan.held.items()]
-    lines += [f"{'optimiser, in host memory':<30} {_size(plan.on_host)}"] if plan.on_host else []
-    lines += [f"{'program and libraries':<30} {_size(plan.base)}"] if plan.base else []
-    lines.append(f"{'peak, in ' + plan.stage:<30} {_size(plan.peak)} of {_size(plan.available)}")
+    memory, stage = plan.memory, plan.memory.peak_stage
+    lines = [f"{name:<30} {_size(value)}" for name, value in memory.held.items()]
+    lines += [f"{'optimiser, in host memory':<30} {_size(memory.on_host)}"] if memory.on_host else []
+    lines.append(f"{'program and libraries':<30} {_size(plan.base)}")
+    lines.append(f"{'peak, in ' + stage:<30} {_size(plan.peak)} of {_size(plan.available)}")
     problems = []
     if not plan.fits:
-        largest = max(plan.held, key=lambda name: plan.held[name])
+        largest = max(memory.at_peak, key=lambda name: memory.at_peak[name])
         problems.append(
-            f"memory: {_size(plan.peak)} are needed in {plan.stage} and {_size(plan.available)} are there; the largest "
+            f"memory: {_size(plan.peak)} are needed in {stage} and {_size(plan.available)} are there; the largest "
             f"part is {largest}. Lower actor.ppo_max_token_len_per_gpu or rollout.max_num_seqs, set "
             "model.enable_gradient_checkpointing=true, or train adapters (model.lora_rank)"
         )
@@ -165,5 +167,5 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
     diagnosis.add("quick sample", seen.to_dict(), lines, problems)
 
 
-def _size(num_bytes: int) -> str:
+def _size(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.1f} MiB"
