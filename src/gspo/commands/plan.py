@@ -14,7 +14,9 @@ from gspo.commands.arguments import EXIT_BAD_CONFIG, PASS_THROUGH, load_argument
 
 if TYPE_CHECKING:
     from gspo.config import TrainerConfig
-    from gspo.plan import Device, Plan, Workload
+    from gspo.plan.constants import Device
+    from gspo.plan.search import Plan
+    from gspo.plan.workload import Workload
 
 app = typer.Typer(add_completion=False)
 DEFAULT_ETA = 2
@@ -152,7 +154,7 @@ def _workload(
     eta: int | None,
 ) -> Workload:
     from gspo.config import BatchPlan
-    from gspo.plan import workload_of
+    from gspo.plan.workload import workload_of
 
     plan = BatchPlan.of(config)
     for name, mean, longest in (
@@ -172,7 +174,8 @@ def _workload(
 def _search(
     config: TrainerConfig, model: str | None, device: Device, gpus: int | None, work: Workload
 ) -> Plan:
-    from gspo.plan import search, shape_of
+    from gspo.models.shape import shape_of
+    from gspo.plan.search import search
 
     shape = shape_of(model or config.actor_rollout_ref.model.path)
     count = gpus or config.trainer.nnodes * (config.trainer.n_gpus_per_node or 1)

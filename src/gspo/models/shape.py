@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo.models import resolve
+
 UNGATED = {"gpt2", "gpt_neox", "gptj", "opt", "phi", "falcon", "bloom", "starcoder2"}
 
 
@@ -173,8 +175,6 @@ def shape_of(model: str) -> ModelShape:
         return SHAPES[model.lower()]
     if "=" in model:
         return _from_words(model)
-    from gspo.models import resolve
-
     path = Path(resolve(model)).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():

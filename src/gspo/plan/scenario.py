@@ -113,7 +113,6 @@ class Outcome:
     busy_places_s: float = 0.0
     places: int = 1
     staleness: Counter[int] = field(default_factory=Counter)
-    step_ends: list[float] = field(default_factory=list)
 
     @property
     def trainer_idle(self) -> float:
@@ -129,12 +128,6 @@ class Outcome:
     def step_s(self) -> float:
         """Seconds a step that was kept, all losses included."""
         return self.seconds / max(1, self.steps)
-
-    @property
-    def accounted(self) -> int:
-        """Groups by where they ended; equals `submitted`."""
-        ended = self.trained + self.filtered + self.stale + self.rolled_back
-        return ended + self.in_flight + self.queued + self.training
 
     def to_dict(self) -> dict[str, Any]:
         names = (

@@ -205,7 +205,6 @@ class Simulation:
         out.trained += len(self.training)
         out.staleness.update(self.version - v for v in self.training)
         out.steps += 1
-        out.step_ends.append(self.now)
         self.training = None
         self.version += 1
         if self.now - self.saved_at >= self.s.interval_s:
@@ -261,7 +260,6 @@ class Simulation:
         lost = self.version - self.saved_version
         out.lost_steps += lost
         out.steps -= lost
-        del out.step_ends[len(out.step_ends) - lost :]
         out.trained -= lost * s.batch
         out.staleness = Counter(self.saved_ages)
         out.rolled_back += lost * s.batch + len(self.groups) + len(self.queue) + len(self.training or ())

@@ -77,11 +77,12 @@ def why_no_vllm() -> str | None:
     return said[-1].strip() if said else f"importing it ends with exit code {done.returncode}"
 
 
-def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """Versions, device, memory, sandbox level and engines, JSON-able."""
     import torch
 
     from gspo.runs.environment import describe
+    from gspo.sandbox import GUARANTEES, examine_level
 
     facts = describe()
     facts["memory_bytes"] = total_memory()
@@ -93,9 +94,6 @@ def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
     if broken:
         facts["vllm"] = broken
     facts["optional"] = {name: find_spec(name) is not None for name in OPTIONAL}
-    if with_sandbox:
-        from gspo.sandbox import GUARANTEES, examine_level
-
-        level = next((n for n in (3, 2, 1) if examine_level(n).granted), 0)
-        facts["sandbox"] = {"level": level, "means": GUARANTEES[level]}
+    level = next((n for n in (3, 2, 1) if examine_level(n).granted), 0)
+    facts["sandbox"] = {"level": level, "means": GUARANTEES[level]}
     return facts

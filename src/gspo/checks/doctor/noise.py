@@ -6,8 +6,7 @@ acts on rounding and not on learning.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,9 +30,6 @@ class Noise:
     sequence_rms: float
     sequence_max: float
     outside: float  # share of sequences (tokens for a token ratio) outside the clip range
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def measure_noise(scorer: TokenScorer, batch: TrainBatch, objective: Objective) -> list[Noise]:
