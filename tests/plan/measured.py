@@ -8,7 +8,7 @@ from typing import Any
 from gspo.kernels.sizes import PAGE
 from gspo.models.shape import SHAPES, ModelShape
 from gspo.plan.constants import DEVICES, GIB
-from gspo.plan.decode import Engine, generate
+from gspo.plan.decode import DecodeCost, generate
 from gspo.plan.lengths import Lengths
 from gspo.plan.memory import ModelSize, colocated_memory, engine_memory, trainer_memory
 from gspo.plan.split import Split
@@ -63,8 +63,10 @@ class Benchmark:
 
     def predicted_rollout_s(self) -> float:
         work = self.work
-        engine = Engine(self.shape, DEVICE, eager=work.eager)
-        return generate(engine, work.rows, 1, work.rows, work.lengths, work.prompt, work.group).total
+        engine = DecodeCost(self.shape, DEVICE, eager=work.eager)
+        return generate(
+            engine, work.rows, 1, work.rows, work.lengths, work.mean_prompt, work.group_size
+        ).total
 
     def predicted_train_s(self) -> float:
         work, trainer = self.work, TrainCost(self.shape, DEVICE, Split(checkpointing=self.checkpointing))

@@ -171,7 +171,7 @@ def test_shards_divide_what_is_held_and_gather_two_layers(model, seven, h200, wo
     assert held["parameters"] + held["optimiser"] + held["gradients"] == pytest.approx(
         16 * seven.parameters / 16
     )
-    assert held["gathered layers"] == 2 * (2 * seven.layer_parameters + 2 * seven.head)
+    assert held["gathered layers"] == 2 * (2 * seven.layer_parameters + 2 * seven.head_parameters)
     full = trainer_memory(model, h200, work, ranks(16)).held
     assert full[ACTIVATIONS] > 5 * held[ACTIVATIONS]
 

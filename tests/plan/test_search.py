@@ -68,7 +68,7 @@ def test_more_staleness_is_never_slower_and_longer_answers_are(h200, work):
 
 def test_dropped_groups_cost_generation_and_no_training(h200, work):
     split = Split(8, 8, False, 1, 8)
-    all_kept = dataclasses.replace(work, eta=0, carry=2, in_flight=64)
+    all_kept = dataclasses.replace(work, eta=0, max_staleness=2, in_flight=64)
     half = dataclasses.replace(all_kept, keep_rate=0.5)
     one, two = (predict(SHAPES["1.5b"], h200, w, split) for w in (all_kept, half))
     assert one is not None and two is not None
@@ -82,7 +82,7 @@ def test_a_stream_that_carries_over_does_not_wait_for_replacements(h200, work):
     assert waits.rounds == [64, 32, 16, 8, 4, 2, 1, 0.5]
     rounds = dataclasses.replace(waits, round_groups=64)
     assert rounds.rounds == [64, 64]
-    carries = dataclasses.replace(waits, carry=2, in_flight=64)
+    carries = dataclasses.replace(waits, max_staleness=2, in_flight=64)
     times = [predict(SHAPES["1.5b"], h200, w, split) for w in (carries, rounds, waits)]
     gen = [p.stages["gen"] for p in times if p is not None]
     assert len(gen) == 3 and gen == sorted(gen)

@@ -81,7 +81,7 @@ def test_a_mixture_multiplies_with_few_and_reads_more_as_the_batch_grows():
     assert read == sorted(read)
     assert read[0] == pytest.approx(2 * mixture.active)
     assert read[-1] == pytest.approx(
-        2 * (mixture.parameters - mixture.head), rel=1e-6
+        2 * (mixture.parameters - mixture.head_parameters), rel=1e-6
     )  # the input embedding is not read
 
 

@@ -1,4 +1,4 @@
-"""TrainingPart: the measured points, products and exchange by hand, and ranks without work."""
+"""TrainingTime: the measured points, products and exchange by hand, and ranks without work."""
 
 from __future__ import annotations
 

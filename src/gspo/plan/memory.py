@@ -175,9 +175,9 @@ def logits_bytes(shape: ModelShape, chip: Chip, targets: float) -> float:
     size = chip.number_bytes
     if chip.is_half_gpu:
         chunk = min(targets, max(1, FUSED_CHUNK_ELEMENTS // shape.vocab))
-        return chunk * shape.vocab * (FLOAT + size) + shape.head * FLOAT
+        return chunk * shape.vocab * (FLOAT + size) + shape.head_parameters * FLOAT
     chunk = min(targets, max(1, CHUNK_ELEMENTS // shape.vocab))
-    return LOGIT_COPIES * chunk * shape.vocab * FLOAT + (shape.head * FLOAT if size < FLOAT else 0)
+    return LOGIT_COPIES * chunk * shape.vocab * FLOAT + (shape.head_parameters * FLOAT if size < FLOAT else 0)
 
 
 def _weights(model: ModelSize, chip: Chip, work: Workload, split: Split) -> tuple[dict[str, float], float]:
@@ -193,7 +193,7 @@ def _weights(model: ModelSize, chip: Chip, work: Workload, split: Split) -> tupl
         optimizer = {"float32 masters": float(masters * model.trained)} if masters else {}
     else:
         held["parameters"] = FLOAT * model.parameters / shard
-        ends = shape.head * (1 if shape.tied else 2)
+        ends = shape.head_parameters * (1 if shape.tied else 2)
         held["gathered layers"] = float(size * (2 * shape.layer_parameters + ends))
         optimizer = {}
     optimizer["optimiser"] = 2 * FLOAT * model.trained / shard

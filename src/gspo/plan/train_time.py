@@ -1,4 +1,4 @@
-"""The cost of training: scoring, update and FSDP's exchange, for a mini-batch spread over ranks."""
+"""The time of training: scoring, update and FSDP communication, for a mini-batch spread over ranks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ from gspo.plan.split import Split, is_captured, is_compiled, is_offloaded
 from gspo.plan.transfers import gather_seconds, reduce_seconds
 from gspo.plan.workload import Workload
 
-PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's output head", "training's memory traffic"
-ATTENTION = "training's attention"
-LAUNCH, OPTIMIZER, EXCHANGE = "starting training kernels", "optimiser", "FSDP exchange"
-UNEVEN = "ranks without an answer to train on"
+PRODUCTS, HEAD, TRAFFIC = (
+    "matrix products of training",
+    "output head in training",
+    "memory traffic of training",
+)
+ATTENTION = "attention in training"
+LAUNCH, OPTIMIZER, EXCHANGE = "launching training kernels", "optimiser", "FSDP communication"
+UNEVEN = "imbalance between ranks"
 
 
 @dataclass(frozen=True)
@@ -40,15 +44,15 @@ class TrainCost:
     reshard: bool = True
 
     def score(self, work: Workload) -> SecondsByPart:
-        """Seconds of π_old: a forward over the share of the batch that needs one."""
+        """Seconds to compute π_old: a forward over the share of the batch that needs one."""
         return self._passes(work, work.score_share, body=1, head=1, gathers=1, policy=True)
 
     def reference(self, work: Workload) -> SecondsByPart:
-        """Seconds of the reference's forward over the whole batch."""
+        """Seconds of a forward of the reference over the whole batch."""
         return self._passes(work, 1.0, body=1, head=1, gathers=1, policy=False)
 
     def update(self, work: Workload) -> SecondsByPart:
-        """Seconds of all optimiser steps: forward, backward (twice a forward), what is computed again, exchange."""
+        """Seconds of all optimiser steps: forward, backward (two forwards), recomputation and communication."""
         body = 4 if self.split.checkpointing else 3
         logits = work.targets / work.mini_batches / self.split.trainers * self.shape.vocab
         head = 4 if self.device.is_half_gpu or logits > KEEP_ELEMENTS else 3
@@ -64,9 +68,9 @@ class TrainCost:
     ) -> SecondsByPart:
         if share <= 0:
             return SecondsByPart()
-        part = 1 / (work.mini_batches * self.split.trainers)  # of the batch, one rank's share of a mini-batch
+        part = 1 / (work.mini_batches * self.split.trainers)  # one rank's share of a mini-batch, of the batch
         tokens = work.train_tokens * part
-        longest = work.prompt + work.lengths.longest_of(work.rows / work.mini_batches)
+        longest = work.mean_prompt + work.lengths.longest_of(work.rows / work.mini_batches)
         own = max(tokens, min(longest, float(work.longest)))
         compiled = policy and is_compiled(self.shape, self.device, work, self.split)
         compute = self._compute(work, part, tokens, body, head, compiled)
@@ -76,7 +80,7 @@ class TrainCost:
         if policy and is_captured(self.shape, self.device, work, self.split):
             launches *= CAPTURED_SHARE
         if not self.device.is_gpu:
-            launches = 0.0  # inside the products: nothing runs beside the host
+            launches = 0.0  # part of the products: the host is the device
         exchange = self._exchange(micros, gathers)
         hidden = min(exchange, OVERLAP * (compute.total * scale + launches))
         parts = SecondsByPart(compute)
@@ -99,13 +103,13 @@ class TrainCost:
             {
                 PRODUCTS: body * products / d.matmul / reached,
                 ATTENTION: body * attention / d.attention_rate,
-                HEAD: head * 2.0 * targets * s.head / d.head_rate / reached,
+                HEAD: head * 2.0 * targets * s.head_parameters / d.head_rate / reached,
                 TRAFFIC: traffic / d.reached_bandwidth / reached,
             }
         )
 
     def _exchange(self, micros: int, gathers: float) -> float:
-        """FSDP's gathers of weights and scatter of gradients, a micro-batch each."""
+        """FSDP gathers weights and scatters gradients once per micro-batch."""
         size = float(self.shape.parameters * self.device.number_bytes)
         return micros * gathers * gather_seconds(self.device, self.split.shard, size, self.shape.layers)
 
@@ -114,7 +118,7 @@ class TrainCost:
         return reduce_seconds(self.device, self.split.trainers // shard, 4.0 * self.shape.parameters / shard)
 
     def _optimizer(self, work: Workload) -> float:
-        """AdamW as memory goes by; masters and moments in host memory come and go beside it, at once."""
+        """AdamW is limited by memory bandwidth, or by the copies of masters and moments that are kept in host memory."""
         d, numbers = self.device, self.shape.parameters / self.split.shard
         own = OPTIMIZER_BYTES * numbers / d.reached_bandwidth / d.train_share
         if not is_offloaded(d, work, self.split):

@@ -9,15 +9,15 @@ from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, HOST_COPY, STORAGE_MACH
 
 
 def machines(device: Device, num: int) -> int:
-    """Machines that hold so many devices."""
+    """Number of machines for `num` devices."""
     return math.ceil(num / device.per_machine)
 
 
 def gather_seconds(device: Device, ranks: int, size: float, count: int = 1) -> float:
-    """`count` all-gathers (or reduce-scatters) of `size` bytes in sum, in a ring over the ranks.
+    """Seconds of `count` all-gathers (or reduce-scatters) of `size` bytes in total, in a ring over the ranks.
 
-    Inside a machine the link carries it; between machines each rank has its own network card, so a machine's rings run
-    side by side and the slower of link and cards decides. Every machine adds a hop of latency.
+    Inside a machine the bytes go over the link. Between machines each rank has its own network card, so the rings of a
+    machine run in parallel and the slower of link and cards decides. Every machine adds one hop of latency.
     """
     if ranks <= 1:
         return 0.0
@@ -28,7 +28,7 @@ def gather_seconds(device: Device, ranks: int, size: float, count: int = 1) -> f
 
 
 def reduce_seconds(device: Device, replicas: int, size: float) -> float:
-    """All-reduce of each rank's `size` bytes over so many copies of the sharded model, on other machines."""
+    """Seconds of an all-reduce of `size` bytes per rank over the replicas of a sharded model, on other machines."""
     if replicas <= 1:
         return 0.0
     return (
@@ -38,10 +38,10 @@ def reduce_seconds(device: Device, replicas: int, size: float) -> float:
 
 
 def publish_seconds(shape: ModelShape, device: Device, trainers: int, workers: int, separate: bool) -> float:
-    """Seconds from the end of an update to new weights on every engine.
+    """Seconds from the end of an update until every engine has the new weights.
 
-    In one process the engine reads the trainer's own tensors. Ranks with an engine beside them gather all weights.
-    Engines elsewhere get them through host memory: gathered, copied out, sent on from machine to machine, copied in.
+    In one process the engine uses the trainer's own tensors. Ranks that also generate gather all weights. Engines on
+    other devices get them through host memory: gathered, copied out, sent from machine to machine, copied in.
     """
     size = float(shape.parameters * device.number_bytes)
     gather = gather_seconds(device, trainers, size, shape.layers)
@@ -57,23 +57,23 @@ def publish_seconds(shape: ModelShape, device: Device, trainers: int, workers: i
 
 
 def checkpoint_bytes(shape: ModelShape, device: Device) -> float:
-    """The Hugging Face folder, the float32 masters where the weights are narrower, and two moments."""
+    """Of the weights as a Hugging Face folder, float32 masters where the weights are narrower, and two moments."""
     masters = 4 if device.number_bytes < 4 else 0
     return float(shape.parameters * (device.number_bytes + masters + 8))
 
 
 def checkpoint_seconds(shape: ModelShape, device: Device, trainers: int) -> float:
-    """Seconds to write a checkpoint from all the trainers' machines."""
+    """Seconds to write a checkpoint from all machines that train."""
     return checkpoint_bytes(shape, device) / min(STORAGE_TOTAL, STORAGE_MACHINE * machines(device, trainers))
 
 
 def young_interval(save_s: float, mtbf_s: float) -> float:
-    """√(2δM): the first-order best time between checkpoints (Young, CACM 17(9), 1974)."""
+    """√(2δM): the best time between checkpoints to first order (Young, CACM 17(9), 1974)."""
     return math.sqrt(2 * save_s * mtbf_s)
 
 
 def daly_interval(save_s: float, mtbf_s: float) -> float:
-    """The higher-order best time of work between checkpoints (Daly, FGCS 22(3), 2006, eq. 37)."""
+    """The best time of work between checkpoints to higher order (Daly, FGCS 22(3), 2006, eq. 37)."""
     if save_s >= 2 * mtbf_s:
         return mtbf_s
     x = save_s / (2 * mtbf_s)
@@ -81,9 +81,9 @@ def daly_interval(save_s: float, mtbf_s: float) -> float:
 
 
 def useful_share(interval_s: float, save_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Share of the time that is work kept: Daly's expected run time for exponential failures, inverted.
+    """Share of the time spent on work that is not lost: the inverse of Daly's expected run time under failures.
 
-    An interval of work τ and its save δ takes M e^{R/M} (e^{(τ+δ)/M} − 1) seconds on average.
+    An interval of work τ with its checkpoint δ takes M e^{R/M} (e^{(τ+δ)/M} − 1) seconds on average.
     """
     if math.isinf(mtbf_s):
         return interval_s / (interval_s + save_s)

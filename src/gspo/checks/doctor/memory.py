@@ -89,7 +89,7 @@ def _engine(config: TrainerConfig, model: ModelSize, chip: Chip, work: Workload,
         most = rollout.gpu_memory_utilization * chip.memory / token_bytes / work.slots
         slot_tokens = min(work.slot_tokens + 2 * PAGE, most)
         return engine_memory(model, chip, work, tp=1, slots=work.slots, slot_tokens=slot_tokens)
-    running = min(work.slots, work.groups_at_once * work.group)
+    running = min(work.slots, work.groups_at_once * work.group_size)
     engine = engine_memory(model, chip, work, tp=1, slots=running, slot_tokens=work.slot_tokens)
     val_rows = min(work.slots, num_val * rollout.val_kwargs.n)
     cache = {"KV cache of the evaluation": float(val_rows * work.slot_tokens * token_bytes)}
