@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.checks.doctor.formula import formula_lines
 from gspo.config import BatchPlan, ResolvedConfig, objective_of
-from gspo.config.batch_plan import never_acts
+from gspo.config.batch_plan import without_effect
 
 GIB = 1 << 30
 HIGH_CLIP, LOW_CLIP = 0.8, 0.005
@@ -74,8 +74,8 @@ def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     ineffective = [
         f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
     ]
-    silent = never_acts(config, ineffective)
-    diagnosis.add("never acts", silent, silent)
+    no_effect = without_effect(config, ineffective)
+    diagnosis.add("no effect", no_effect, no_effect)
     warnings = [
         str(w).replace("\n    ", "; ")
         for w in resolved.warnings
