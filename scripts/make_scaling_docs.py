@@ -1,8 +1,8 @@
-"""Write the tables of docs/scaling.md and its picture from `gspo plan`'s own predictions.
+"""Write the tables of docs/scaling.md and docs/dev/planner.md and a picture from `gspo plan`'s own predictions.
 
     python scripts/make_scaling_docs.py [--check] [--no-simulation]
 
-With `--check` nothing is written and the exit code is 1 when a predicted table differs from the page. The picture
+With `--check` nothing is written and the exit code is 1 when a predicted table differs from its page. The picture
 needs matplotlib (`pip install 'gspo[report]'`).
 """
 
@@ -27,7 +27,7 @@ from gspo.plan.workload import Workload, workload_of
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.plan.measured import BENCHMARKS
 
-PAGE = Path("docs/scaling.md")
+PAGE, FIT_PAGE = Path("docs/scaling.md"), Path("docs/dev/planner.md")
 PICTURE = Path("docs/pictures/scaling-plan.png")
 MODELS, SIZES, DEVICE = ("1.5b", "7b", "32b"), (1, 8, 64, 512, 4096), DEVICES["h200"]
 OVERRIDES = (
@@ -43,7 +43,7 @@ SIMULATED_STEPS = 100
 
 
 def work_of(eta: int = 2, grown: int = 1) -> Workload:
-    """The work of the page, `grown` times as many prompts a step."""
+    """The work of the page, with `grown` times as many prompts per step."""
     work = workload_of(load(None, list(OVERRIDES)).config, mean_prompt=512.0, keep_rate=0.5)
     flight = None if work.in_flight is None else work.in_flight * grown
     return dataclasses.replace(work, eta=eta, prompts=work.prompts * grown, in_flight=flight)
@@ -69,7 +69,7 @@ def split_text(plan: Plan) -> str:
 
 
 def main_table(found: dict[str, dict[int, Plan]]) -> str:
-    head = ["model", "GPUs", "mode", "train + rollout", "step", "tokens/s", "a GPU", "GB a trainer, a rollout GPU", "limited by"]  # fmt: skip
+    head = ["model", "GPUs", "mode", "train + rollout", "step", "tokens/s", "per GPU", "GB per trainer, per rollout GPU", "limited by"]  # fmt: skip
     rows = []
     for model, by_size in found.items():
         for gpus, plan in by_size.items():
@@ -100,7 +100,7 @@ def grown_table() -> str:
             f"{speed / gpus:,.0f}",
         ]
         rows.append([*cells, best.limit])
-    return table(["GPUs", "prompts a step", "step", "tokens/s", "a GPU", "limited by"], rows)
+    return table(["GPUs", "prompts per step", "step", "tokens/s", "per GPU", "limited by"], rows)
 
 
 def eta_table() -> str:
@@ -131,7 +131,7 @@ def measured_table() -> str:
 
 
 def simulated_table(found: dict[str, dict[int, Plan]]) -> str:
-    head = ["model", "GPUs", "step", "goodput", "trainer idle", "rollout idle", "failures a day", "checkpoint", "every", "staleness"]  # fmt: skip
+    head = ["model", "GPUs", "step", "goodput", "trainer idle", "rollout idle", "failures per day", "checkpoint", "every", "staleness"]  # fmt: skip
     rows = []
     for model, by_size in found.items():
         for gpus, plan in by_size.items():
@@ -150,18 +150,21 @@ def simulated_table(found: dict[str, dict[int, Plan]]) -> str:
     return table(head, rows)
 
 
-def replaced(text: str, name: str, body: str) -> str:
-    """The page with the part between `<!-- name -->` and `<!-- /name -->` replaced."""
-    begin, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
-    before, _, rest = text.partition(begin)
-    _, found, after = rest.partition(end)
-    if not found:
-        sys.exit(f"error: {PAGE} has no part {name}; expected {begin.strip()} … {end.strip()}")
-    return before + begin + body + end + after
+def replaced(page: Path, bodies: dict[str, str]) -> str:
+    """The page with every part between `<!-- name -->` and `<!-- /name -->` replaced by the body of that name."""
+    text = page.read_text(encoding="utf-8")
+    for name, body in bodies.items():
+        begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
+        before, _, rest = text.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            sys.exit(f"error: {page} has no part {name}; expected {begin.strip()} … {end.strip()}")
+        text = before + begin + body + end + after
+    return text
 
 
 def draw(found: dict[str, dict[int, Plan]], path: Path) -> None:
-    """Tokens a second over GPUs, and what the step of the 7B model is spent on."""
+    """Tokens per second over GPUs, and what the step of the 7B model is spent on."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -183,7 +186,7 @@ def draw(found: dict[str, dict[int, Plan]], path: Path) -> None:
             [first, SIZES[-1]], [speed, speed * SIZES[-1] / first], color=colour, linewidth=0.8, linestyle=":"
         )
     left.set(xscale="log", yscale="log", xticks=SIZES, xticklabels=[f"{n:,}" for n in SIZES])
-    left.set_title("predicted answer tokens trained a second (dotted: linear)", fontsize=9, loc="left")
+    left.set_title("predicted trained response tokens per second (dotted: linear)", fontsize=9, loc="left")
     left.legend(fontsize=8, frameon=False)
     _stack(right, found["7b"], colours)
     right.set_title("predicted: what the 7B step is spent on", fontsize=9, loc="left")
@@ -221,21 +224,17 @@ def main() -> None:
     parser.add_argument("--no-simulation", action="store_true", help="leave the simulated table as it is")
     given = parser.parse_args()
     found = plans(work_of())
-    before = text = PAGE.read_text(encoding="utf-8")
-    for name, body in (
-        ("predicted", main_table(found)),
-        ("grown", grown_table()),
-        ("eta", eta_table()),
-        ("measured", measured_table()),
-    ):
-        text = replaced(text, name, body)
+    tables = {"predicted": main_table(found), "grown": grown_table(), "eta": eta_table()}
+    if not (given.check or given.no_simulation):
+        tables["simulated"] = simulated_table(found)
+    pages = {PAGE: replaced(PAGE, tables), FIT_PAGE: replaced(FIT_PAGE, {"measured": measured_table()})}
     if given.check:
+        stale = [str(p) for p, text in pages.items() if text != p.read_text(encoding="utf-8")]
         sys.exit(
-            0 if text == before else f"error: {PAGE} is out of date; run python scripts/make_scaling_docs.py"
+            f"error: {', '.join(stale)} out of date; run python scripts/make_scaling_docs.py" if stale else 0
         )
-    if not given.no_simulation:
-        text = replaced(text, "simulated", simulated_table(found))
-    PAGE.write_text(text, encoding="utf-8")
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     draw(found, PICTURE)
 

@@ -28,7 +28,7 @@ QUICK = ["trainer.num_threads=1", "data.num_val_samples=2", "data.num_train_samp
 
 
 def words_of(model: Path, folder: Path, *more: str) -> list[str]:
-    """A config whose answers all run to their limit, so that sizes are known."""
+    """A config whose responses all run to their limit, so that sizes are known."""
     return [
         f"actor_rollout_ref.model.path={model}",
         f"trainer.default_local_dir={folder}",
@@ -319,7 +319,7 @@ def test_the_command_reports_everything_as_json(model, tmp_path):
         3,
     )
     assert facts["memory plan"]["peak"] > facts["memory plan"]["base"] > 0
-    # A random model never answers a sum: nothing would be kept, which is a problem and exit code 1.
+    # A random model never solves a sum: nothing would be kept, which is a problem and exit code 1.
     assert result.exit_code == 1 and any(p.startswith("keep rate") for p in facts["problems"])
 
 

@@ -1,6 +1,6 @@
 """The memory plan of `gspo doctor` against what runs of two steps reserved on one H200 (torch 2.11).
 
-Every answer ran to its limit. Measured by `tests/checks/memory_child.py`; `tests/checks/test_memory_gpu.py` measures again.
+Every response ran to its limit. Measured by `tests/checks/memory_child.py`; `tests/checks/test_memory_gpu.py` measures again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AVAILABLE = 150_111_000_000
 SMALL = (576, 1536, 16, 9, 3, 333)
 SMOL = (576, 1536, 30, 9, 3, 49152)
 QWEN = (896, 4864, 24, 14, 2, 151936)
-# answer tokens, prompts per step, prompts per mini-batch, answers per prompt, slots
+# response tokens, prompts per step, prompts per mini-batch, responses per prompt, slots
 SHORT, LONG = (128, 32, 8, 8, 256), (1000, 8, 8, 8, 64)
 RECOMPUTE = [f"{MODEL}.enable_gradient_checkpointing=true", f"{ACTOR}.use_kl_loss=true"]
 EAGER, CRITIC = [f"{ACTOR}.use_torch_compile=false"], ["algorithm.adv_estimator=gae"]

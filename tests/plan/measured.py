@@ -1,4 +1,4 @@
-"""Figures measured on a GPU, and what the plan says to the same work."""
+"""Figures measured on a GPU, and the predictions for the same work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEVICE = DEVICES["h200"]
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A measured figure that a prediction can be held against: one H200, all answers at full length."""
+    """Measured figures to compare a prediction with: one H200, all responses at full length."""
 
     model: str
     prompts: int
@@ -30,7 +30,7 @@ class Benchmark:
     source: str
     rollout_s: float | None = None
     train_s: float | None = None  # scoring and update
-    peak_gib: float | None = None  # what torch reserves, libraries apart
+    peak_gib: float | None = None  # reserved by torch, without libraries
     generates: bool = True
     trains: bool = True
     mini_batches: int = 4
@@ -85,7 +85,7 @@ class Benchmark:
 
 
 _NOW = "docs/performance.md, On a GPU"
-_STEP = f"{_NOW}, captured, 8,500 tokens a micro-batch"
+_STEP = f"{_NOW}, captured, 8,500 tokens per micro-batch"
 _LONG = f"{_NOW}, gradient checkpointing, nothing scored"
 _GIVEN: dict[str, Any] = {"generates": False, "mini_batches": 1, "score_share": 0.0, "checkpointing": True}
 _BARE = "bare compiled decode loop, without an engine around it"
@@ -102,23 +102,23 @@ BENCHMARKS = (
         rollout_s=0.4136, train_s=0.9766, peak_gib=37.34, token_budget=8500, score_share=0.75,
     ),
     Benchmark(
-        "qwen1.5b", 32, 8, 32, 128, f"{_NOW}, captured, 4,300 tokens a micro-batch",
+        "qwen1.5b", 32, 8, 32, 128, f"{_NOW}, captured, 4,300 tokens per micro-batch",
         peak_gib=37.06, token_budget=4300, score_share=0.75,
     ),
     Benchmark(
-        "qwen1.5b", 1, 8, 64, 8128, f"{_LONG}, 8,192 tokens a micro-batch",
+        "qwen1.5b", 1, 8, 64, 8128, f"{_LONG}, 8,192 tokens per micro-batch",
         train_s=2.38, peak_gib=29.56, token_budget=8192, **_GIVEN,
     ),
     Benchmark(
-        "qwen1.5b", 1, 8, 64, 8128, f"{_LONG}, 8,192 tokens a micro-batch, nothing compiled",
+        "qwen1.5b", 1, 8, 64, 8128, f"{_LONG}, 8,192 tokens per micro-batch, nothing compiled",
         train_s=3.07, token_budget=8192, compiled=False, **_GIVEN,
     ),
     Benchmark(
-        "qwen1.5b", 1, 8, 64, 8128, f"{_LONG}, 8,192 tokens a micro-batch, optimizer_offload",
+        "qwen1.5b", 1, 8, 64, 8128, f"{_LONG}, 8,192 tokens per micro-batch, optimizer_offload",
         train_s=2.95, peak_gib=12.5, token_budget=8192, offload=True, **_GIVEN,
     ),
     Benchmark(
-        "qwen1.5b", 1, 2, 64, 32704, f"{_LONG}, 32,768 tokens a micro-batch, optimizer_offload",
+        "qwen1.5b", 1, 2, 64, 32704, f"{_LONG}, 32,768 tokens per micro-batch, optimizer_offload",
         train_s=4.55, peak_gib=17.3, token_budget=32768, offload=True, **_GIVEN,
     ),
     Benchmark("smol", 32, 8, 32, 128, _BARE, rollout_s=256 * 128 / 138_000),

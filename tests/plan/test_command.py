@@ -1,4 +1,4 @@
-"""`gspo plan` from the command line: what it prints, what it refuses and by which name, and that it needs no torch."""
+"""`gspo plan` from the command line: what it prints, which input it refuses, and that it needs no torch."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_check_divides_the_prediction_by_the_run(tmp_path):
     assert "smol on h200" in shown.output and "ratio" in shown.output
 
 
-def test_check_of_an_async_run_compares_what_the_loop_waits(tmp_path):
+def test_check_of_an_async_run_compares_how_long_the_loop_waits(tmp_path):
     rollout = "actor_rollout_ref.rollout"
     more = [f"{rollout}.mode=async", f"{rollout}.max_head_offpolicyness=2", f"{rollout}.num_workers=2"]
     done = runner.invoke(app, ["plan", "--check", str(make_run(tmp_path, more=more)), "--json"])

@@ -52,7 +52,7 @@ def test_a_large_batch_is_limited_by_products(seven, h200):
     assert DecodeCost(seven, h200).step(200, 30000).largest == CACHE
 
 
-def test_answers_of_one_length_take_their_steps_in_waves(shape, h200):
+def test_responses_of_one_length_take_their_steps_in_waves(shape, h200):
     engine, lengths = DecodeCost(shape, h200), Lengths(100.0, 100, 0.0)
     one = generate(engine, 8, 1, 8, lengths, 16, 8)
     by_hand = sum(engine.step(8, 16 + x).total * width for x, width in lengths.grid)
@@ -65,7 +65,7 @@ def test_answers_of_one_length_take_their_steps_in_waves(shape, h200):
 def brute_force(
     engine: DecodeCost, rows: int, slots: int, lengths: Lengths, prompt: float, seed: int
 ) -> float:
-    """Seconds of one engine that refills slots as answers end; a step's cost holds until the next answer ends."""
+    """Seconds of one engine that refills slots as responses end; a step's cost holds until the next response ends."""
     draw = random.Random(seed)
     waiting = [lengths.quantile(draw.random()) for _ in range(rows)]
     running = [waiting.pop() for _ in range(min(slots, rows))]
@@ -82,7 +82,7 @@ def brute_force(
 
 
 @pytest.mark.parametrize(("rows", "slots"), [(256, 256), (2048, 128), (1024, 256)])
-def test_continuous_batching_against_a_count_of_every_answer(rows, slots, h200):
+def test_continuous_batching_against_a_count_of_every_response(rows, slots, h200):
     engine, lengths = DecodeCost(SHAPES["1.5b"], h200), Lengths(700.0, 2048, 0.8)
     counted = [brute_force(engine, rows, slots, lengths, 128.0, seed) for seed in range(3)]
     parts = generate(engine, rows, 1, slots, lengths, 128.0, 8)
@@ -98,7 +98,7 @@ def test_steady_work_has_no_tail_and_more_rows_give_more_tokens(seven, h200):
     assert 256 * lengths.mean / batch.total < steady(engine, 256, 128.0, lengths, 8)[0]
 
 
-def test_more_devices_in_an_engine_read_faster_and_pay_for_their_exchange(seven, h200):
+def test_more_devices_per_engine_read_faster_and_pay_for_their_communication(seven, h200):
     one, four = DecodeCost(seven, h200).step(16, 500), DecodeCost(seven, h200, tp=4).step(16, 500)
     assert four[WEIGHTS] == pytest.approx(one[WEIGHTS] / 4)
     assert four["tensor-parallel communication"] > 0 and four.total < one.total

@@ -62,7 +62,7 @@ def test_one_rank_holds_14_bytes_per_parameter_and_its_gradients(
     assert eight["gradients"] == 4 * model.parameters / 8
 
 
-def test_a_mini_batch_is_one_forward_when_its_longest_answers_fit(work):
+def test_a_mini_batch_is_one_forward_when_its_longest_responses_fit(work):
     tokens = 128 * (128 // 8 + 2047)  # 16 groups, each prompt once; nothing follows a last token
     for budget, layout, fits in (
         (tokens, "shared", True),
@@ -74,24 +74,24 @@ def test_a_mini_batch_is_one_forward_when_its_longest_answers_fit(work):
     for rows, fits in ((128, True), (127, False)):
         counted = dataclasses.replace(work, token_budget=1 << 30, micro_rows=rows)
         forward = counted.largest_forward(1, packed=True)
-        assert forward.is_only is fits and forward.answers == rows
+        assert forward.is_only is fits and forward.responses == rows
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
     dynamic = "actor_rollout_ref.actor.use_dynamic_bsz"
     assert workload_of(load(None, [micro, f"{dynamic}=false"]).config).micro_rows == 2
     assert workload_of(load(None, [f"{dynamic}=true"]).config).micro_rows is None
 
 
-def test_answers_of_many_lengths_fill_the_budget_and_those_of_one_length_are_cut_evenly(work):
+def test_responses_of_many_lengths_fill_the_budget_and_those_of_one_length_are_cut_evenly(work):
     assert work.largest_forward(1, packed=True).tokens == pytest.approx(16384)
     assert work.largest_forward(1, packed=False).tokens == 16384 // 2176 * 2176  # whole padded rows
     even = Workload(128, 8, 24.0, 24, Lengths(128.0, 128, 0.0), mini_batches=4)
     # 32 groups of 24 + 8 · 127 tokens need three micro-batches: the largest has 11 of them.
-    assert even.largest_forward(1, packed=True).answers == 88
+    assert even.largest_forward(1, packed=True).responses == 88
     assert even.largest_forward(1, packed=True).tokens == 11 * (24 + 8 * 127)
-    # A group that is over the budget is divided: two answers of three in one micro-batch.
+    # A group that is over the budget is divided: two responses of three in one micro-batch.
     long = Workload(1, 3, 10.0, 10, Lengths(90.0, 90, 0.0), token_budget=200)
-    assert long.largest_forward(1, packed=True).answers == 2
-    # A rank has one whole answer at least, with its prompt.
+    assert long.largest_forward(1, packed=True).responses == 2
+    # A rank has one whole response at least, with its prompt.
     assert work.largest_forward(4096, packed=True).tokens == 128 + 2047
 
 
@@ -111,7 +111,7 @@ def test_every_micro_batch_of_a_real_batch_is_within_the_largest_forward():
             )
             cut = plan_micro_batches(batch, 8, max_tokens=budget, max_rows=1, kind=layout)
             most = max(len(rows) for micros in cut for rows in micros)
-            assert most == work.largest_forward(1, packed=True).answers, (budget, layout)
+            assert most == work.largest_forward(1, packed=True).responses, (budget, layout)
 
 
 def test_compiled_layers_keep_less_unless_one_is_recomputed(model, h200, work):

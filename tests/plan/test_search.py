@@ -56,7 +56,7 @@ def test_a_faster_device_is_never_slower(work):
     assert steps == sorted(steps, reverse=True)
 
 
-def test_more_staleness_is_never_slower_and_longer_answers_are(h200, work):
+def test_more_staleness_is_never_slower_and_longer_responses_are(h200, work):
     steps = [
         search(SHAPES["7b"], h200, 96, dataclasses.replace(work, eta=eta)).found[0].step_s
         for eta in (1, 2, 4)

@@ -114,7 +114,7 @@ def test_the_best_interval_beats_saving_always_and_seldom():
     assert best < always and best < seldom
 
 
-def test_a_run_that_cannot_get_on_says_so(monkeypatch):
+def test_a_run_without_progress_is_an_error(monkeypatch):
     monkeypatch.setattr("gspo.plan.simulate.MAX_EVENTS", 20_000)
     with pytest.raises(SimulationError, match="makes no progress"):
         simulate(dataclasses.replace(BUSY, mtbf_s=4.0, train_s=30.0))

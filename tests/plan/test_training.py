@@ -1,4 +1,4 @@
-"""TrainingTime: the measured points, products and exchange by hand, and ranks without work."""
+"""Training: the measured points, products and communication by hand, and ranks without work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_measured_training_is_reproduced_within_a_fifth(bench):
     assert 0.8 < bench.predicted_train_s() / bench.train_s < 1.2
 
 
-def test_captured_training_starts_fewer_kernels(seven, h200, work):
+def test_captured_training_launches_fewer_kernels(seven, h200, work):
     alone = TrainCost(seven, h200)
     launches = alone.update(dataclasses.replace(work, compiled=False))[LAUNCH]
     assert alone.update(work)[LAUNCH] == pytest.approx(CAPTURED_SHARE * launches)
@@ -71,7 +71,7 @@ def test_products_by_hand(shape, h200):
     assert trainer.reference(work)[PRODUCTS] == pytest.approx(forward / TRAIN_SHARE)
 
 
-def test_an_optimiser_in_host_memory_takes_the_time_of_the_way(seven, h200, work):
+def test_an_optimiser_in_host_memory_takes_the_time_of_its_copies(seven, h200, work):
     away = dataclasses.replace(work, offload=True)
     steps = work.epochs * work.mini_batches
     there = 12 * seven.parameters / OFFLOAD_COPY
@@ -98,11 +98,13 @@ def test_twice_the_mini_batches_is_the_same_work(seven, h200, work):
     assert four["optimiser"] == pytest.approx(2 * two["optimiser"])
 
 
-def test_ranks_share_the_work_until_there_is_no_answer_left_for_them(seven, h200, work):
+def test_ranks_share_the_work_until_there_is_no_response_left_for_them(seven, h200, work):
     few, many = (TrainCost(seven, h200, ranks(n)).update(work) for n in (8, 16))
     assert many[PRODUCTS] == pytest.approx(few[PRODUCTS] / 2)
     assert few.get(UNEVEN, 0) == 0
-    alone = TrainCost(seven, h200, ranks(512, shard=8)).update(work)  # 128 answers a mini-batch, 512 ranks
+    alone = TrainCost(seven, h200, ranks(512, shard=8)).update(
+        work
+    )  # 128 responses per mini-batch, 512 ranks
     assert alone.largest == UNEVEN
     more = TrainCost(seven, h200, ranks(1024, shard=8)).update(work)
     assert more.total >= 0.95 * alone.total
@@ -116,7 +118,7 @@ def test_a_gather_by_hand(h200):
     assert gather_seconds(h200, 1, 1e9) == 0 and reduce_seconds(h200, 1, 1e9) == 0
 
 
-def test_exchange_shows_only_beyond_what_computing_hides(h200, work):
+def test_communication_takes_time_only_where_computation_does_not_hide_it(h200, work):
     large = SHAPES["72b"]
     tiny = dataclasses.replace(work, prompts=8, mini_batches=1)
     assert TrainCost(large, h200, ranks(64)).update(tiny).get(EXCHANGE, 0) > 0

@@ -39,16 +39,16 @@ def plan(
         str | None, typer.Option(help="Type of device: h200, h100, a100, … Default: h200.")
     ] = None,
     prompt_length: Annotated[int | None, typer.Option(help="Longest prompt in tokens.")] = None,
-    response_length: Annotated[int | None, typer.Option(help="Longest answer in tokens.")] = None,
+    response_length: Annotated[int | None, typer.Option(help="Longest response in tokens.")] = None,
     mean_prompt_length: Annotated[
         float | None, typer.Option(help="Mean prompt in tokens. Default: the longest.")
     ] = None,
     mean_response_length: Annotated[
-        float | None, typer.Option(help="Mean answer in tokens. Default: 0.35 of the longest.")
+        float | None, typer.Option(help="Mean response in tokens. Default: 0.35 of the longest.")
     ] = None,
     length_spread: Annotated[
         float | None,
-        typer.Option(help="Standard deviation of answer lengths, relative to their mean. Default: 0.8."),
+        typer.Option(help="Standard deviation of response lengths, relative to their mean. Default: 0.8."),
     ] = None,
     keep_rate: Annotated[
         float | None, typer.Option(help="Share of groups that dynamic sampling keeps. Default: 0.5.")
@@ -204,7 +204,7 @@ def _report(found: Plan, steps: int | None, changes: dict[str, Any], as_json: bo
         remedy = (
             f"--gpus {enough} is enough"
             if enough
-            else "1,024 devices are not enough either; shorten the answers"
+            else "1,024 devices are not enough either; shorten the responses"
         )
         _fail(
             f"{found.shape.name} does not fit on {found.gpus:,} {found.device.name} in any split, with or without "

@@ -91,7 +91,7 @@ def _device(run: Run, config: TrainerConfig, gpu: str | None) -> Device:
 
 
 def _work(config: TrainerConfig, rows: list[dict[str, Any]]) -> Workload:
-    """The work of the config with the mean lengths, the longest answer and the keep rate of the run."""
+    """The work of the config with the mean lengths, the longest response and the keep rate of the run."""
     mean = _mean(rows, "response_length/mean")
     longest = max((float(row.get("response_length/max") or 0) for row in rows), default=0.0)
     kept, made = (sum(float(r.get(f"train/groups_{n}") or 0) for r in rows) for n in ("kept", "generated"))

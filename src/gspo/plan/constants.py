@@ -248,10 +248,10 @@ SLOW_SHARE = Constant(0.01, "assumed", "share of devices that are permanently sl
 SLOW_FACTOR = Constant(2.0, "assumed", "how many times slower those are")
 
 # Work
-MEAN_SHARE = Constant(0.35, "assumed", "mean answer length as a share of the longest, unless given")
+MEAN_SHARE = Constant(0.35, "assumed", "mean response length as a share of the longest, unless given")
 KEEP_RATE = Constant(0.5, "assumed", "share of groups that dynamic sampling keeps, unless given")
 LENGTH_SPREAD = Constant(
     0.8,
     "assumed",
-    "standard deviation of answer lengths relative to their mean, before the cut at the longest",
+    "standard deviation of response lengths relative to their mean, before the cut at the longest",
 )

@@ -1,4 +1,4 @@
-"""The time of generation: one decode step, and a batch of answers of different lengths."""
+"""The time of generation: one decode step, and a batch of responses of different lengths."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PRODUCTS, HEAD, EXCHANGE = (
     "output head and sampling",
     "tensor-parallel communication",
 )
-TAIL, PREFILL = "waiting for the longest answers", "prefill"
-TAIL_SHARE = 0.25  # an engine with a smaller share of its first rows left is waiting for its last answers
+TAIL, PREFILL = "waiting for the longest responses", "prefill"
+TAIL_SHARE = 0.25  # an engine with a smaller share of its first rows left is waiting for its last responses
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class DecodeCost:
 def generate(
     engine: DecodeCost, rows: float, num_engines: int, slots: int, lengths: Lengths, prompt: float, group: int
 ) -> SecondsByPart:
-    """Seconds until each of `num_engines` engines has generated `rows` answers, `slots` of them at a time.
+    """Seconds until each of `num_engines` engines has generated `rows` responses, `slots` of them at a time.
 
-    With more answers than slots an engine runs full, then drains: the rest of an answer observed at a random moment has
+    With more responses than slots an engine runs full, then drains: the rest of a response observed at a random moment has
     the survival function ∫S/mean (renewal theory). A length counts with the probability that some engine still has an
-    answer of that length.
+    response of that length.
     """
     parts = SecondsByPart({PREFILL: engine.prefill_seconds(rows / group, prompt)})
     start = min(rows, float(slots))
@@ -104,7 +104,7 @@ def generate(
 def steady(
     engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, group: int
 ) -> tuple[float, SecondsByPart]:
-    """(tokens per second, seconds of a decode step) of one engine that always generates `rows` answers at once.
+    """(tokens per second, seconds of a decode step) of one engine that always generates `rows` responses at once.
 
     The decode step includes the prefill of new prompts.
     """

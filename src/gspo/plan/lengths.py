@@ -1,4 +1,4 @@
-"""The lengths of answers: a log-normal distribution with a long tail, cut at the longest length allowed."""
+"""The lengths of responses: a log-normal distribution with a long tail, cut at the longest length allowed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Lengths:
     def __post_init__(self) -> None:
         if not 0 < self.mean <= self.longest:
             raise ValueError(
-                f"mean answer {self.mean:g} must be above 0 and at most the longest, {self.longest}"
+                f"mean response {self.mean:g} must be above 0 and at most the longest, {self.longest}"
             )
 
     @property
     def constant(self) -> bool:
-        """Whether all answers have the same length."""
+        """Whether all responses have the same length."""
         return self.spread == 0 or self.mean >= self.longest * 0.999
 
     @property
@@ -54,7 +54,7 @@ class Lengths:
         return below + self.longest * (1 - _NORMAL.cdf(z))
 
     def survival(self, length: float) -> float:
-        """Share of answers longer than this."""
+        """Share of responses longer than this."""
         if length >= self.longest:
             return 0.0
         if self.constant:
@@ -62,7 +62,7 @@ class Lengths:
         return 1.0 if length <= 0 else 1 - _NORMAL.cdf((math.log(length) - self._mu) / self.sigma)
 
     def quantile(self, share: float) -> float:
-        """The length below which that share of answers lies."""
+        """The length below which that share of responses lies."""
         if self.constant:
             return self.mean
         if share >= 1:
@@ -71,23 +71,23 @@ class Lengths:
 
     @cached_property
     def grid(self) -> Sequence[tuple[float, float]]:
-        """(middle, width) of intervals that cover 0 to the longest, narrow where most answers end."""
+        """(middle, width) of intervals that cover 0 to the longest, narrow where most responses end."""
         end = self.mean if self.constant else float(self.longest)
         edges = [end * (i / POINTS) ** 1.5 for i in range(POINTS + 1)]
         return [((a + b) / 2, b - a) for a, b in pairwise(edges)]
 
     def longest_of(self, count: float) -> float:
-        """Expected length of the longest of `count` answers."""
+        """Expected length of the longest of `count` responses."""
         return sum(width * (1 - (1 - self.survival(x)) ** count) for x, width in self.grid)
 
     @cached_property
     def residual_mean(self) -> float:
-        """Mean number of tokens left in an answer observed at a random moment: E[L²] / 2E[L]."""
+        """Mean number of tokens left in a response observed at a random moment: E[L²] / 2E[L]."""
         return sum(width * x * self.survival(x) for x, width in self.grid) / self.mean
 
     @cached_property
     def residuals(self) -> Sequence[float]:
-        """For the middle of each interval: share of answers observed at a random moment with more tokens than that left."""
+        """For the middle of each interval: share of responses observed at a random moment with more tokens than that left."""
         tail, out = 0.0, []
         for x, width in reversed(self.grid):
             here = width * self.survival(x)

@@ -24,9 +24,9 @@ from gspo.plan.split import Split, is_captured, is_offloaded
 from gspo.plan.workload import Workload
 
 FLOAT = 4
-GENERATION, EVALUATION = ANSWERING = ("generation", "evaluation")
+GENERATION, EVALUATION = GENERATING = ("generation", "evaluation")
 UPDATE, CRITIC_UPDATE, SCORING = TRAINING = ("update", "critic update", "scoring")
-STAGES = (*ANSWERING, *TRAINING)
+STAGES = (*GENERATING, *TRAINING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def trainer_memory(model: ModelSize, chip: Chip, work: Workload, split: Split) -
         held["gradients"] = sums * model.trained / split.shard
     held["activations of a micro-batch"] = forward.tokens * _kept(model, size, split.checkpointing, captured)
     held["temporaries of a layer"] = forward.tokens * _temporaries(shape, size)
-    held["logits of a chunk"] = logits_bytes(shape, chip, forward.answers * work.lengths.longest)
+    held["logits of a chunk"] = logits_bytes(shape, chip, forward.responses * work.lengths.longest)
     only: dict[str, Collection[str]] = {
         "gradients": (UPDATE,),
         "logits of a chunk": (UPDATE, SCORING),
@@ -137,9 +137,9 @@ def engine_memory(
         "prefill": min(work.prefill_tokens, slots * work.longest_prompt) * prefill / tp,
         "logits of a step": DECODE_LOGIT_COPIES * slots * shape.vocab * FLOAT / tp,
     }
-    only: dict[str, Collection[str]] = {"prefill": ANSWERING}
+    only: dict[str, Collection[str]] = {"prefill": GENERATING}
     if not chip.is_gpu or work.eager:  # else a CUDA graph keeps them
-        only["logits of a step"] = ANSWERING
+        only["logits of a step"] = GENERATING
     return Memory(held, only)
 
 
@@ -152,7 +152,7 @@ def colocated_memory(trainer: Memory, engine: Memory, *, one_process: bool, page
     only = {**trainer.only, **engine.only}
     if not one_process:
         if paged:
-            only |= dict.fromkeys(parts, ANSWERING)
+            only |= dict.fromkeys(parts, GENERATING)
         parts["engine's weights"] = engine.held["parameters"]
     return Memory({**trainer.held, **parts}, only, trainer.on_host)
 

@@ -17,7 +17,7 @@ from gspo.plan.transfers import checkpoint_seconds, publish_seconds
 from gspo.plan.workload import Workload
 
 PUBLISH = "publishing weights"
-STALE = "longest answers under the staleness bound"
+STALE = "longest responses under the staleness bound"
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Prediction:
     trainer_memory: Memory
     rollout_memory: Memory
     slots: int
-    rows: float  # answers that an engine generates at once, on average
+    rows: float  # responses that an engine generates at once, on average
     decode_step_s: float
     single_step_s: float  # a decode step with a single group
-    group_s: float  # from the start of a group to the end of its last answer
+    group_s: float  # from the start of a group to the end of its last response
     checkpoint_s: float
     trained_tokens: float
 
@@ -46,7 +46,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Answer tokens trained on per second."""
+        """Response tokens trained on per second."""
         return self.trained_tokens / self.step_s
 
     @property
@@ -113,7 +113,7 @@ def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> 
     if not alone.with_reserve(device).fits(device) or split.engines < 1:
         return None
 
-    # Pages hold the tokens in use; a slot without pages has room for the longest answer.
+    # Pages hold the tokens in use; a slot without pages has room for the longest response.
     slot_tokens = work.mean_prompt + work.lengths.mean if device.is_gpu else work.slot_tokens
 
     def rollout_memory(slots: int) -> Memory:
@@ -158,10 +158,10 @@ class RolloutTime:
 
     seconds: float
     parts: SecondsByPart
-    rows: float  # answers that an engine generates at once
+    rows: float  # responses that an engine generates at once
     step_s: float  # a decode step
     single_s: float  # a decode step with a single group
-    longest_s: float  # until the longest answer of a step is finished
+    longest_s: float  # until the longest response of a step is finished
 
 
 def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> RolloutTime:
@@ -182,10 +182,10 @@ def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Spli
     rows = min(float(slots), max(1.0, running / split.engines))
     speed, decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
     engines = min(float(split.engines), running / rows)
-    answers = work.generated_groups * work.group_size
-    seconds, step = answers * lengths.mean / (engines * speed), decode.total
+    responses = work.generated_groups * work.group_size
+    seconds, step = responses * lengths.mean / (engines * speed), decode.total
     parts = decode.times(seconds / step)
-    longest = lengths.longest_of(answers) * step
+    longest = lengths.longest_of(responses) * step
     if not work.eta:  # carried groups continue when the next step generates, not during training
         bound = longest / (work.max_staleness + 1)
         if bound > seconds:

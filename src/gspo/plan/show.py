@@ -43,7 +43,7 @@ def _work(plan: Plan) -> list[str]:
     return [
         f"plan: {s.name} ({count(s.parameters)} parameters{active}) on {plan.gpus:,} {plan.device.name}; "
         f"{plan.tried:,} splits tried. Predictions, not measurements.",
-        f"work per step: {w.prompts:,} prompts × {w.group_size} answers{kept}; prompts of {w.mean_prompt:,.0f} tokens, answers "
+        f"work per step: {w.prompts:,} prompts × {w.group_size} responses{kept}; prompts of {w.mean_prompt:,.0f} tokens, responses "
         f"of {w.lengths.mean:,.0f} tokens on average and {w.lengths.longest:,} at most; "
         f"{w.mini_batches} × {w.epochs} optimiser steps (mini-batches × epochs), rows {LAYOUTS[w.layout]}",
     ]

@@ -155,7 +155,7 @@ class Simulation:
         return s.single_s + share * (s.token_s - s.single_s)
 
     def _draw(self) -> tuple[float, float]:
-        """The longest answer of a group, and a uniform number that decides whether it is kept."""
+        """The longest response of a group, and a uniform number that decides whether it is kept."""
         if not self._draws:
             longest = np.interp(
                 self.random.random(DRAWS) ** (1 / self.scenario.group_size), self._grid, self._table

@@ -1,4 +1,4 @@
-"""The work of one training step: how many answers of which lengths, and what is done with them."""
+"""The work of one training step: how many responses of which lengths, and what is done with them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Workload:
     reference: bool = False
     critic: bool = False
     token_budget: int = 16384
-    micro_rows: int | None = None  # answers per micro-batch; None: as many as `token_budget` allows
+    micro_rows: int | None = None  # responses per micro-batch; None: as many as `token_budget` allows
     prefill_tokens: int = 8192
-    slots: int = 1024  # answers that an engine generates at once, at most
-    max_model_len: int | None = None  # tokens of a prompt with its answer; None: the longest of both
+    slots: int = 1024  # responses that an engine generates at once, at most
+    max_model_len: int | None = None  # tokens of a prompt with its response; None: the longest of both
     checkpointing: bool | None = None  # None: only where memory requires it
     eager: bool = False
     reshard: bool = True
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def rows(self) -> int:
-        """Answers trained on."""
+        """Responses trained on."""
         return self.prompts * self.group_size
 
     @property
@@ -77,12 +77,12 @@ class Workload:
 
     @property
     def running_share(self) -> float:
-        """Share of the answers of a group that are still being generated, averaged over its generation."""
+        """Share of the responses of a group that are still being generated, averaged over its generation."""
         return self.lengths.mean / self.lengths.longest_of(self.group_size)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt with the longest answer."""
+        """Tokens of the longest prompt with the longest response."""
         return self.longest_prompt + self.lengths.longest
 
     @property
@@ -97,12 +97,12 @@ class Workload:
     @property
     def train_pairs(self) -> float:
         """Pairs of tokens that attend to each other in that forward."""
-        answer, prompt = self._mean_square, self.mean_prompt
+        response, prompt = self._mean_square, self.mean_prompt
         if self.layout == "shared":
             own = self.prompts * prompt**2 / 2
-            return own + self.rows * (prompt * self.lengths.mean + answer / 2)
+            return own + self.rows * (prompt * self.lengths.mean + response / 2)
         if self.layout == "packed":
-            return self.rows * (prompt**2 / 2 + prompt * self.lengths.mean + answer / 2)
+            return self.rows * (prompt**2 / 2 + prompt * self.lengths.mean + response / 2)
         return self.rows * self.longest**2 / 2
 
     @property
@@ -111,33 +111,33 @@ class Workload:
         return self.max_model_len or self.longest
 
     def largest_forward(self, ranks: int, *, packed: bool) -> LargestForward:
-        """The largest training forward of a rank when all answers are as long as allowed.
+        """The largest training forward of a rank when all responses are as long as allowed.
 
         Without `packed` rows are counted as padded: attention that takes no packed rows pads its own copies of them.
         """
         layout = self.layout if packed else "plain"
-        answers = max(1, math.ceil(self.rows / self.mini_batches / ranks))
+        responses = max(1, math.ceil(self.rows / self.mini_batches / ranks))
         prompt = self.longest_prompt / (self.group_size if layout == "shared" else 1)
-        per_answer = prompt + self.lengths.longest - (layout != "plain")
-        most = self._answers_at_once(answers, per_answer, layout)
-        alone = self.longest - (layout != "plain")  # a single answer has its prompt to itself
-        return LargestForward(most, max(most * per_answer, alone), most >= answers)
+        per_response = prompt + self.lengths.longest - (layout != "plain")
+        most = self._responses_at_once(responses, per_response, layout)
+        alone = self.longest - (layout != "plain")  # a single response has its prompt to itself
+        return LargestForward(most, max(most * per_response, alone), most >= responses)
 
-    def _answers_at_once(self, answers: int, per_answer: float, layout: str) -> float:
-        """Answers in the largest micro-batch, of `answers` answers with `per_answer` tokens each."""
+    def _responses_at_once(self, responses: int, per_response: float, layout: str) -> float:
+        """Responses in the largest micro-batch, of `responses` responses with `per_response` tokens each."""
         if self.micro_rows is not None:
-            return min(answers, self.micro_rows)
+            return min(responses, self.micro_rows)
         budget = self.token_budget
-        if answers * per_answer <= budget:
-            return answers
+        if responses * per_response <= budget:
+            return responses
         if layout == "plain":
-            return max(1, int(budget / per_answer))
+            return max(1, int(budget / per_response))
         if not self.lengths.constant:
-            return max(1.0, budget / per_answer)
+            return max(1.0, budget / per_response)
         # Packed micro-batches are of even size, and a group that shares its prompt is divided only if it must be.
-        unit = self.group_size if layout == "shared" and self.group_size * per_answer <= budget else 1
-        units, num = math.ceil(answers / unit), math.ceil(answers * per_answer / budget)
-        while num < units and math.ceil(units / num) * unit * per_answer > budget:
+        unit = self.group_size if layout == "shared" and self.group_size * per_response <= budget else 1
+        units, num = math.ceil(responses / unit), math.ceil(responses * per_response / budget)
+        while num < units and math.ceil(units / num) * unit * per_response > budget:
             num += 1
         return math.ceil(units / num) * unit
 
@@ -155,13 +155,13 @@ class Workload:
 class LargestForward:
     """The size of a training forward; `is_only`: it holds the whole mini-batch of a rank."""
 
-    answers: float
+    responses: float
     tokens: float
     is_only: bool
 
 
 def lengths_of(longest: int, mean: float | None, spread: float | None, ignore_eos: bool) -> Lengths:
-    """The lengths of answers; what is not given is assumed (see the constants)."""
+    """The lengths of responses; what is not given is assumed (see the constants)."""
     if ignore_eos:
         return Lengths(float(longest), longest, 0.0)
     return Lengths(

@@ -59,7 +59,7 @@ def examine_environment(diagnosis: Diagnosis) -> None:
     if facts["sandbox"]["level"] == 0:
         from gspo.sandbox import HOW_TO
 
-        problems.append(f"no sandbox: the answers of code tasks cannot be executed here; {HOW_TO}")
+        problems.append(f"no sandbox: the responses of code tasks cannot be executed here; {HOW_TO}")
     diagnosis.add("environment", facts, lines, problems)
 
 
@@ -138,9 +138,9 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
     seen = probe(config, **given)
     reward = "none" if seen.reward is None else f"{seen.reward:.3f}"
     lines = [
-        f"{seen.num_groups} groups of {config.actor_rollout_ref.rollout.n} answers: {seen.keep_rate:.0%} would be kept, in "
-        f"{seen.all_right:.0%} all answers are right; mean reward {reward}",
-        f"answers have {seen.mean_length:.1f} tokens on average; {seen.cut:.0%} are cut at the limit",
+        f"{seen.num_groups} groups of {config.actor_rollout_ref.rollout.n} responses: {seen.keep_rate:.0%} would be kept, in "
+        f"{seen.all_right:.0%} all responses are right; mean reward {reward}",
+        f"responses have {seen.mean_length:.1f} tokens on average; {seen.cut:.0%} are cut at the limit",
         f"{seen.generated_tokens_per_s:,.0f} tokens per second generated, {seen.scored_tokens_per_s:,.0f} scored: "
         f"about {seen.step_seconds:.1f} s per step",
     ]
@@ -158,7 +158,7 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
         )
         if seen.clip_fraction < LOW_CLIP and actor.clip_target is None:
             problems.append(
-                f"clip range: ε = {objective.clip[0]:g}/{objective.clip[1]:g} will rarely clip answers of "
+                f"clip range: ε = {objective.clip[0]:g}/{objective.clip[1]:g} will rarely clip responses of "
                 f"{seen.mean_length:.0f} tokens; set actor.clip_target"
             )
     for noise in seen.noises:

@@ -24,7 +24,7 @@ ADVANTAGES = {
     "opo": "A_i = R_i - Σ_j |y_j| R_j / Σ_j |y_j|",
     "reinforce_plus_plus": "A_it = discounted reward to go (γ = {gamma:g}), whitened over the batch",
     "reinforce_plus_plus_baseline": "A_i = R_i - mean of the group, whitened over the batch",
-    "remax": "A_i = R_i - reward of the greedy answer",
+    "remax": "A_i = R_i - reward of the greedy response",
     "gae": "A_it = Σ_k (γλ)^k δ_(t+k), γ = {gamma:g}, λ = {lam:g}, whitened over the batch",
 }
 

@@ -61,7 +61,7 @@ class MemoryPlan:
 def plan_memory(
     config: TrainerConfig, device: torch.device, *, base: int, available: int, num_val: int
 ) -> MemoryPlan:
-    """The plan of one process that trains and generates; evaluation answers `num_val` questions at once."""
+    """The plan of one process that trains and generates; evaluation generates for `num_val` questions at once."""
     from transformers import AutoConfig
 
     c = config.actor_rollout_ref.model

@@ -22,7 +22,7 @@ from gspo.types import Group, Prompt
 
 NUM_GROUPS = 8
 MAX_ROWS = 32  # responses that are scored twice
-SPREAD = 0.0306  # σ of log s times √|y| at which 3e-4/4e-4 clips 15 % of answers of thousands of tokens
+SPREAD = 0.0306  # σ of log s times √|y| at which 3e-4/4e-4 clips 15 % of responses of thousands of tokens
 UPDATE_COST = 3.0  # of forward and backward, relative to a forward
 
 
@@ -47,7 +47,7 @@ class Probe:
 
 
 def probe(config: TrainerConfig, *, num_groups: int = NUM_GROUPS, **given: Any) -> Probe:
-    """Generate and score answers to a few training prompts. `given` is passed to `build` (a reward function, rows)."""
+    """Generate and score responses to a few training prompts. `given` is passed to `build` (a reward function, rows)."""
     parts = build(config, **given)
     try:
         prompts = load_prompts(config, parts.tokenizer, "train", given.get("train_dataset"))
@@ -115,7 +115,7 @@ def _first_rows(groups: list[Group], limit: int) -> list[Group]:
             break
     if not out:
         raise ValueError(
-            "no reward could be computed for the sampled answers; test the reward function with `gspo rewards try`"
+            "no reward could be computed for the sampled responses; test the reward function with `gspo rewards try`"
         )
     return out
 
