@@ -81,7 +81,7 @@ class Benchmark:
         engine = engine_memory(model, DEVICE, work, tp=1, slots=work.rows, slot_tokens=slot_tokens)
         if not self.trains:
             return engine.total / GIB
-        return colocated_memory(trainer, engine, one_process=True, paged=True).total / GIB
+        return colocated_memory(trainer, engine, DEVICE, one_process=True).total / GIB
 
 
 _NOW = "docs/performance.md, On a GPU"

@@ -135,9 +135,15 @@ def test_a_cuda_graph_keeps_its_activations_in_every_stage(model, h200, work):
         assert (ACTIVATIONS in eager.in_stage(stage)) is alive
 
 
-def test_a_reference_is_one_more_model(model, h200, work):
+def test_a_reference_is_one_more_model_unless_it_is_the_policy_without_adapters(model, h200, work):
     more = trainer_memory(model, h200, dataclasses.replace(work, reference=True), ranks(1))
     assert more.held["reference"] == 2 * model.parameters
+    words = ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.path=org/model"]
+    lora, path = "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.ref.path=org/other"
+    for more, counted in (([], True), ([lora], False), ([lora, path], True)):
+        asked = workload_of(load(None, [*words, *more]).config)
+        assert asked.reference
+        assert ("reference" in trainer_memory(model, h200, asked, ranks(1)).held) is counted, more
 
 
 def test_a_critic_trains_beside_what_the_policys_graphs_keep(model, h200, work):
@@ -195,13 +201,13 @@ def test_logits_of_a_chunk_by_hand(shape, h200):
 def test_one_process_shares_its_weights_and_the_cache_of_another_is_freed_while_training():
     trainer = Memory({"parameters": 10.0, "gradients": 28.0}, {"gradients": (UPDATE,)})
     engine = Memory({"parameters": 10.0, "KV cache": 30.0, "prefill": 1.0}, {"prefill": (GENERATION,)})
-    for paged in (False, True):
-        one = colocated_memory(trainer, engine, one_process=True, paged=paged)
+    cpu, gpu = DEVICES["cpu"], DEVICES["h200"]
+    for chip in (cpu, gpu):
+        one = colocated_memory(trainer, engine, chip, one_process=True)
         assert one.stages == {GENERATION: 10 + 30 + 1, UPDATE: 10 + 30 + 28}
-    padded = colocated_memory(trainer, engine, one_process=False, paged=False)
-    assert padded.total == 10 + 10 + 30 + 28
-    asleep = colocated_memory(trainer, engine, one_process=False, paged=True)
-    assert asleep.stages[GENERATION] == 10 + 10 + 31 and asleep.stages[UPDATE] == 10 + 10 + 28
+    assert colocated_memory(trainer, engine, cpu, one_process=False).total == 10 + 10 + 30 + 28
+    freed = colocated_memory(trainer, engine, gpu, one_process=False)
+    assert freed.stages[GENERATION] == 10 + 10 + 31 and freed.stages[UPDATE] == 10 + 10 + 28
 
 
 def test_the_peak_is_that_of_the_stage_that_holds_most():

@@ -143,15 +143,15 @@ def engine_memory(
     return Memory(held, only)
 
 
-def colocated_memory(trainer: Memory, engine: Memory, *, one_process: bool, paged: bool) -> Memory:
+def colocated_memory(trainer: Memory, engine: Memory, chip: Chip, *, one_process: bool) -> Memory:
     """Both on one device. In one process the engine uses the trainer's weights, and its cache stays during training.
 
-    In another process it has its own weights; a paged cache is freed while the trainer works.
+    In another process it has its own weights; on a GPU it frees its cache while the trainer works.
     """
     parts = {name: size for name, size in engine.held.items() if name != "parameters"}
     only = {**trainer.only, **engine.only}
     if not one_process:
-        if paged:
+        if chip.is_gpu:
             only |= dict.fromkeys(parts, GENERATING)
         parts["engine's weights"] = engine.held["parameters"]
     return Memory({**trainer.held, **parts}, only, trainer.on_host)
@@ -200,7 +200,7 @@ def _weights(model: ModelSize, chip: Chip, work: Workload, split: Split) -> tupl
     on_host = sum(optimizer.values()) if is_offloaded(chip, work, split) else 0.0
     if not on_host:
         held |= optimizer
-    if work.reference:
+    if work.reference and not work.shares_reference:
         held["reference"] = size * model.parameters / shard
     if work.critic:
         held["critic"] = (size + masters + 2 * FLOAT) * model.parameters / shard

@@ -120,7 +120,7 @@ def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> 
         engine = engine_memory(model, device, work, tp=split.tp, slots=slots, slot_tokens=slot_tokens)
         if not split.separate:
             one_process = split.trainers == 1
-            engine = colocated_memory(alone, engine, one_process=one_process, paged=device.is_gpu)
+            engine = colocated_memory(alone, engine, device, one_process=one_process)
         return engine.with_reserve(device)
 
     wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group_size / split.engines))

@@ -32,6 +32,7 @@ class Workload:
     layout: str = "shared"  # shared | packed | plain
     score_share: float = 1.0  # share of the batch that is scored before the update
     reference: bool = False
+    shares_reference: bool = False  # the reference is the policy without its adapters, not another model
     critic: bool = False
     token_budget: int = 16384
     micro_rows: int | None = None  # responses per micro-batch; None: as many as `token_budget` allows
@@ -204,6 +205,7 @@ def workload_of(
         layout=layout,
         score_share=scored[actor.old_log_prob_source],
         reference=wanted["reference"],
+        shares_reference=ar.model.lora_rank > 0 and ar.ref.path is None,
         critic=wanted["critic"],
         token_budget=_budget(config, plan),
         micro_rows=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,

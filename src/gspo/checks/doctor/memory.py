@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -61,7 +61,7 @@ class MemoryPlan:
 def plan_memory(
     config: TrainerConfig, device: torch.device, *, base: int, available: int, num_val: int
 ) -> MemoryPlan:
-    """The plan of one process that trains and generates; evaluation generates for `num_val` questions at once."""
+    """The plan of one rank that trains and generates; evaluation generates for `num_val` questions at once."""
     from transformers import AutoConfig
 
     c = config.actor_rollout_ref.model
@@ -70,9 +70,11 @@ def plan_memory(
     model = measure_size(architecture, dtype, c.path, c.lora_rank)
     chip = Chip(device.type, available, number_bytes=dtype.itemsize)
     work, split = workload_of(config), Split.of(config)
+    if config.actor_rollout_ref.actor.strategy != "local":  # even a single rank of FSDP does neither
+        work = replace(work, compiled=False, offload=False)
     trainer = trainer_memory(model, chip, work, split)
     engine = _engine(config, model, chip, work, num_val)
-    memory = colocated_memory(trainer, engine, one_process=split.trainers == 1, paged=chip.is_gpu)
+    memory = colocated_memory(trainer, engine, chip, one_process=split.trainers == 1)
     compiles = work.compiled and not model.shape.experts and dtype == torch.float32
     if not chip.is_gpu and compiles and model.parameters >= MIN_PARAMETERS and has_cpp_compiler():
         base += COMPILER
