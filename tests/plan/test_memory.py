@@ -91,7 +91,8 @@ def test_responses_of_many_lengths_fill_the_budget_and_those_of_one_length_are_c
     # A group that is over the budget is divided: two responses of three in one micro-batch.
     long = Workload(1, 3, 10.0, 10, Lengths(90.0, 90, 0.0), token_budget=200)
     assert long.largest_forward(1, packed=True).responses == 2
-    # A rank has one whole response at least, with its prompt.
+    # A rank with half of a group has its whole prompt, and no rank less than one response.
+    assert work.largest_forward(32, packed=True).tokens == 128 + 4 * 2047
     assert work.largest_forward(4096, packed=True).tokens == 128 + 2047
 
 

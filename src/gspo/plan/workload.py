@@ -118,29 +118,40 @@ class Workload:
         """
         layout = self.layout if packed else "plain"
         responses = max(1, math.ceil(self.rows / self.mini_batches / ranks))
-        prompt = self.longest_prompt / (self.group_size if layout == "shared" else 1)
-        per_response = prompt + self.lengths.longest - (layout != "plain")
-        most = self._responses_at_once(responses, per_response, layout)
-        alone = self.longest - (layout != "plain")  # a single response has its prompt to itself
-        return LargestForward(most, max(most * per_response, alone), most >= responses)
+        most = self._responses_at_once(responses, layout)
+        tokens = self._tokens_of(most, layout)
+        if self.micro_rows is None:  # only a single response may be over the budget
+            tokens = max(min(tokens, self.token_budget), self._tokens_of(1, layout))
+        return LargestForward(most, tokens, most >= responses)
 
-    def _responses_at_once(self, responses: int, per_response: float, layout: str) -> float:
-        """Responses in the largest micro-batch, of `responses` responses with `per_response` tokens each."""
+    def _responses_at_once(self, responses: int, layout: str) -> float:
+        """Responses in the largest micro-batch of `responses` responses."""
         if self.micro_rows is not None:
             return min(responses, self.micro_rows)
-        budget = self.token_budget
-        if responses * per_response <= budget:
+        budget, tokens = self.token_budget, self._tokens_of(responses, layout)
+        if tokens <= budget:
             return responses
         if layout == "plain":
-            return max(1, int(budget / per_response))
+            return max(1, budget // self.longest)
         if not self.lengths.constant:
-            return max(1.0, budget / per_response)
+            return max(1.0, responses * budget / tokens)
         # Packed micro-batches are of even size, and a group that shares its prompt is divided only if it must be.
-        unit = self.group_size if layout == "shared" and self.group_size * per_response <= budget else 1
-        units, num = math.ceil(responses / unit), math.ceil(responses * per_response / budget)
-        while num < units and math.ceil(units / num) * unit * per_response > budget:
+        unit = (
+            self.group_size
+            if layout == "shared" and self._tokens_of(self.group_size, layout) <= budget
+            else 1
+        )
+        units, num = math.ceil(responses / unit), math.ceil(tokens / budget)
+        while num < units and self._tokens_of(math.ceil(units / num) * unit, layout) > budget:
             num += 1
         return math.ceil(units / num) * unit
+
+    def _tokens_of(self, responses: float, layout: str) -> float:
+        """Tokens of a forward over so many of the longest responses; nothing follows the last token of a packed one."""
+        if layout == "plain":
+            return responses * self.longest
+        prompts = math.ceil(responses / self.group_size - 1e-9) if layout == "shared" else responses
+        return prompts * self.longest_prompt + responses * (self.lengths.longest - 1)
 
     @property
     def targets(self) -> float:
