@@ -43,6 +43,7 @@ LONG = [
     [
         [*SHORT, "actor_rollout_ref.rollout.max_num_seqs=128"],
         [*LONG, "actor_rollout_ref.rollout.max_num_seqs=64"],
+        [*SHORT, "actor_rollout_ref.rollout.max_num_seqs=128", "algorithm.adv_estimator=gae"],
     ],
 )
 def test_the_memory_plan_is_within_a_fifth_of_what_a_run_reserves(tmp_path, more):
