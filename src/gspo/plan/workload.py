@@ -147,7 +147,7 @@ class Workload:
         return math.ceil(units / num) * unit
 
     def _tokens_of(self, responses: float, layout: str) -> float:
-        """Tokens of a forward over so many of the longest responses; nothing follows the last token of a packed one."""
+        """Tokens of a forward over `responses` of the longest responses, packed ones without their last token."""
         if layout == "plain":
             return responses * self.longest
         prompts = math.ceil(responses / self.group_size - 1e-9) if layout == "shared" else responses

@@ -29,7 +29,7 @@ COMPILER = 200 << 20  # bytes that torch's compiler and its code take in a proce
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What a run needs against what a device has; `base`: the program and its libraries."""
+    """What a run needs and what the device has. `base`: the program and its libraries."""
 
     memory: Memory
     base: int
@@ -81,7 +81,7 @@ def plan_memory(
 def _engine(config: TrainerConfig, model: ModelSize, chip: Chip, work: Workload, num_val: int) -> Memory:
     """The native engine as it allocates: on a GPU pages for all slots, within its share of the memory.
 
-    On a CPU a slot that never runs costs nothing, and evaluation has slots of its own.
+    On a CPU a slot that never runs costs nothing, and evaluation uses separate slots.
     """
     rollout, token_bytes = config.actor_rollout_ref.rollout, model.shape.kv_bytes(chip.number_bytes)
     if chip.is_gpu:
