@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo.loop.run import train as run_command
+from gspo.loop.run import run_program as run_command
 from gspo.rollout.workers import worker_slot as member
 from gspo.runs.console import Console
 from tests.faults import audit

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.cuda_weight_store import CudaWeights, CudaWeightsRef
 from gspo.rollout.workers.process import ProcessConnection
@@ -122,7 +122,7 @@ def test_weights_come_by_cuda_ipc_and_memory_is_given_back_while_training(dtype,
 
 @pytest.mark.parametrize(("dtype", "eager"), CASES, ids=IDS)
 def test_a_run_with_trainer_and_vllm_on_one_gpu(dtype, eager, tmp_path, monkeypatch):
-    monkeypatch.setattr(closing, "write_report", lambda console, run: None)
+    monkeypatch.setattr(ending, "write_report", lambda console, run: None)
     published = []
     publish = CudaWeights.publish
 

@@ -15,6 +15,7 @@ from gspo.config import TrainerConfig
 from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
+from gspo.metrics import Metrics
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.workers.fleet import Fleet
@@ -24,7 +25,6 @@ from gspo.sampling.producer import Producer
 from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
 from gspo.training.roles import LocalRoles, PolicyFacts, Roles
-from gspo.types import Metrics
 
 
 @dataclass

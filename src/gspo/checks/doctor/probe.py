@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.build.inputs import load_prompts
 from gspo.build.parts import RunParts
-from gspo.build.run import build
+from gspo.build.run import Inputs, build
 from gspo.build.settings import sampling_settings
 from gspo.checks.doctor.noise import Noise, measure_noise
 from gspo.config import BatchPlan, ResolvedLoss, TrainerConfig, resolved_loss
@@ -48,7 +48,7 @@ class Probe:
 
 def probe(config: TrainerConfig, *, num_groups: int = NUM_GROUPS, **given: Any) -> Probe:
     """Generate and score responses to a few training prompts. `given` is passed to `build` (a reward function, rows)."""
-    parts = build(config, **given)
+    parts = build(config, Inputs(**given))
     try:
         prompts = load_prompts(config, parts.tokenizer, "train", given.get("train_dataset"))
         spaced = prompts[:: max(1, len(prompts) // num_groups)][:num_groups]

@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gspo.metrics import Metric, Metrics
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.workers.connection import Connection, FleetClosed, WorkersLost
 from gspo.rollout.workers.weight_store import WeightsRef, WeightStore
 from gspo.rollout.workers.worker_slot import WorkerSlot, WorkerSlotLost
-from gspo.types import Metric, Metrics
 
 WORKER_TIMEOUT = 300.0
 WeightSource = Callable[[], AbstractContextManager[Mapping[str, Tensor]]]

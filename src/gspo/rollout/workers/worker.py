@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gspo.registry import Registry, import_name
+from gspo.plugins import import_plugins
+from gspo.registry import Registry
 from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
 from gspo.types import Group, Rollout
 
 if TYPE_CHECKING:
     from gspo.rollout.workers.weight_store import WeightsRef
 
-ENGINES: Registry[Callable[[EngineSpec], RolloutEngine]] = Registry(
+BuildEngine = Callable[["EngineSpec"], RolloutEngine]
+ENGINES: Registry[BuildEngine] = Registry(
     "rollout.name",
     {"native": "gspo.rollout.workers.worker:build_native", "vllm": "gspo.rollout.vllm.engine:build_vllm"},
     error=EngineError,
@@ -49,6 +51,7 @@ class EngineSpec:
     attn_implementation: str | None = None
     override_config: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the kind
+    plugins: tuple[str, ...] = ()  # imported when the kind is not built in
 
     def on_device(self, device: str, *, shared: bool) -> EngineSpec:
         """The spec of a worker on `device`. One that shares it with no trainer rank keeps its cache during training."""
@@ -56,10 +59,21 @@ class EngineSpec:
         return dataclasses.replace(self, device=device, options={**self.options, **keeps})
 
 
+def engine(name: str) -> Callable[[BuildEngine], BuildEngine]:
+    """Register a function `EngineSpec -> RolloutEngine` under a name for `rollout.name`. It runs in rollout workers."""
+
+    def register(build: BuildEngine) -> BuildEngine:
+        ENGINES.add(name, build)
+        return build
+
+    return register
+
+
 def build_engine(spec: EngineSpec) -> RolloutEngine:
     """The engine that a spec describes; an EngineError when its kind is unknown."""
-    build = import_name(spec.kind) if ":" in spec.kind else ENGINES.get(spec.kind)
-    return build(spec)
+    if spec.kind not in ENGINES:
+        import_plugins(spec.plugins)
+    return ENGINES.find(spec.kind)(spec)
 
 
 def build_native(spec: EngineSpec) -> RolloutEngine:
