@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gspo.kernels.sizes import FUSED_CHUNK_ELEMENTS
+
 BLOCK = 2048
-CHUNK_ELEMENTS = 1 << 27  # float32 logits of one chunk: 512 MiB
 
 
 @triton.jit
@@ -118,7 +119,7 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _parts(hidden: Tensor, weight: Tensor) -> list[slice]:
-    """Even parts of the rows, of at most CHUNK_ELEMENTS logits: a function of sizes only."""
-    num, most = hidden.shape[0], max(1, CHUNK_ELEMENTS // weight.shape[0])
+    """Even parts of the rows, of at most FUSED_CHUNK_ELEMENTS logits: a function of sizes only."""
+    num, most = hidden.shape[0], max(1, FUSED_CHUNK_ELEMENTS // weight.shape[0])
     size = -(-num // -(-num // most)) if num else 1
     return [slice(start, min(start + size, num)) for start in range(0, num, size)]

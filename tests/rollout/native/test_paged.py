@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import pytest
 
+from gspo.kernels.sizes import PAGE
 from gspo.rollout.engine import EngineError
 from gspo.rollout.native.paged_rows import buckets
-from gspo.rollout.native.pages import PAGE, OutOfPages, PageBook
+from gspo.rollout.native.pages import OutOfPages, PageBook
 from tests.rollout.models import CONFIGS, drain, make_engine, make_model, make_request
 from tests.rollout.native import plain_kernels
 

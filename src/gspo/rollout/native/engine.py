@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gspo.kernels.compiled_layers import worth_compiling
+from gspo.kernels.sizes import PAGE
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.native.decoder import Decoder
 from gspo.rollout.native.padded_rows import PaddedRows
 from gspo.rollout.native.paged_model import PagedModel, open_pages
 from gspo.rollout.native.paged_rows import PagedRows
-from gspo.rollout.native.pages import PAGE
 from gspo.rollout.native.slot_pool import PREFILL_TOKENS, CacheFull, SlotPool
 from gspo.types import Group
 

@@ -15,11 +15,12 @@ from transformers.cache_utils import DynamicCache
 
 from gspo.kernels.compiled_layers import CompiledLayers
 from gspo.kernels.fused_projections import FusedProjections
+from gspo.kernels.sizes import PAGE
 from gspo.models.output_head import Head, UnsupportedModel
 from gspo.rollout.engine import EngineError
 from gspo.rollout.native.decode_attention import attention_windows
 from gspo.rollout.native.padded_cache import layers_of
-from gspo.rollout.native.pages import PAGE, PAGED, PackedContexts, PageBook, PagedKV
+from gspo.rollout.native.pages import PAGED, PackedContexts, PageBook, PagedKV
 
 log = logging.getLogger(__name__)
 

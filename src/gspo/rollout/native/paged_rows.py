@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gspo.kernels.sizes import PAGE
 from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
 from gspo.rollout.native.paged_model import PagedModel
-from gspo.rollout.native.pages import PAGE, PageBook
+from gspo.rollout.native.pages import PageBook
 from gspo.rollout.native.slots import Slots, SlotStart
 from gspo.rollout.token_sampling import RowSampling, choose, cutoff
 

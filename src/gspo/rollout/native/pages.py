@@ -20,7 +20,6 @@ from transformers import AttentionInterface
 
 from gspo.rollout.engine import EngineError
 
-PAGE = 16  # tokens a page
 # transformers' attention → what replaces it while pages are in use. Its sdpa leaves out a softcap, its eager does not.
 PAGED = {"sdpa": "gspo_paged", "eager": "gspo_paged_softcap"}
 
