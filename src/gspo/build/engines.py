@@ -153,12 +153,12 @@ def native_options(config: TrainerConfig) -> dict[str, Any]:
         "prefill_tokens": rollout.max_num_batched_tokens,
         "memory_utilization": rollout.gpu_memory_utilization,
         "eager": rollout.enforce_eager,
-        "free_cache": _rests(config),
+        "free_cache": _frees_cache(config),
     }
 
 
-def _rests(config: TrainerConfig) -> bool:
-    """Whether an engine gives its cache back while the trainer works: only one that waits for it can."""
+def _frees_cache(config: TrainerConfig) -> bool:
+    """Whether an engine frees its cache while the trainer works: only one that waits for the trainer can."""
     return config.actor_rollout_ref.rollout.free_cache_engine and not runs_ahead(config)
 
 
@@ -172,8 +172,7 @@ def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
         "enforce_eager": rollout.enforce_eager,
         "enable_chunked_prefill": rollout.enable_chunked_prefill,
         "enable_prefix_caching": rollout.enable_prefix_caching,
-        "sleep": rollout.free_cache_engine
-        and not runs_ahead(config),  # only who waits for the trainer can rest
+        "sleep": _frees_cache(config),
         "engine_kwargs": dict(rollout.engine_kwargs),
     }
 

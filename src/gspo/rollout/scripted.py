@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.types import Group, Prompt
 
@@ -22,7 +22,7 @@ class ScriptedAnswer:
 Script = Callable[[Prompt, int, int], ScriptedAnswer]  # (prompt, submission, response index)
 
 
-class ScriptedEngine:
+class ScriptedEngine(RolloutEngine):
     """A RolloutEngine that recites `script`: one token a response a step, so a group takes as many steps as its longest.
 
     At most `num_slots` responses run at once (all, when None); the others wait in order of submission. A response

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gspo.kernels.compiled_layers import worth_compiling
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, RolloutEngine, check_request
 from gspo.rollout.native.decoder import Decoder
 from gspo.rollout.native.padded_rows import PaddedRows
 from gspo.rollout.native.paged_model import PagedModel, open_pages
@@ -23,7 +23,7 @@ GPU_DECODE_CHUNK = 16  # a look waits for the device
 FREED_SHARE = 0.1  # of a device's memory: a pool of pages smaller than this is not worth giving back
 
 
-class NativeEngine:
+class NativeEngine(RolloutEngine):
     """A RolloutEngine over any transformers decoder.
 
     `num_slots` responses run at once, each of at most `max_length` tokens with its prompt; a step decodes
@@ -87,7 +87,7 @@ class NativeEngine:
         return self._pool.num_groups
 
     def submit(self, request: GroupRequest) -> None:
-        self._check(request)
+        check_request(request, self._max_length)
         self._pool.submit(request)
 
     def step(self) -> list[Group]:
@@ -95,7 +95,7 @@ class NativeEngine:
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         for request in requests:
-            self._check(request)
+            check_request(request, self._max_length)
         if not requests:
             return []
         num_responses = sum(request.n for request in requests)
@@ -182,27 +182,6 @@ class NativeEngine:
         else:
             rows = PagedRows(self._paged, num_slots, self._max_length)
         return SlotPool(rows, num_slots=num_slots, **self._pool_settings)
-
-    def _check(self, request: GroupRequest) -> None:
-        """Refuse a request that cannot run, by the prompt's name."""
-        params, num_prompt = request.params, len(request.prompt.token_ids)
-        where = f"prompt {request.prompt.uid!r}"
-        if not num_prompt:
-            raise ValueError(f"{where}: no tokens; a prompt needs at least one")
-        if request.n < 1 or params.max_tokens < 1:
-            raise ValueError(
-                f"{where}: n={request.n}, max_tokens={params.max_tokens}; both must be at least 1"
-            )
-        if params.temperature < 0 or not 0 < params.top_p <= 1:
-            raise ValueError(
-                f"{where}: temperature={params.temperature}, top_p={params.top_p}; expected temperature >= 0 and "
-                "0 < top_p <= 1"
-            )
-        if num_prompt + params.max_tokens > self._max_length:
-            raise ValueError(
-                f"{where}: {num_prompt} prompt tokens and max_tokens={params.max_tokens} exceed the engine's "
-                f"max_length={self._max_length}; lower data.max_prompt_length or filter over-long prompts"
-            )
 
 
 @torch.no_grad()

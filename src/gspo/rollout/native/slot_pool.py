@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from gspo.rollout.engine import EngineError, GroupRequest, SamplingParams
+from gspo.rollout.engine import EngineError, GroupRequest, SamplingParams, not_finite_error
 from gspo.rollout.native.slots import Slots, SlotStart
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.types import Group, Rollout
@@ -148,8 +148,7 @@ class SlotPool:
 
     def submit(self, request: GroupRequest) -> GroupProgress:
         """Queue the responses of a group behind those already waiting."""
-        stops = request.params.stop_token_ids
-        stops = stops if request.params.ignore_eos else (*self._eos, *stops)
+        stops = request.params.stop_tokens(self._eos)
         group, sequences = begin(request, self._num_arrivals, stops)
         self._num_arrivals += 1
         self._groups[group.arrival] = group
@@ -252,12 +251,7 @@ class SlotPool:
             sequence = self._rows[row]
             start = len(sequence.context) - 1
             if not math.isfinite(sum(row_log_probs[start:end])):
-                request = sequence.group.request
-                raise FloatingPointError(
-                    f"prompt {request.prompt.uid!r} (submission {request.submission}, response {sequence.index}): "
-                    f"the model gave log-probs that are not finite under weights version {version}. Resume from an "
-                    "earlier checkpoint with a lower learning rate, or in float32."
-                )
+                raise not_finite_error(sequence.group.request, sequence.index, version)
             rollouts.append(sequence.extended(row_tokens[start:end], row_log_probs[start:end], version))
         return rollouts
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gspo.rollout.counter_noise import sequence_key
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, RolloutEngine, check_request, not_finite_error
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.rollout.vllm.core import Piece, VllmCore
 from gspo.rollout.vllm.settings import VllmSettings
@@ -33,7 +33,7 @@ class _Open:
         return self.sequence.extended(self.token_ids, self.log_probs, version)
 
 
-class VllmEngine:
+class VllmEngine(RolloutEngine):
     """A RolloutEngine over vLLM, which runs in this process; a step is `decode_chunk` steps of vLLM.
 
     Tokens are drawn from uniforms that are a hash of (seed, submission, response, position), as the native engine
@@ -66,7 +66,7 @@ class VllmEngine:
         return len(self._groups)
 
     def submit(self, request: GroupRequest) -> None:
-        self._check(request)
+        check_request(request, self._settings.max_length)
         group, sequences = self._begin(request)
         self._groups[group.arrival] = group
         self._queue([_Open(sequence) for sequence in sequences])
@@ -81,7 +81,7 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         for request in requests:
-            self._check(request)
+            check_request(request, self._settings.max_length)
         if not requests:
             return []
         self._wake()
@@ -130,10 +130,8 @@ class VllmEngine:
         self._core.close()
 
     def _begin(self, request: GroupRequest) -> tuple[GroupProgress, list[SequenceProgress]]:
-        stops = request.params.stop_token_ids
-        stops = stops if request.params.ignore_eos else (*self._eos, *stops)
         self._num_arrivals += 1
-        return begin(request, self._num_arrivals, stops)
+        return begin(request, self._num_arrivals, request.params.stop_tokens(self._eos))
 
     def _queue(self, responses: Sequence[_Open]) -> None:
         """Give responses to vLLM, in this order, with every token they have; asleep, it gets them when it wakes."""
@@ -183,37 +181,13 @@ class VllmEngine:
         response = self._open[piece.name]
         sequence = response.sequence
         if not math.isfinite(sum(piece.log_probs)) or any(p > 0 for p in piece.log_probs):
-            request = sequence.group.request
-            raise FloatingPointError(
-                f"prompt {request.prompt.uid!r} (submission {request.submission}, response {sequence.index}): the "
-                f"model gave log-probs that are not finite under weights version {self._version}. Resume from an "
-                "earlier checkpoint with a lower learning rate, or in float32."
-            )
+            raise not_finite_error(sequence.group.request, sequence.index, self._version)
         response.token_ids.extend(piece.token_ids)
         response.log_probs.extend(piece.log_probs)
         if piece.reason is not None:
             whole = response.rollout(self._version)
             sequence.finish(whole, self._detokenize(whole.token_ids), piece.reason)
             del self._open[piece.name]
-
-    def _check(self, request: GroupRequest) -> None:
-        """Refuse a request that cannot run, by the prompt's name."""
-        params, num_prompt = request.params, len(request.prompt.token_ids)
-        where = f"prompt {request.prompt.uid!r}"
-        if not num_prompt or request.n < 1 or params.max_tokens < 1:
-            raise ValueError(
-                f"{where}: {num_prompt} tokens, n={request.n}, max_tokens={params.max_tokens}; each must be at least 1"
-            )
-        if params.temperature < 0 or not 0 < params.top_p <= 1:
-            raise ValueError(
-                f"{where}: temperature={params.temperature}, top_p={params.top_p}; expected temperature >= 0 and "
-                "0 < top_p <= 1"
-            )
-        if num_prompt + params.max_tokens > self._settings.max_length:
-            raise ValueError(
-                f"{where}: {num_prompt} prompt tokens and max_tokens={params.max_tokens} exceed the engine's "
-                f"max_length={self._settings.max_length}; lower data.max_prompt_length or filter over-long prompts"
-            )
 
 
 def build_vllm(spec: EngineSpec) -> VllmEngine:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.rollout.workers.connection import Connection, FleetClosed, WorkersLost
 from gspo.rollout.workers.weight_store import WeightsRef, WeightStore
 from gspo.rollout.workers.worker_slot import WorkerSlot, WorkerSlotLost
@@ -21,7 +21,7 @@ WeightSource = Callable[[], AbstractContextManager[Mapping[str, Tensor]]]
 """Gives the trainer's current weights, under the names of the plain model, for as long as its context lasts."""
 
 
-class Fleet(ABC):
+class Fleet(RolloutEngine):
     """The members of a fleet. `connect(index)` starts a worker; `weights` is read when new ones are published.
 
     A member that keeps dying is given up and its groups become `_orphans`, for the others; without others WorkersLost is

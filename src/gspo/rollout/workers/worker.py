@@ -124,10 +124,8 @@ class RolloutWorker:
             self.engine.load_weights(tensors, version)
 
     def rest(self) -> None:
-        """Give back the memory that the engine can do without while the trainer uses the device."""
-        rest = getattr(self.engine, "rest", None)
-        if rest is not None:
-            rest()
+        """Free the memory that the engine can do without while the trainer uses the device."""
+        self.engine.rest()
 
     def unfinished(self) -> dict[int, tuple[Rollout, ...]]:
         """The groups in flight: what their responses have so far, by submission number."""
