@@ -10,11 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gspo.kernels import UnsupportedModel
+
 Multiply = Callable[[Tensor, Tensor], Tensor]  # (hidden [N,H], weight [V,H]) → [N,V]
-
-
-class UnsupportedModel(ValueError):
-    """The model's output head is not one we can reproduce chunk by chunk."""
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from gspo.kernels.attention_swap import configs_of, refuse_unsupported
 from gspo.rollout.engine import EngineError
 
-_DECODE_ATTENTION = "gspo_decode"
+GROUPED = {"sdpa": "gspo_decode"}  # transformers' attention → what replaces it in a decode step
 _SUPPORTED_LAYERS = ("full_attention", "sliding_attention")
 _SUPPORTED_ATTENTION = ("sdpa", "eager")
 
@@ -66,35 +65,16 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(layer_types))}
 
 
-def attention_configs(model: nn.Module) -> list[Any]:
-    """The config objects that decide the attention of the model's layers; refuses implementations without 4D masks."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    for config in configs.values():
-        name = getattr(config, "_attn_implementation", None)
-        if name not in (*_SUPPORTED_ATTENTION, None):
-            raise EngineError(
-                f"attn_implementation={name!r}: the native engine runs {' or '.join(_SUPPORTED_ATTENTION)}. "
-                "Load the model with attn_implementation='sdpa'."
-            )
-    return [c for c in configs.values() if getattr(c, "_attn_implementation", None) == "sdpa"]
-
-
-def decode_attention(configs: list[Any]) -> AbstractContextManager[None]:
-    """Within this, sdpa models attend with `grouped_attention`."""
-    return attend_by(_DECODE_ATTENTION, configs)
-
-
-@contextmanager
-def attend_by(name: str, configs: list[Any]) -> Iterator[None]:
-    """Within this, layers attend by the registered function of this name; on leaving, their configs are as before."""
-    before = [config._attn_implementation_internal for config in configs]
+def sdpa_configs(model: nn.Module) -> list[Any]:
+    """The config objects of the layers that run sdpa; refuses implementations without 4D masks."""
+    configs = configs_of(model)
     for config in configs:
-        config._attn_implementation_internal = name
-    try:
-        yield
-    finally:
-        for config, name in zip(configs, before):
-            config._attn_implementation_internal = name
+        if config._attn_implementation not in _SUPPORTED_ATTENTION:
+            raise EngineError(
+                f"attn_implementation={config._attn_implementation!r}: the native engine runs "
+                f"{' or '.join(_SUPPORTED_ATTENTION)}. Load the model with attn_implementation='sdpa'."
+            )
+    return [c for c in configs if c._attn_implementation == "sdpa"]
 
 
 def grouped_attention(
@@ -113,10 +93,7 @@ def grouped_attention(
     for a decode step that copy of the whole cache costs several times the attention itself.
     """
     assert query.shape[2] == 1, "decode attention takes one new token a row"
-    if kwargs.get("position_bias") is not None:
-        raise EngineError(
-            f"{type(module).__name__} adds a position bias, which the native engine does not run"
-        )
+    refuse_unsupported(module, kwargs)
     out = attend_grouped(query[:, :, 0], key, value, attention_mask, scaling)
     return out[:, None], None
 
@@ -130,4 +107,4 @@ def attend_grouped(
     return out.reshape(*query.shape[:2], values.shape[-1])
 
 
-AttentionInterface.register(_DECODE_ATTENTION, grouped_attention)
+AttentionInterface.register(GROUPED["sdpa"], grouped_attention)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from gspo.kernels.attention_swap import swapped_attention
 from gspo.kernels.small_batch_linear import SmallBatchLinear
 from gspo.rollout.engine import EngineError
-from gspo.rollout.native.decode_attention import DecodeMasks, attention_configs, decode_attention
+from gspo.rollout.native.decode_attention import GROUPED, DecodeMasks, sdpa_configs
 from gspo.rollout.native.packed_decoder import PackedDecoder
 from gspo.rollout.native.padded_cache import LayerKV, SlotCache, layers_of
 
@@ -39,7 +40,7 @@ class Decoder:
         self.model = model
         self.device = device
         self._pad = pad_token_id
-        self._configs = attention_configs(model)
+        self._configs = sdpa_configs(model)
         self._few_rows = SmallBatchLinear(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         on_cpu = device.type == "cpu"
@@ -102,7 +103,7 @@ class Decoder:
             with self._packed.active():
                 yield
             return
-        with decode_attention(self._configs), self._few_rows.active():
+        with swapped_attention(self._configs, GROUPED), self._few_rows.active():
             yield
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:

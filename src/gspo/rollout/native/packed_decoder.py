@@ -10,13 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.kernels import UnsupportedModel
 from gspo.kernels import small_batch_linear as few_rows
+from gspo.kernels.attention_swap import configs_of, swapped_attention
 from gspo.kernels.compiled_layers import CompiledLayers
 from gspo.kernels.cpu_attention import takes
 from gspo.kernels.fused_projections import FusedProjections
 from gspo.kernels.small_batch_linear import SmallBatchLinear
-from gspo.models.output_head import Head, UnsupportedModel
-from gspo.rollout.native.decode_attention import DecodeMasks, attend_by
+from gspo.models.output_head import Head
+from gspo.rollout.native.decode_attention import DecodeMasks
 from gspo.rollout.native.padded_cache import SlotCache
 from gspo.rollout.native.pages import CACHES, NUMBERS, PAGED
 
@@ -43,7 +45,7 @@ class PackedDecoder:
     def active(self) -> Iterator[None]:
         """Within this `logits` may be called."""
         with ExitStack() as stack:
-            stack.enter_context(attend_by(PAGED["sdpa"], self._configs))
+            stack.enter_context(swapped_attention(self._configs, PAGED))
             stack.enter_context(self._fused.active())
             stack.enter_context(self._few_rows.active())
             if self._layers is not None:
@@ -67,10 +69,8 @@ class PackedDecoder:
         """The model decoding this way if it then gives the logits that it gave before; the reason if not is logged."""
         if not compiled and not takes(model):
             return None
-        if len({id(c) for m in model.modules() if (c := getattr(m, "config", None)) is not None}) != len(
-            configs
-        ):
-            return None  # some layers attend by other means than sdpa
+        if len(configs_of(model)) != len(configs):  # some layers run another attention than sdpa
+            return None
         was_training = model.training
         model.eval()
         try:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from gspo.kernels import UnsupportedModel
+from gspo.kernels.attention_swap import configs_of, swapped_attention
 from gspo.kernels.compiled_layers import CompiledLayers
 from gspo.kernels.fused_projections import FusedProjections
-from gspo.models.output_head import Head, UnsupportedModel
+from gspo.models.output_head import Head
 from gspo.rollout.engine import EngineError
 from gspo.rollout.native.decode_attention import attention_windows
 from gspo.rollout.native.padded_cache import layers_of
@@ -41,8 +43,7 @@ class PagedModel:
         self.compiled = compiled
         self._num_tokens, self._memory = num_tokens, memory
         self._num_pages = 0
-        configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-        self._configs = [c for c in configs.values() if getattr(c, "_attn_implementation", None) in PAGED]
+        self._configs = [c for c in configs_of(model) if c._attn_implementation in PAGED]
         self._shapes = _kv_shapes(model, device)
         self._speedups = [FusedProjections(model), CompiledLayers(model.base_model)] if compiled else []
         self.kv: PagedKV | None = None
@@ -92,15 +93,10 @@ class PagedModel:
         was_training = self.model.training
         if was_training:
             self.model.eval()
-        before = [config._attn_implementation_internal for config in self._configs]
-        for config in self._configs:
-            config._attn_implementation_internal = PAGED[config._attn_implementation]
         try:
-            with torch.no_grad():
+            with swapped_attention(self._configs, PAGED), torch.no_grad():
                 yield
         finally:
-            for config, name in zip(self._configs, before):
-                config._attn_implementation_internal = name
             if was_training:
                 self.model.train()
 

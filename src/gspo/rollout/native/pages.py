@@ -18,7 +18,7 @@ from torch.library import Library
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from gspo.rollout.engine import EngineError
+from gspo.kernels.attention_swap import refuse_unsupported
 
 PAGE = 16  # tokens a page
 # transformers' attention → what replaces it while pages are in use. Its sdpa leaves out a softcap, its eager does not.
@@ -192,9 +192,7 @@ def _attend_layer(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of packed tokens: query [1, heads, N, size], key and value the new tokens' own; gives [1, N, heads, size]."""
-    for name in ("position_bias", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise EngineError(f"{type(module).__name__} passes {name} to attention")
+    refuse_unsupported(module, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     out = torch.ops.gspo.paged_attention(q, k, v, paged, scale, softcap or 0.0, sliding_window or 0)
