@@ -14,23 +14,23 @@ import pytest
 
 from gspo.rollout.engine import EngineError, RolloutEngine
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
-from gspo.rollout.workers import worker_slot as member
+from gspo.rollout.workers import worker_slot
 from gspo.rollout.workers.async_fleet import AsyncFleet
 from gspo.rollout.workers.connection import FleetClosed, WorkersLost
 from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.types import Group, Prompt
 from tests.rollout.models import drain, make_engine, make_model, make_request
+from tests.rollout.workers.processes import wait_until
 from tests.rollout.workers.thread_connection import NoWeights, ThreadConnection, no_weights
 
 _MODEL = make_model()
-Fault = Callable[
-    [int, int], None
-]  # (which worker, counted from the first; its engine's step) → raises, or not
+# (which worker, counted from the first; its engine's step) → raises, or not
+Fault = Callable[[int, int], None]
 
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch):
-    monkeypatch.setattr(member, "BACKOFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(worker_slot, "BACKOFF", (0.0, 0.0, 0.0))
 
 
 class Faulty:
@@ -50,7 +50,7 @@ class Faulty:
 
 
 class World:
-    """A fleet of `num_workers` faulty workers, with what it said and published."""
+    """A fleet of `num_workers` faulty workers, with its messages and what it published."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ def test_a_hung_worker_is_replaced():
     release.set()
 
 
-def test_a_free_running_worker_that_hangs_is_replaced():
+def test_a_hung_worker_of_an_asynchronous_fleet_is_replaced():
     release = threading.Event()
 
     def fault(life: int, number: int) -> None:
@@ -181,7 +181,7 @@ def test_a_free_running_worker_that_hangs_is_replaced():
 
 
 @pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
-def test_an_engine_that_fails_is_replaced_with_its_cause_said(kind):
+def test_an_engine_that_fails_is_replaced_and_the_cause_reported(kind):
     def fault(life: int, number: int) -> None:
         if life == 1 and number == 2:
             raise RuntimeError("CUDA error: out of luck")
@@ -194,7 +194,7 @@ def test_an_engine_that_fails_is_replaced_with_its_cause_said(kind):
 
 
 @pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
-def test_a_seat_whose_workers_keep_dying_is_given_up_and_the_others_go_on(kind):
+def test_a_slot_whose_workers_keep_dying_is_given_up_and_the_others_go_on(kind):
     world: World
 
     def fault(life: int, number: int) -> None:
@@ -239,7 +239,7 @@ def test_an_error_of_the_request_or_the_numbers_is_raised_as_itself(kind):
 
 
 @pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
-def test_an_engine_that_cannot_be_built_says_so(kind):
+def test_an_engine_that_refuses_its_weights_ends_the_run_with_the_cause(kind):
     def refuse() -> RolloutEngine:
         engine = scripted()
         engine.load_weights = lambda weights, version: (_ for _ in ()).throw(EngineError("too long"))  # pyright: ignore
@@ -273,11 +273,10 @@ def test_workers_join_and_leave_during_a_run_and_no_group_is_lost(kind):
     assert all("submit" in c.log for c in world.connections), "every worker took part"
     with pytest.raises(ValueError, match="last rollout worker"):
         fleet.remove_worker()
-    for _ in range(100):  # those that left end by themselves
-        if [c.alive for c in world.connections] == [False, True, False]:
-            break
-        time.sleep(0.01)
-    assert [c.alive for c in world.connections] == [False, True, False]
+    ended = [False, True, False]
+    assert wait_until(lambda: [c.alive for c in world.connections] == ended), (
+        "removed workers end by themselves"
+    )
 
 
 @pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
@@ -285,7 +284,7 @@ def test_groups_of_the_last_worker_wait_for_one_that_joins(kind):
     world: World
 
     def fault(life: int, number: int) -> None:
-        if life == 3:  # the last that its seat gets: another joins while it dies
+        if life == 3:  # the last one of its slot: another worker joins while it dies
             world.fleet.add_worker()
         if world.connections[life].name == "rollout worker 0":
             raise SystemExit("bad memory")
@@ -297,29 +296,36 @@ def test_groups_of_the_last_worker_wait_for_one_that_joins(kind):
     assert world.fleet.num_workers == 1 and "submit" in world.connections[4].log
 
 
-def test_who_was_to_leave_stays_when_the_others_are_lost():
+def test_a_worker_about_to_be_removed_stays_when_the_others_are_lost():
     def fault(life: int, number: int) -> None:
         if world.connections[life].name == "rollout worker 0":
+            if life == 4:  # the last one of its slot: in the same call the removal of the other is asked for
+                world.fleet.remove_worker(1)
             raise SystemExit("bad memory")
 
     world = World(LockstepFleet, scripted, fault)
     for i in range(4):
         world.fleet.submit(make_request(i))
-    world.fleet._leaving.add(1)  # asked for while the call in which the other was lost went on
-    with world.fleet._lock:
-        world.fleet._give_up(world.fleet._members[0], member.WorkerSlotLost("rollout worker 0: bad memory"))
     finish(world, 4)
-    assert world.fleet.num_workers == 1
+    assert len(world.connections) == 5
+    assert [slot.index for slot in world.fleet.slots] == [1] and world.fleet.num_workers == 1
 
 
-def test_a_worker_lost_over_clear_takes_nothing_with_it():
-    world = World(LockstepFleet, scripted, fine)
+def test_a_slot_lost_over_clear_takes_nothing_with_it():
+    class Stubborn(ScriptedEngine):
+        """Dies over `clear` in the first slot."""
+
+        def clear(self) -> None:
+            if threading.current_thread() is not world.connections[1].thread:
+                raise SystemExit("bad memory")
+            super().clear()
+
+    world = World(LockstepFleet, lambda: Stubborn(_script, num_slots=4), fine)
     for i in range(4):
         world.fleet.submit(make_request(i))
     world.fleet.step()
-    world.fleet._members[0].bury = lambda error: (_ for _ in ()).throw(member.WorkerSlotLost(str(error)))
-    world.connections[0].kill("bad memory")
     world.fleet.clear()
+    assert len(world.connections) == 5
     assert world.fleet.num_in_flight == 0 and world.fleet.num_workers == 1
     world.fleet.submit(make_request(0))
     finish(world, 1)
@@ -327,26 +333,30 @@ def test_a_worker_lost_over_clear_takes_nothing_with_it():
 
 @pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
 def test_no_worker_is_started_in_a_fleet_that_is_closed(kind):
-    world = World(kind, scripted, fine)
-    world.fleet.submit(make_request(0))
-    connect, seat = world.fleet._members[0]._connect, world.fleet._members[0]
+    def fault(life: int, number: int) -> None:
+        if life == 0:
+            raise SystemExit("struck by a test")
 
-    def late(index: int) -> ThreadConnection:
-        world.fleet.close()  # by another thread, while this one starts a worker
-        return connect(index)
+    class Closing(World):
+        """The fleet is closed, as by another thread, while a replacement is started."""
 
-    seat._connect, seat.restart_at = late, 0.0
+        def _connect(self, index: int) -> ThreadConnection:
+            if len(self.connections) == 2:
+                self.fleet.close()
+            return super()._connect(index)
+
+    world = Closing(kind, scripted, fault)
     with pytest.raises(FleetClosed):
-        seat.restart()
+        for i in range(4):
+            world.fleet.submit(make_request(i))
+        drain(world.fleet, limit=5000)
     with pytest.raises(FleetClosed):
         world.fleet.add_worker()
     assert [c.alive for c in world.connections] == [False, False, False]
 
 
 @pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
-def test_evaluation_is_whole_and_in_order_though_workers_die_over_it(kind):
-    def fault(life: int, number: int) -> None: ...
-
+def test_evaluation_is_complete_and_in_order_though_workers_die_over_it(kind):
     class Fragile(ScriptedEngine):
         lives = 0
 
@@ -356,13 +366,13 @@ def test_evaluation_is_whole_and_in_order_though_workers_die_over_it(kind):
                 raise SystemExit("struck by a test")
             return super().generate(requests)
 
-    world = World(kind, lambda: Fragile(_script), fault)
+    world = World(kind, lambda: Fragile(_script), fine)
     requests = [make_request(i) for i in (7, 3, 5, 1, 2)]
     assert world.fleet.generate(requests) == scripted().generate(requests)
     assert len(world.connections) == 4
 
 
-def test_free_running_responses_go_on_across_new_weights_and_carry_their_versions():
+def test_asynchronous_responses_go_on_across_new_weights_and_carry_their_versions():
     class Slow(ScriptedEngine):
         def step(self):
             time.sleep(0.005)
@@ -379,7 +389,7 @@ def test_free_running_responses_go_on_across_new_weights_and_carry_their_version
         time.sleep(0.03)
         groups += fleet.step()
         fleet.load_weights(None, version + 1)
-        assert world.store.held == {version + 1}, "a version is freed once nobody needs it"
+        assert world.store.held == {version + 1}, "a version is freed once no worker needs it"
     groups += drain(fleet, limit=5000)
     assert sorted(g.submission for g in groups) == list(range(16))
     versions = [r.versions for g in groups for r in g.rollouts]
@@ -388,9 +398,9 @@ def test_free_running_responses_go_on_across_new_weights_and_carry_their_version
     assert any(len(set(v)) > 1 for v in versions), "no response crossed a weight update"
 
 
-def test_free_running_groups_survive_random_deaths_once_each():
+def test_asynchronous_groups_come_out_once_each_though_workers_die():
     def fault(life: int, number: int) -> None:
-        if life < 12 and number == 8 + life % 5:  # 12 tokens, 2 a step: after a group or more has finished
+        if life < 12 and number == 8 + life % 5:  # 12 tokens, 2 per step: after a group or more has finished
             raise SystemExit("struck by a test")
 
     world = World(AsyncFleet, native, fault)
