@@ -176,9 +176,9 @@ def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], S
     if flex:
         yield FLEX, None
         return
-    if flash.takes(decoder):
+    if flash.supports(decoder):
         yield FLASH, flash.Spans.of
-    if cpu_attention.takes(decoder):
+    if cpu_attention.supports(decoder):
         yield FLASH, cpu_attention.PackedSequences.of
     yield PADDED, None
 

@@ -1,4 +1,4 @@
-"""A transformers model as the engine uses it: prefill of padded prompts and decode of one token a row."""
+"""A transformers model on padded rows: prefill of padded prompts, and decode of one token per row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gspo.rollout.native.padded_cache import LayerKV, SlotCache, layers_of
 
 
 class Decoder:
-    """Runs a causal language model through its own modules and tensors; nothing is copied and nothing keeps a gradient."""
+    """Runs a causal language model through its own modules and tensors; no weight is copied, no gradient recorded."""
 
     def __init__(
         self,
@@ -41,19 +41,19 @@ class Decoder:
         self.device = device
         self._pad = pad_token_id
         self._configs = sdpa_configs(model)
-        self._few_rows = SmallBatchLinear(model)
+        self._small_batch = SmallBatchLinear(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         on_cpu = device.type == "cpu"
         self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
         forward = inspect.signature(model.forward).parameters
-        # Only the last position's logits are wanted; a model that cannot be told so computes them all.
+        # Only the last position's logits are needed; a model without this argument computes them all.
         self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within this the model is in eval mode and records no gradient.
 
-        `no_grad` and not `inference_mode`: a module may cache a tensor in its forward (rotary tables do), and an
+        `no_grad` and not `inference_mode`: modules may cache a tensor in their forward (rotary tables do), and an
         inference tensor left in a module would break the next training forward.
         """
         was_training = self.model.training
@@ -69,8 +69,7 @@ class Decoder:
     def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
         """Keys and values of these token lists, right-padded to the longest: [len(contexts), heads, longest, size].
 
-        Padding stands after every real token, so causal masking alone keeps it out of sight; the mask of ones says
-        that no other mask is wanted.
+        Padding comes after every real token, so causal masking alone hides it; the mask of ones asks for no other.
         """
         width = max(len(c) for c in contexts)
         padded = torch.tensor([[*c, *[self._pad] * (width - len(c))] for c in contexts], device=self.device)
@@ -87,9 +86,9 @@ class Decoder:
         return layers_of(cache)
 
     @property
-    def by_kernel(self) -> bool:
-        """Whether decode steps attend by gspo's own kernel."""
-        return self._packed is not None and self._packed.by_kernel
+    def uses_kernel(self) -> bool:
+        """Whether decode steps run gspo's CPU attention kernel."""
+        return self._packed is not None and self._packed.uses_kernel
 
     @property
     def compiled(self) -> bool:
@@ -103,11 +102,11 @@ class Decoder:
             with self._packed.active():
                 yield
             return
-        with swapped_attention(self._configs, GROUPED), self._few_rows.active():
+        with swapped_attention(self._configs, GROUPED), self._small_batch.active():
             yield
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
-        """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B] to the rows `cache` is aimed at."""
+        """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache.begin_step` came before."""
         if self._packed is not None:
             return self._packed.logits(tokens, lengths, cache, width)
         output = self.model(
