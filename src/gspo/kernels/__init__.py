@@ -2,4 +2,4 @@
 
 
 class UnsupportedModel(ValueError):
-    """The model computes something that our own code would leave out or cannot reproduce."""
+    """The model computes something that our code would leave out or cannot reproduce."""

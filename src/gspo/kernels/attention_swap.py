@@ -1,4 +1,4 @@
-"""Our own attention in place of transformers' while a forward runs.
+"""gspo's attention functions in place of those of transformers while a forward runs.
 
 transformers looks up the attention function of a layer by a name in the layer's config. Functions are registered once
 (`AttentionInterface.register`); `swapped_attention` changes the names for a while.

@@ -104,7 +104,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _search(running: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Where `running` passes uniform · total, and how far past the start of that entry the target lies."""
+    """The entry where `running` passes uniform · total, and how far into that entry it does."""
     target = uniforms * running[:, -1]
     index = _locate(running, target)
     start = running.gather(1, (index - 1).clamp(min=0)[:, None])[:, 0]

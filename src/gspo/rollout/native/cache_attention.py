@@ -41,7 +41,7 @@ _numbers = itertools.count()
 
 
 def register_cache(cache: AttendingCache) -> int:
-    """The number by which a model reaches this cache as long as somebody else holds it."""
+    """The number by which a model reaches this cache for as long as something else refers to it."""
     number = next(_numbers)
     CACHES[number] = cache
     return number

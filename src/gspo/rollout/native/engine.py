@@ -143,7 +143,7 @@ class NativeEngine(RolloutEngine):
 
     @property
     def stats(self) -> PoolStats:
-        """What runs now, and what was prefilled so far, apart from `generate`."""
+        """What runs now, and what was prefilled so far, not counting `generate`."""
         return self._pool.stats
 
     @property

@@ -76,7 +76,7 @@ class PaddedRows:
         return True
 
     def decode(self) -> None:
-        # Rows that ended since the host last checked stand still, so this width may exceed the longest row.
+        # Rows that ended since the host last checked do not advance, so this width may exceed the longest row.
         slots, num_rows = self.slots, self._num_rows
         width = min(self._longest + 1, self._cache.max_length)
         length, key, first = slots.length[:num_rows], slots.key[:num_rows], slots.first[:num_rows]

@@ -1,7 +1,7 @@
 """KV pages: keys and values of all running rows in one pool, a page at a time, so that memory follows use.
 
 A row owns pages for the tokens it has. The full pages of a prompt are shared by the responses of its group; only the
-last, half-filled one is copied. Page 0 is never allocated: rows that stand still write there.
+last, half-filled one is copied. Page 0 is never allocated: rows that are done write there.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from itertools import count, groupby
 import torch
 from torch import Tensor
 
-MAX_CHUNK = 8  # rows that one thread takes together
+MAX_CHUNK = 8  # rows that one thread processes together
 
 
 class SharedPrompts:

@@ -89,7 +89,7 @@ def broken_vllm(folder: Path, cause: str) -> EngineError:
     """The error for a vLLM that is installed and cannot be imported."""
     return EngineError(
         f"rollout.name=vllm: the vLLM in {folder} cannot be imported: {cause}. It may be built for another torch or "
-        f"CUDA than those installed beside it: install the extra anew: {_INSTALL}; or set "
+        f"CUDA than those installed beside it: install the extra again: {_INSTALL}; or set "
         "actor_rollout_ref.rollout.name=native"
     )
 

@@ -24,7 +24,7 @@ Counter = tuple[bytes, int]  # counts the readers of an export: a file in shared
 class CudaWeightsRef:
     """A version's tensors in one block of GPU memory.
 
-    Every pickling exports the block anew, because torch counts one reader per export.
+    Every pickling exports the block again, because torch counts one reader per export.
     """
 
     def __init__(self, block: Tensor, layout: Layout) -> None:

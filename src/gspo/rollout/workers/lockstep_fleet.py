@@ -8,7 +8,7 @@
       returns when the last has answered: `step` is a barrier
 
 Which worker gets a group depends only on the groups, never on time, and when new weights come all unfinished groups
-are assigned anew. So for the same calls a fleet gives the same tokens, also after a resume and after the loss of a
+are assigned again. So for the same calls a fleet gives the same tokens, also after a resume and after the loss of a
 worker, whose replacement gets the same calls again.
 """
 
@@ -24,7 +24,7 @@ from gspo.rollout.workers.worker import RolloutWorker
 from gspo.rollout.workers.worker_slot import WorkerSlot
 from gspo.types import Group, Rollout
 
-EVALUATION_TIMEOUTS = 10.0  # how many timeouts a whole `generate` may take
+EVALUATION_TIMEOUTS = 10.0  # how many timeouts one `generate` may take
 
 
 class LockstepFleet(Fleet):
@@ -80,7 +80,7 @@ class LockstepFleet(Fleet):
         return [done[place] for place in range(len(requests))]
 
     def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Make `weights` live, or the source's when None, and assign everything in flight anew."""
+        """Make `weights` live, or the source's when None, and assign everything in flight again."""
         _, removed = self._apply_membership()
         before, self._ref = self._ref, self._publish(weights, version)
         self._version = version
