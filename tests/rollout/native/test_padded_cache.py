@@ -37,7 +37,7 @@ def test_layers_may_differ_in_heads_and_sizes():
 def test_a_prefilled_prompt_is_copied_to_every_row_that_shares_it():
     cache = SlotCache(num_slots=4, max_length=4)
     prompts = torch.arange(2 * _HEADS * 3 * _SIZE).float().view(2, _HEADS, 3, _SIZE)
-    cache.store(1, torch.tensor([0, 0, 1]), [(prompts, -prompts)])
+    cache.store(1, torch.tensor([0, 0, 1]), [(prompts, -prompts)], [3, 3, 3])
     cache.begin_step(torch.tensor([3, 3, 3, 3]), width=4)
     keys, values = cache.update(_states(0, 0, 0, 0), _states(0, 0, 0, 0), layer_idx=0)
     assert keys[0, :, :3].eq(0).all()

@@ -26,6 +26,7 @@ class DecodeGraphs:
         self._graphs: dict[tuple[int, SamplingParams], torch.cuda.CUDAGraph | None] = {}
         self._memory: Any = None  # shared by all graphs
         self._stops_address = slots.stops.data_ptr()
+        paged.on_free.append(self._drop)
 
     def run(self, num_rows: int, params: SamplingParams) -> None:
         """Draw one token for each of the first `num_rows` rows."""
@@ -41,8 +42,7 @@ class DecodeGraphs:
             self._graphs[key] = self._capture(num_rows, params)
         return self._graphs[key]
 
-    def clear(self) -> None:
-        """Drop every graph, because the pages they address are freed."""
+    def _drop(self) -> None:
         self._graphs, self._memory = {}, None
 
     def follow_stops(self) -> None:

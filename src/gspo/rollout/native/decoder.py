@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from gspo.kernels.attention_swap import swapped_attention
@@ -44,27 +44,15 @@ class Decoder:
         self._small_batch = SmallBatchLinear(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         on_cpu = device.type == "cpu"
-        self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
+        with self.running():
+            self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
         forward = inspect.signature(model.forward).parameters
         # Only the last position's logits are needed; a model without this argument computes them all.
         self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Within this the model is in eval mode and records no gradient.
-
-        `no_grad` and not `inference_mode`: modules may cache a tensor in their forward (rotary tables do), and an
-        inference tensor left in a module would break the next training forward.
-        """
-        was_training = self.model.training
-        if was_training:
-            self.model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            if was_training:
-                self.model.train()
+    def running(self) -> AbstractContextManager[None]:
+        """Around everything that runs the model."""
+        return generating(self.model)
 
     def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
         """Keys and values of these token lists, right-padded to the longest: [len(contexts), heads, longest, size].
@@ -95,15 +83,14 @@ class Decoder:
         """Whether decode steps run compiled layers."""
         return self._packed is not None and self._packed.compiled
 
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
+    def decoding(self) -> AbstractContextManager[Any]:
         """Within this `decode` may be called."""
         if self._packed is not None:
-            with self._packed.active():
-                yield
-            return
-        with swapped_attention(self._configs, GROUPED), self._small_batch.active():
-            yield
+            return self._packed.active()
+        stack = ExitStack()
+        stack.enter_context(swapped_attention(self._configs, GROUPED))
+        stack.enter_context(self._small_batch.active())
+        return stack
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache.begin_step` came before."""
@@ -118,3 +105,21 @@ class Decoder:
             **self._last_only,
         )
         return output.logits[:, -1]
+
+
+@contextmanager
+def generating(model: nn.Module) -> Iterator[None]:
+    """Within this the model is in eval mode and records no gradient.
+
+    `no_grad` and not `inference_mode`: modules may cache a tensor in their forward (rotary tables do), and an inference
+    tensor left in a module would break the next training forward.
+    """
+    was_training = model.training
+    if was_training:
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if was_training:
+            model.train()

@@ -137,9 +137,6 @@ class NativeEngine(RolloutEngine):
         if size < torch.cuda.mem_get_info(self._device)[1] * MIN_FREED_SHARE:
             return
         paged.free()
-        for pool in (self._pool, self._generate_pool):
-            if pool is not None:
-                pool.drop_graphs()
 
     @property
     def stats(self) -> PoolStats:

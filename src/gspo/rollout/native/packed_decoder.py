@@ -63,15 +63,12 @@ class PackedDecoder:
         return self._head.logits(out.last_hidden_state[0], multiply=small_batch_linear.linear)
 
     @staticmethod
-    @torch.no_grad()
     def of(model: Any, configs: list[Any], masks: DecodeMasks, compiled: bool) -> PackedDecoder | None:
         """A decoder whose logits were checked against the model's; None, with the reason logged, if they differ."""
         if not compiled and not supports(model):
             return None
         if len(configs_of(model)) != len(configs):  # some layers run another attention than sdpa
             return None
-        was_training = model.training
-        model.eval()
         try:
             packed = PackedDecoder(model, configs, masks, compiled)
             problem = packed._problem()
@@ -79,8 +76,6 @@ class PackedDecoder:
             problem = str(error)
         except Exception as error:  # a broken compiler, missing headers, a model that cannot be traced
             problem = f"{type(error).__name__}: {error}".split("\n")[0]
-        finally:
-            model.train(was_training)
         if problem is None:
             return packed
         if compiled:

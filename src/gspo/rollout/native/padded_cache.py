@@ -66,18 +66,8 @@ class SlotCache(Cache):
         if layer not in self._keys:
             self._allocate(layer, key[:, :, None], value[:, :, None])
         rows, chunks = self._shared.chunks(len(query))
-        return decode_attend(
-            query,
-            key,
-            value,
-            self._keys[layer],
-            self._values[layer],
-            self._positions,
-            rows,
-            chunks,
-            scale,
-            window,
-        )
+        keys, values = self._keys[layer], self._values[layer]
+        return decode_attend(query, key, value, keys, values, self._positions, rows, chunks, scale, window)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -85,23 +75,21 @@ class SlotCache(Cache):
         """Write one token per row ([B, heads, 1, size]) and return what attention may read."""
         if layer_idx not in self._keys:
             self._allocate(layer_idx, key_states, value_states)
-        return self._write(self._keys[layer_idx], key_states), self._write(
-            self._values[layer_idx], value_states
-        )
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        return self._write(keys, key_states), self._write(values, value_states)
 
     def store(
         self,
         first_row: int,
         source_rows: Tensor,
         prefix: Sequence[LayerKV],
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int],
     ) -> None:
         """Copy prefilled prompts into consecutive rows: row first_row+i gets row source_rows[i] of `prefix`.
 
         Rows with the same source share `lengths[i]` tokens, which a kernel then reads once for all of them.
         """
-        sources = source_rows.tolist()
-        self._shared.place(first_row, sources, [0] * len(sources) if lengths is None else lengths)
+        self._shared.place(first_row, source_rows.tolist(), lengths)
         last_row = first_row + len(source_rows)
         for layer_idx, (keys, values) in enumerate(prefix):
             if layer_idx not in self._keys:

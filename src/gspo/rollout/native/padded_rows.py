@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -33,15 +33,11 @@ class PaddedRows:
         self._params: list[SamplingParams] = []
         self._sampling: RowSampling | None = None
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        with self._decoder.running():
-            yield
+    def running(self) -> AbstractContextManager[None]:
+        return self._decoder.running()
 
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        with self._decoder.decoding():
-            yield
+    def decoding(self) -> AbstractContextManager[None]:
+        return self._decoder.decoding()
 
     def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
         return self._decoder.prefill(contexts) if any(contexts) else []
@@ -105,6 +101,3 @@ class PaddedRows:
         self._num_rows = self._longest = 0
         self._params = []
         self._sampling = None
-
-    def drop_graphs(self) -> None:
-        pass

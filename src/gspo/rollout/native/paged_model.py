@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -21,6 +21,7 @@ from gspo.models.output_head import Head
 from gspo.rollout.engine import EngineError
 from gspo.rollout.native.cache_attention import CACHED
 from gspo.rollout.native.decode_attention import attention_windows
+from gspo.rollout.native.decoder import generating
 from gspo.rollout.native.padded_cache import layers_of
 from gspo.rollout.native.pages import PAGE, PackedContexts, PageAllocator, PagedKV
 
@@ -49,6 +50,7 @@ class PagedModel:
         self._shapes = _kv_shapes(model, device)
         self._speedups = [FusedProjections(model), CompiledLayers(model.base_model)] if compiled else []
         self.kv: PagedKV | None = None
+        self.on_free: list[Callable[[], None]] = []  # called before the pages are freed
         self.allocator = PageAllocator(0)
         self.mismatch = self._find_mismatch()
 
@@ -82,6 +84,8 @@ class PagedModel:
 
     def free(self) -> None:
         """Free the pages' memory; none may be in use."""
+        for call in self.on_free:
+            call()
         self.kv, self.allocator = None, PageAllocator(0)
 
     def _new_pages(self, num_pages: int) -> PagedKV:
@@ -92,15 +96,8 @@ class PagedModel:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within this the model attends to pages, is in eval mode and records no gradient."""
-        was_training = self.model.training
-        if was_training:
-            self.model.eval()
-        try:
-            with swapped_attention(self._configs, CACHED), torch.no_grad():
-                yield
-        finally:
-            if was_training:
-                self.model.train()
+        with generating(self.model), swapped_attention(self._configs, CACHED):
+            yield
 
     def prefill(
         self, kv: PagedKV, contexts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]
@@ -143,15 +140,15 @@ class PagedModel:
         log.warning("the decode step runs uncompiled: %s", reason)
         self.compiled, self._speedups = False, []
 
-    @torch.no_grad()
     def _find_mismatch(self) -> str | None:
         """How the hidden states on pages differ from those of a plain forward; None when they agree."""
         name, size = type(self.model).__name__, self.model.get_input_embeddings().num_embeddings
         ids = torch.arange(2 * PAGE + 5, device=self.device) * 7 % size
-        was_training = self.model.training
-        self.model.eval()
         try:
-            want = self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
+            with generating(self.model):
+                want = (
+                    self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
+                )
             kv, last = self._new_pages(5), len(ids) - 1
             with self.running():
                 got = [self.prefill(kv, [ids[:last].tolist(), ids[:3].tolist()], [[2, 4, 1], [3]])[:last]]
@@ -161,8 +158,6 @@ class PagedModel:
                 got.append(self._hidden(fed, kv.lengths, kv)[:1])
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
             return f"{name} does not run on pages: {type(error).__name__}: {error}"
-        finally:
-            self.model.train(was_training)
         off = (torch.cat(got).float() - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)
         half = next(self.model.parameters()).dtype not in (torch.float32, torch.float64)
         allowed = 0.1 if half else 1e-3

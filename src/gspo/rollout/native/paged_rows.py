@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,13 +59,12 @@ class PagedRows:
         self._same_params = True  # whether all rows have the same sampling parameters
         self._table_is_stale = True  # rows or pages changed since the last upload
 
-    def running(self) -> Any:
+    def running(self) -> AbstractContextManager[None]:
         self._paged.allocate()
         return self._paged.running()
 
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        yield
+    def decoding(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     @property
     def _allocator(self) -> PageAllocator:
@@ -167,9 +165,6 @@ class PagedRows:
         for row in self._rows:
             row.length += self._num_drawn
         self._num_drawn = 0
-
-    def drop_graphs(self) -> None:
-        self._graphs.clear()
 
     def decode(self) -> None:
         num_rows = len(self._rows)

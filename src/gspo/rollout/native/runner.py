@@ -76,10 +76,6 @@ class Runner(Protocol):
         """Forget all rows."""
         ...
 
-    def drop_graphs(self) -> None:
-        """Drop captured steps, which hold addresses of the cache."""
-        ...
-
     @property
     def pages(self) -> PageCounts:
         """How the cache's pages are used; zeros for a cache without pages."""

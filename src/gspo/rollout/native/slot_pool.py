@@ -133,10 +133,6 @@ class SlotPool:
             del self._groups[group.arrival]
         return [g.group() for g in sorted(complete, key=lambda g: (g.request.submission, g.arrival))]
 
-    def drop_graphs(self) -> None:
-        """Drop captured steps, because the cache they address is about to be freed."""
-        self._runner.drop_graphs()
-
     def rewind(self, version: int) -> None:
         """Forget every cache: running responses queue again with the tokens drawn so far, drawn under `version`.
 

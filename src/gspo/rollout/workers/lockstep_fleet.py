@@ -14,7 +14,8 @@ worker, whose replacement gets the same calls again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -102,10 +103,7 @@ class LockstepFleet(Fleet):
         self._reassign_abandoned()
 
     def rest(self) -> None:
-        for slot in self._slots:
-            slot.call(RolloutWorker.rest)
-        for slot in self.slots:
-            self._or_give_up(slot, slot.answer)
+        self._call_all(RolloutWorker.rest)
 
     def unfinished(self) -> list[GroupRequest]:
         found: list[GroupRequest] = []
@@ -117,15 +115,19 @@ class LockstepFleet(Fleet):
         return sorted(found, key=lambda request: request.submission)
 
     def clear(self) -> None:
-        for slot in self._slots:
-            slot.call(RolloutWorker.take_back)
-        for slot in self.slots:
-            self._or_give_up(slot, slot.answer)
+        self._call_all(RolloutWorker.take_back)
+        live = [] if self._ref is None else [(RolloutWorker.load_weights, (self._ref, self._version))]
         for slot in self._slots:
             slot.take_assigned()
-            live = [] if self._ref is None else [(RolloutWorker.load_weights, (self._ref, self._version))]
             slot.reset_journal(*live)
         self._abandoned = []
+
+    def _call_all(self, method: Callable[[RolloutWorker], Any]) -> None:
+        """Call every worker and wait for all of them."""
+        for slot in self._slots:
+            slot.call(method)
+        for slot in self.slots:
+            self._or_give_up(slot, slot.answer)
 
     def _prepare(self) -> None:
         """Apply pending joins and removals, and publish the first weights."""
