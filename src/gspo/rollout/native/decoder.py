@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -83,14 +83,15 @@ class Decoder:
         """Whether decode steps run compiled layers."""
         return self._packed is not None and self._packed.compiled
 
-    def decoding(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
         """Within this `decode` may be called."""
         if self._packed is not None:
-            return self._packed.active()
-        stack = ExitStack()
-        stack.enter_context(swapped_attention(self._configs, GROUPED))
-        stack.enter_context(self._small_batch.active())
-        return stack
+            with self._packed.active():
+                yield
+            return
+        with swapped_attention(self._configs, GROUPED), self._small_batch.active():
+            yield
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
         """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache.begin_step` came before."""
