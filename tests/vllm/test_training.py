@@ -61,7 +61,7 @@ def _kill_worker(trainer: Trainer, step: int) -> None:
     def killing() -> list[Any]:
         groups = advance()
         if trainer.step + 1 == step and not killed:
-            killed.append(engine._members[0].connection.pid)
+            killed.append(engine.slots[0].connection.pid)
             os.kill(killed[0], signal.SIGKILL)
         return groups
 

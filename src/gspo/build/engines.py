@@ -141,7 +141,7 @@ def native_options(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _frees_cache(config: TrainerConfig) -> bool:
-    """Whether an engine frees its cache while the trainer works. One that generates meanwhile cannot."""
+    """Whether an engine frees its cache while the trainer works: only one that waits for the trainer can."""
     return config.actor_rollout_ref.rollout.free_cache_engine and not runs_ahead(config)
 
 

@@ -42,7 +42,6 @@ from gspo.models.load import load_tokenizer
 from gspo.plugins import import_plugins
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.workers.fleet import Fleet
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.filters import GROUP_FILTERS, GroupFilter
 from gspo.sampling.producer import Producer
@@ -237,7 +236,7 @@ def _build_sampler(
 
 def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int] | None:
     """Groups that the engine holds at once, where workers that run ahead come and go; None: as the settings say."""
-    if not isinstance(engine, Fleet) or not runs_ahead(config):
+    if not engine.num_workers or not runs_ahead(config):
         return None
     return lambda: groups_held(config, engine.num_workers)
 

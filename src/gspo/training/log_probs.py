@@ -60,7 +60,7 @@ def _chunk(
     logits = head.logits(hidden)
     if temperature != 1.0:
         logits = logits / temperature
-    if cpu_log_probs.takes(logits):
+    if cpu_log_probs.supports(logits):
         chosen, entropies = cpu_log_probs.ChosenLogProbs.apply(logits, targets)
         return chosen, (entropies if entropy_grad else entropies.detach()) if entropy else None
     log_probs = F.log_softmax(logits, dim=-1)
