@@ -172,7 +172,7 @@ def test_train_runs_the_loop_and_returns_its_exit_code(monkeypatch):
     seen = []
     fake = types.ModuleType("gspo.loop.run")
     fake.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
-    fake.train = lambda config: seen.append(config) or 3  # type: ignore[attr-defined]
+    fake.run_program = lambda config: seen.append(config) or 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "gspo.loop.run", fake)
     result = CliRunner().invoke(app, ["train", "data.train_batch_size=64"])
     assert result.exit_code == 3

@@ -26,13 +26,17 @@ from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
 from gspo.config.schema.fields import mark_explicit
 from gspo.config.text.show import nested, scalar, to_yaml
+from gspo.plugins import import_installed
 
 MODEL = "actor_rollout_ref.model.path"
 # Key → the registry of its names: module and attribute.
 REGISTRIES = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": ("gspo.algo.losses", "POLICY_LOSSES"),
     "algorithm.adv_estimator": ("gspo.algo.advantages", "ADVANTAGE_ESTIMATORS"),
+    "actor_rollout_ref.rollout.name": ("gspo.rollout.workers.worker", "ENGINES"),
+    "trainer.logger": ("gspo.runs.sinks", "SINKS"),
 }
+REFERENCES = ("actor_rollout_ref.rollout.name", "trainer.logger")  # keys that also accept module:function
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ def _set(table: Settings, setting: Setting, problems: list[Problem]) -> None:
         error(f"expected {leaf.type_name}, found {type(value).__name__}", _example(leaf, value))
         return
     violation = leaf.info.violation(value)
-    if violation and not (leaf.info.open and _is_registered(leaf.key, value, table)):
+    if violation and not (leaf.info.open and _are_registered(leaf.key, value, leaf.info.choices, table)):
         default = f"remove it to use the default, {scalar(leaf.default)}"
         error(violation, names.nearest_choice(value, leaf.info.choices) or default)
         return
@@ -210,12 +214,17 @@ def _example(leaf: Leaf, value: Any) -> str:
     return "e.g. " + shlex.quote(f"{leaf.key}={leaf.info.example or scalar(leaf.default)}")
 
 
-def _is_registered(key: str, value: str, table: Settings) -> bool:
-    """Whether a name that is not built in exists, or may exist once the plugins are imported."""
+def _are_registered(key: str, value: str | list[str], built_in: Sequence[str], table: Settings) -> bool:
+    """Whether names that are not built in exist, or may exist once `trainer.plugins` are imported."""
     if table["trainer.plugins"].value:
         return True
+    others = [name for name in (value if isinstance(value, list) else [value]) if name not in built_in]
+    unknown = [name for name in others if not (":" in name and key in REFERENCES)]
+    if not unknown:
+        return True
+    import_installed()
     module, registry = REGISTRIES[key]
-    return module in sys.modules and value in getattr(sys.modules[module], registry).names()
+    return module in sys.modules and set(unknown) <= set(getattr(sys.modules[module], registry).names())
 
 
 def _put_nested(mapping: dict[str, Any], path: str, value: Any) -> dict[str, Any]:

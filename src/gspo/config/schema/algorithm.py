@@ -22,6 +22,11 @@ class FilterGroupsConfig(Section):
         doc="What must differ within a group: seq_reward (the reward before KL), seq_final_reward (after KL), acc, score, or "
         "any number that the reward function returns.",
     )
+    function: str | None = key(
+        default=None,
+        doc="A function Group -> bool that decides which groups are kept, in place of `metric`: a registered name or "
+        "module:function (docs/extend.md); null = the built-in rule.",
+    )
     max_num_gen_batches: int = key(
         default=0,
         doc="Most generation batches per training step; then `on_limit` applies. 0 or less = no limit, but sampling that "

@@ -34,9 +34,11 @@ class ValKwargs(Section):
 class RolloutConfig(Section):
     """Generation: engine, group size, sampling, memory, asynchronous rollouts."""
 
-    name: Literal["native", "vllm"] = key(
+    name: str = key(
         default="native",
-        doc="Engine: native generates with the trainer's own model code; vllm needs the extra gspo[vllm].",
+        built_in=("native", "vllm"),
+        doc="Engine: native generates with the trainer's own model code; vllm needs the extra gspo[vllm]. Engines of your "
+        "own, a registered name or module:function, run in worker processes.",
     )
     mode: Literal["sync", "async"] = key(
         default="sync",

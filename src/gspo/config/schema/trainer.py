@@ -35,9 +35,10 @@ class PPOTrainerConfig(Section):
     default_local_dir: str = key(
         default="runs", doc="Folder that contains the run folders.", may_change_on_resume=True
     )
-    logger: list[Literal["console", "tensorboard", "wandb", "trackio"]] = key(
+    logger: list[str] = key(
         factory=lambda: ["console"],
-        doc="Where metrics go besides the run folder.",
+        built_in=("console", "tensorboard", "wandb", "trackio"),
+        doc="Where metrics go besides the run folder. Sinks of your own: a registered name or module:function.",
         example="[console, wandb]",
         may_change_on_resume=True,
     )
@@ -141,8 +142,13 @@ class PPOTrainerConfig(Section):
     )
     plugins: list[str] = key(
         factory=list,
-        doc="Python files or modules to import at the start, such as those that register your own losses or advantages.",
+        doc="Python files or modules to import at the start, such as those that register your own losses or rewards.",
         example="[my_losses.py]",
+    )
+    callbacks: list[str] = key(
+        factory=list,
+        doc="Your callbacks of the training loop: registered names or module:function.",
+        example="[my_callbacks:announce]",
     )
     save_groups: bool = key(
         default=True,
