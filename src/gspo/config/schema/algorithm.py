@@ -25,7 +25,7 @@ class FilterGroupsConfig(Section):
     function: str | None = key(
         default=None,
         doc="A function Group -> bool that decides which groups are kept, in place of `metric`: a registered name or "
-        "module:function (docs/extend.md); null = the built-in rule.",
+        "module:function; null = the built-in rule.",
     )
     max_num_gen_batches: int = key(
         default=0,
