@@ -11,7 +11,7 @@ from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
 from gspo.rewards import RewardError
 from gspo.runs.console import Console
-from tests.faults.small_run import config, even_first_byte, make_model
+from tests.support.small_run import config, even_first_byte, make_model
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from gspo.checks.assess import assess
 from gspo.cli import app
 from gspo.config import load
-from tests.faults.small_run import even_first_byte, make_model
+from tests.support.small_run import even_first_byte, make_model
 
 ONE_THREAD = "trainer.num_threads=1"
 

@@ -25,9 +25,9 @@ from gspo.types import Group, Prompt, Rollout
 from tests.faults.faulty_rewards import NONSENSE
 from tests.faults.hostile_math import hostile_answers
 from tests.faults.kill_rows import Bench, with_bench
-from tests.faults.math_pairs import make_pairs
 from tests.faults.processes import Child
 from tests.faults.row import Row
+from tests.support.math_pairs import make_pairs
 
 _MODULE = "tests.faults.faulty_rewards"
 _GROUP_SIZE = 8

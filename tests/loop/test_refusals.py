@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from gspo.loop.run import exit_code, train
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from tests.faults.small_run import config, even_first_byte, make_model
+from tests.support.small_run import config, even_first_byte, make_model
 
 
 @pytest.fixture

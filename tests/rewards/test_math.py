@@ -17,8 +17,8 @@ from gspo.rewards.graders.math import compare_values, grade_math, is_symbolic
 from gspo.rewards.graders.values import Number, clean, read_number, read_value
 from gspo.rewards.protocol import RewardError
 from tests.faults.hostile_math import hostile_answers
-from tests.faults.math_pairs import make_pairs
 from tests.faults.reward_rows import pair_verdicts
+from tests.support.math_pairs import make_pairs
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.small_run import make_model
+from tests.support.small_run import make_model
 
 SHAPE = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 256}
 
