@@ -191,6 +191,7 @@ def test_functions_load_from_a_file_and_see_their_neighbours(tmp_path: Any) -> N
         ("import no_such_module_here", "f", "ModuleNotFoundError"),
         ("def f(:", "f", "SyntaxError"),
         ("raise SystemExit(3)", "f", "SystemExit"),
+        ("open('/no/such/table')", "f", "failed on import: FileNotFoundError"),
     ],
 )
 def test_files_that_cannot_be_loaded_say_why(tmp_path: Any, text: str, name: str, message: str) -> None:

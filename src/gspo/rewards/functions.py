@@ -13,21 +13,21 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.registry import import_file
 from gspo.rewards.protocol import Graded, RewardError
 from gspo.rewards.results import as_reward
 from gspo.rewards.signatures import Response, Style, call, detect_style, is_async
 from gspo.types import Prompt
 
 _MAX_TRACE = 4000
+_OWN_FRAMES = (str(Path(__file__).parent), inspect.getfile(import_file), "<frozen importlib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,21 +170,14 @@ def load_module(path: str) -> Any:
             raise RewardError(
                 f"custom_reward_function.path={path!r} is neither a file nor an importable module: {error}"
             ) from error
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
+    if not Path(path).expanduser().is_file():
         raise RewardError(f"custom_reward_function.path={path!r}: there is no such file")
-    module_spec = importlib.util.spec_from_file_location(f"gspo_user_{file.stem}", file)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses and pickle look their module up by name
-    sys.path.append(str(file.parent))  # a reward file may import its neighbours
     try:
-        module_spec.loader.exec_module(module)
+        return import_file(path)
     except (Exception, SystemExit) as error:
         raise RewardError(
             f"custom_reward_function.path={path!r} failed on import: {type(error).__name__}: {error}\n{_user_trace(error)}"
         ) from error
-    return module
 
 
 def _where(fn: Callable[..., Any]) -> str:
@@ -194,10 +187,7 @@ def _where(fn: Callable[..., Any]) -> str:
 
 def _user_trace(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = str(Path(__file__).parent)
-    while frames and (
-        frames[0].filename.startswith(own) or frames[0].filename.startswith("<frozen importlib")
-    ):
+    while frames and frames[0].filename.startswith(_OWN_FRAMES):
         frames.pop(0)
     return _cut("".join(traceback.format_list(frames[-12:])).rstrip(), _MAX_TRACE)
 
