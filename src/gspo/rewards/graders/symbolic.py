@@ -54,8 +54,8 @@ def _verifier() -> WorkerPool:
     global _pool
     with _lock:
         if _pool is None:
-            crew = ForkedWorkers("gspo.rewards.graders.symbolic:build_verifier", (), memory=MEMORY)
-            _pool = WorkerPool(crew, num_workers=1, timeout=TIME_LIMIT + 1.0)
+            workers = ForkedWorkers("gspo.rewards.graders.symbolic:build_verifier", (), memory=MEMORY)
+            _pool = WorkerPool(workers, num_workers=1, timeout=TIME_LIMIT + 1.0)
             atexit.register(close)
         return _pool
 
