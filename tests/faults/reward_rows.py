@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gspo.exit_codes import EXIT_REWARDS_FAILED
 from gspo.rewards.compose import as_specs
-from gspo.rewards.graders import symbolic as verify
+from gspo.rewards.graders import symbolic
 from gspo.rewards.graders.math import grade_math
 from gspo.rewards.pool.worker_pool import WorkerPool
 from gspo.rewards.protocol import RewardError
@@ -255,7 +255,7 @@ def hostile_math(seed: int) -> Row:
                 problems.append(f"{answer.name} took {seconds:.2f} s")
         if canary.exists():
             problems.append("the canary ran")
-    verify.close()
+    symbolic.close()
     if "math_verify" in sys.modules:
         problems.append("math-verify was imported into this process")
     detail = f"{len(answers)} right verdicts, the slowest {slowest:.2f} s, no canary"
@@ -270,7 +270,7 @@ def same_verdicts(seed: int) -> Row:
         f"from tests.faults.reward_rows import pair_verdicts; print(pair_verdicts({_NUM_PAIRS}, {seed}, 1))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    verify.close()
+    symbolic.close()
     problems = ["eight threads give other verdicts than one"] * (eight != one)
     problems += [f"a subprocess gives other verdicts: {process.stderr[-300:]}"] * (
         process.stdout.strip() != one

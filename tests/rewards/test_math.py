@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.rewards.graders import symbolic as verify
+from gspo.rewards.graders import symbolic
 from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.graders.math import compare_values, grade_math, is_symbolic
 from gspo.rewards.graders.values import Number, clean, read_number, read_value
@@ -186,10 +186,10 @@ def test_running_out_of_time_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> N
         except Exception:
             return False
 
-    monkeypatch.setattr(verify, "TIME_LIMIT", 0.05)
-    monkeypatch.setattr(verify, "_compare", swallow)
+    monkeypatch.setattr(symbolic, "TIME_LIMIT", 0.05)
+    monkeypatch.setattr(symbolic, "_compare", swallow)
     with pytest.raises(RewardError, match="more than"):
-        verify._limited("a", "b")
+        symbolic._limited("a", "b")
 
 
 @pytest.mark.parametrize(
