@@ -51,7 +51,7 @@ def test_a_saved_folder_is_evaluated_as_its_reward_says(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("embedded", "--data", "no-such-task"), "no-such-task: is no dataset"),
+        (("embedded", "--data", "no-such-task"), "no-such-task: is not a dataset"),
         (("./no-folder",), "no such folder"),
         (("embedded", "rollout.n=nine"), "rollout.n"),
     ],

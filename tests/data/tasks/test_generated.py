@@ -11,7 +11,7 @@ import pytest
 
 from gspo.data.datasets import load_rows
 from gspo.data.rows import Row
-from gspo.data.tasks.generated import is_held_out
+from gspo.data.tasks.splits import is_held_out
 
 
 def ints(text: str) -> list[int]:
