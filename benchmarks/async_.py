@@ -79,9 +79,9 @@ def run(arm: str, steps: int, folder: Path, extra: list[str]) -> dict[str, Any]:
 def _worker_seconds(engine: Any) -> float:
     """Processor seconds of an engine's worker processes so far."""
     total = 0.0
-    members: Any = engine._members if isinstance(engine, Fleet) else []
-    for member in members:
-        fields = Path(f"/proc/{member.connection.pid}/stat").read_text().rpartition(")")[2].split()
+    slots: Any = engine.slots if isinstance(engine, Fleet) else []
+    for slot in slots:
+        fields = Path(f"/proc/{slot.connection.pid}/stat").read_text().rpartition(")")[2].split()
         total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return total
 

@@ -1,10 +1,11 @@
-"""What a step costs as one size grows: prompts, group size, prompt length, response length, vocabulary.
+"""The time of a step as one size grows: prompts, group size, prompt length, response length, vocabulary.
 
     python benchmarks/scaling.py [--steps S] [--plot docs/scaling.svg]
 
-A small Llama; every other size stays at its base. Seconds are CPU seconds on a CPU (one thread: a busy machine then
-changes little) and wall seconds on a GPU. Beside each stands the floor: the multiplications of the forward and backward passes at the
-rate of this machine's own matrix product. One JSON line a row, then the slope of log cost over log size.
+The model is a small Llama; all other sizes stay at their base. Seconds are CPU seconds of one thread on a CPU, which depend
+little on other programs, and wall seconds on a GPU. The floor is the time of the multiplications of all forward and backward
+passes at the rate of a matrix product on this machine. Prints one JSON line per size, then the slopes of log time over log
+size.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def make_model(vocab: int, max_length: int, device: str) -> Any:
 
 
 def rate(device: str) -> float:
-    """Multiply-adds a second of a matrix product like the model's."""
+    """Multiply-adds per second of a matrix product of the sizes in the model."""
     a, b = torch.randn(1024, 128, device=device), torch.randn(128, 344, device=device)
     clock, count = _clock(device), 200
     for _ in range(20):
@@ -60,9 +61,9 @@ def rate(device: str) -> float:
 
 
 def floor_operations(sizes: dict[str, int], model: Any) -> float:
-    """Multiply-adds a step cannot do without: each token decoded once, trained on once (forward and twice backward).
+    """Multiply-adds that a step needs: each token is decoded once and trained on once (one forward, two for backward).
 
-    The first mini-batch is not scored apart, and here it is the only one. A prompt counts once for its group.
+    Nothing is scored separately, because there is one mini-batch. A prompt counts once for its group.
     """
     p, g, prompt, new = (sizes[k] for k in ("prompts", "group", "plen", "new"))
     head = model.get_output_embeddings().weight.numel()
@@ -87,10 +88,19 @@ def _clock(device: str) -> Any:
 
 
 def measure(sizes: dict[str, int], device: str, steps: int) -> tuple[float, float, float]:
-    """Seconds of rollout and of training (the least of `steps`), and the floor's operations."""
+    """(seconds of rollout, seconds of training, operations of the floor); the fastest of `steps` steps."""
     model = make_model(sizes["vocab"], sizes["plen"] + sizes["new"], device)
     args = argparse.Namespace(
-        **sizes, minibatches=1, micro_tokens=16384, layout="shared", flex=False, device=device
+        **sizes,
+        minibatches=1,
+        micro_tokens=16384,
+        layout="shared",
+        flex=False,
+        device=device,
+        given=False,
+        checkpointing=False,
+        offload=False,
+        eager=False,
     )
     work, clock, best = Work(model, args, device), _clock(device), (math.inf, math.inf)
     for step in range(steps + 1):
@@ -105,13 +115,13 @@ def measure(sizes: dict[str, int], device: str, steps: int) -> tuple[float, floa
 
 
 def slope(rows: list[dict[str, float]]) -> float:
-    """By how many doublings the cost grows with a doubling of the size, over the largest two."""
+    """Doublings of the time per doubling of the size, between the largest two."""
     a, b = rows[-2:]
     return math.log(b["s_per_step"] / a["s_per_step"]) / math.log(b["size"] / a["size"])
 
 
 def plot(rows: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Cost over size, one panel a sweep, as an SVG without any library; the floor is the thin line."""
+    """Time over size, one panel per sweep, as an SVG made without a library; the floor is the thin line."""
     width, height, gap = 190, 150, 36
     parts = []
     for i, (name, points) in enumerate(rows.items()):

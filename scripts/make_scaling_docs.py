@@ -16,12 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from gspo.config import load
-from gspo.plan import DEVICES, SHAPES, Plan, Workload, search, workload_of
-from gspo.plan.constants import GB
-from gspo.plan.measured import BENCHMARKS
+from gspo.models.shape import SHAPES
+from gspo.plan.constants import DEVICES, GB
 from gspo.plan.scenario import scenario_of
+from gspo.plan.search import Plan, search
 from gspo.plan.show import seconds
 from gspo.plan.simulate import simulate
+from gspo.plan.workload import Workload, workload_of
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.plan.measured import BENCHMARKS
 
 PAGE, FIT_PAGE = Path("docs/scaling.md"), Path("docs/dev/planner.md")
 PICTURE = Path("docs/pictures/scaling-plan.png")

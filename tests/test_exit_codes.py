@@ -12,11 +12,11 @@ from gspo.loop.guards.stop_request import StopRequest
 from gspo.loop.run import EXIT_CODES
 
 SOURCE = Path(gspo.__file__).parent
-DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
+DOCS = Path(__file__).parents[1] / "docs" / "exit-codes.md"
 
 
 def test_the_documented_table_is_that_of_the_program():
-    section = DOCS.read_text().partition("## Exit codes of `gspo train`")[2].partition("\n## ")[0]
+    section = DOCS.read_text().partition("## gspo train")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", section, re.MULTILINE)
     assert {int(code): meaning for code, meaning in rows} == MEANINGS
     assert len(rows) == len(MEANINGS)

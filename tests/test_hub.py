@@ -39,7 +39,7 @@ def test_a_model_is_refused_after_one_question_when_nobody_answers(monkeypatch: 
     for load in (load_tokenizer, load_model):
         with pytest.raises(
             ModelError,
-            match=r"no-such-owner/x: is no folder.*no route to host.*actor_rollout_ref\.model\.path",
+            match=r"no-such-owner/x: is not a local folder.*no route to host.*actor_rollout_ref\.model\.path",
         ):
             load("no-such-owner/x")
     assert asked == [("no-such-owner/x", "model")]

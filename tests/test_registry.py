@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gspo.build.plugins import import_plugins
 from gspo.data.datasets import DATASETS
+from gspo.plugins import import_plugins
 from gspo.registry import Registry, import_file
 from gspo.rewards import RewardError, RewardSpec, reward
 from gspo.rewards.builtin import REWARDS

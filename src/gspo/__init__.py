@@ -14,13 +14,19 @@ if TYPE_CHECKING:
     from gspo.config import TrainerConfig
     from gspo.config import load as load_config
     from gspo.data.datasets import dataset
+    from gspo.loop.callbacks import Callback, callback
+    from gspo.loop.run import train
     from gspo.loop.trainer import Trainer
     from gspo.rewards.builtin import reward
+    from gspo.rollout.workers.worker import engine
+    from gspo.runs.sinks import sink
+    from gspo.sampling.filters import group_filter
     from gspo.types import Group, Prompt, Reward, Rollout
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Callback",
     "Group",
     "Prompt",
     "Reward",
@@ -28,13 +34,19 @@ __all__ = [
     "Trainer",
     "TrainerConfig",
     "advantage_estimator",
+    "callback",
     "dataset",
+    "engine",
+    "group_filter",
     "load_config",
     "policy_loss",
     "reward",
+    "sink",
+    "train",
 ]
 
 _HOMES = {
+    "Callback": "gspo.loop.callbacks:Callback",
     "Group": "gspo.types:Group",
     "Prompt": "gspo.types:Prompt",
     "Reward": "gspo.types:Reward",
@@ -42,10 +54,15 @@ _HOMES = {
     "Trainer": "gspo.loop.trainer:Trainer",
     "TrainerConfig": "gspo.config:TrainerConfig",
     "advantage_estimator": "gspo.algo.advantages:advantage_estimator",
+    "callback": "gspo.loop.callbacks:callback",
     "dataset": "gspo.data.datasets:dataset",
+    "engine": "gspo.rollout.workers.worker:engine",
+    "group_filter": "gspo.sampling.filters:group_filter",
     "load_config": "gspo.config:load",
     "policy_loss": "gspo.algo.losses:policy_loss",
     "reward": "gspo.rewards.builtin:reward",
+    "sink": "gspo.runs.sinks:sink",
+    "train": "gspo.loop.run:train",
 }
 
 

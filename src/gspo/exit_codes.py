@@ -1,4 +1,4 @@
-"""The exit codes of `gspo train`. The other commands end with those of the same cause, or with EXIT_PROBLEM.
+"""The exit codes of `gspo train`. Other commands use the same code for the same cause, or EXIT_PROBLEM.
 
 Imports nothing but the standard library, so that a command line may use it.
 """
@@ -18,23 +18,24 @@ EXIT_PAUSED = 7
 EXIT_WORKERS_LOST = 8
 EXIT_STALLED = 9
 
-EXIT_PROBLEM = (
-    1  # of a command that answers a question (doctor, validate, plan, rewards try): the answer is no
-)
+# Of a command that answers a question (doctor, validate, plan, rewards try): the answer is no.
+EXIT_PROBLEM = 1
 
 MEANINGS: dict[int, str] = {
-    EXIT_DONE: "done",
-    EXIT_DEFECT: "a defect: the traceback is shown",
-    EXIT_REFUSED: "config, data, reward function or resume refused: the message names the key, file or row",
-    EXIT_STARVED: "sampling starved or over `max_num_gen_batches`, saved",
-    EXIT_BAD_NUMBERS: "non-finite updates `trainer.max_skipped_steps` steps in a row, or a sequence ratio above 100, "
+    EXIT_DONE: "done, saved",
+    EXIT_DEFECT: "a defect in the program: the traceback is shown, the last checkpoint is intact",
+    EXIT_REFUSED: "config, data, model, reward function or resume refused: the message names the key, file or row; also a "
+    "missing extra, or a run folder in use by another process",
+    EXIT_STARVED: "sampling starved, or over `algorithm.filter_groups.max_num_gen_batches`; saved",
+    EXIT_BAD_NUMBERS: "non-finite updates in `trainer.max_skipped_steps` steps in a row, or a sequence ratio above 100, "
     "saved; or a model whose log-probs are not finite",
-    EXIT_REWARDS_FAILED: "more rewards failed than `reward.max_failure_rate`, saved",
-    EXIT_FILE: "a file could not be written or read: the last good checkpoint stands",
-    EXIT_PAUSED: "paused by an alarm (`trainer.on_alarm`), saved",
-    EXIT_WORKERS_LOST: "no rollout worker or trainer rank is left; the message begins with the root cause, "
-    "the last checkpoint stands",
-    EXIT_STALLED: "no progress for `trainer.watchdog_stop_seconds`; `stalls.log` in the run folder says who was doing what",
-    128 + signal.SIGINT: "Ctrl-C, saved",
-    128 + signal.SIGTERM: "SIGTERM, saved",
+    EXIT_REWARDS_FAILED: "more rewards failed than `reward.max_failure_rate`; saved",
+    EXIT_FILE: "a file or checkpoint could not be written or read; the last good checkpoint is intact",
+    EXIT_PAUSED: "paused by an alarm (`trainer.on_alarm`); saved",
+    EXIT_WORKERS_LOST: "no rollout worker or trainer rank is left: the message starts with the root cause, the last "
+    "checkpoint is intact",
+    EXIT_STALLED: "no progress for `trainer.watchdog_stop_seconds`: `stalls.log` in the run folder says what every thread "
+    "was doing, the last checkpoint is intact",
+    128 + signal.SIGINT: "stopped by Ctrl-C; saved",
+    128 + signal.SIGTERM: "stopped by SIGTERM; saved",
 }

@@ -1,4 +1,4 @@
-"""Names to implementations: one kind of table for losses, advantage estimators, rewards, datasets and engines."""
+"""Names to implementations: one kind of table for everything that a user may add by name."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Item = TypeVar("Item")
 class Registry(Generic[Item]):
     """A table of named implementations of one kind; a name belongs to one of them.
 
-    `key` is what messages call a name, the config key where there is one. `lazy` are built-ins as "module:name", which
-    are imported when they are asked for. Errors about names are of the type `error`.
+    `key` is what messages call a name: the config key where there is one. `lazy` are built-ins as "module:name", which
+    are imported on first use. Errors about names are of the type `error`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Registry(Generic[Item]):
     def add(self, name: str, item: Item, source: Any = None) -> None:
         """Register an item; `source` is the user's function where the item is a wrapper around it.
 
-        A name is registered once. The exception is a file that is imported again: its function replaces its former self.
+        A name is registered once. The exception is a file that is imported again: its new function replaces the old one.
         """
         source = item if source is None else source
         if name in self and not (name in self._sources and _is_same(self._sources[name], source)):
@@ -51,8 +51,24 @@ class Registry(Generic[Item]):
             return self._items[name]
         if name in self._lazy:
             return import_name(self._lazy[name])
-        hint = f"did you mean {near!r}? " if (near := self.nearest(name)) else ""
-        raise self._error(f"{self.key}={name!r} is unknown: {hint}known names are {', '.join(self.names())}")
+        raise self._unknown(name)
+
+    def check(self, name: str) -> None:
+        """Refuse a name that is neither registered nor of the form "module:name"; nothing is imported."""
+        if ":" not in name and name not in self:
+            raise self._unknown(name)
+
+    def find(self, name: str) -> Item:
+        """The item of a registered name, or what "module:name" refers to, which is imported."""
+        if ":" not in name or name in self:
+            return self.get(name)
+        try:
+            return import_name(name)
+        except (ImportError, AttributeError) as error:
+            raise self._error(
+                f"{self.key}={name!r} cannot be imported: {type(error).__name__}: {error}; expected a registered "
+                "name or module:function"
+            ) from error
 
     def nearest(self, name: str) -> str | None:
         """The known name that is most like a mistyped one, None when none is."""
@@ -69,13 +85,18 @@ class Registry(Generic[Item]):
     def __contains__(self, name: str) -> bool:
         return name in self._items or name in self._lazy
 
+    def _unknown(self, name: str) -> Exception:
+        hint = f"did you mean {near!r}? " if (near := self.nearest(name)) else ""
+        known = f"known names are {', '.join(self.names())}" if self.names() else "no name is registered"
+        return self._error(f"{self.key}={name!r} is unknown: {hint}{known}")
+
     def _where(self, name: str) -> str:
         place = _place(self._sources.get(name))
         return f" in {place[0]}, line {place[2]}" if place else ""
 
 
 def import_name(path: str) -> Any:
-    """What "module:name" names."""
+    """The object that "module:name" refers to; the module is imported."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
 

@@ -9,6 +9,7 @@ import pytest
 from gspo.build.inputs import load_prompts
 from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
+from gspo.plugins import PluginError
 from gspo.rewards import RewardError
 from gspo.runs.console import Console
 from tests.support.small_run import config, even_first_byte, make_model
@@ -100,7 +101,7 @@ def test_a_plugin_registers_a_loss(tmp_path, model):
         reward=even_first_byte,
     )
     assert trainer.parts.objective.loss_mode == "mine"
-    with pytest.raises(DataError, match=r"trainer\.plugins.*nowhere"):
+    with pytest.raises(PluginError, match=r"trainer\.plugins.*nowhere"):
         open_trainer(tmp_path, model, "trainer.plugins=[nowhere.py]", reward=even_first_byte)
 
 

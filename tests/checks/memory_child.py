@@ -1,4 +1,4 @@
-"""Trains by the config words in the first argument and prints the peak of this process's memory, and of a GPU's."""
+"""Trains with the config words in the first argument and prints the peak memory of this process and of a GPU."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from gspo.checks.doctor.doctor import Diagnosis, examine_config, examine_sample
 from gspo.checks.doctor.formula import formula_lines
 from gspo.checks.doctor.machine import base_memory, total_memory
-from gspo.checks.doctor.memory import Counts, _shape, plan_memory
+from gspo.checks.doctor.memory import plan_memory
+from gspo.checks.doctor.model_size import measure_size
 from gspo.checks.doctor.noise import compare, noise_problems
 from gspo.checks.doctor.probe import expected_clip_fraction
 from gspo.cli import app
@@ -27,7 +28,7 @@ QUICK = ["trainer.num_threads=1", "data.num_val_samples=2", "data.num_train_samp
 
 
 def words_of(model: Path, folder: Path, *more: str) -> list[str]:
-    """A config whose answers all run to their limit, so that sizes are known."""
+    """A config whose responses all run to their limit, so that sizes are known."""
     return [
         f"actor_rollout_ref.model.path={model}",
         f"trainer.default_local_dir={folder}",
@@ -46,6 +47,14 @@ def words_of(model: Path, folder: Path, *more: str) -> list[str]:
         "actor_rollout_ref.rollout.ignore_eos=true",
         *more,
     ]
+
+
+def measure_run(words: list[str]) -> dict[str, int]:
+    """The peak memory of a process that trains with this config, and what torch reserved on a GPU."""
+    child = [sys.executable, "-m", "tests.checks.memory_child", json.dumps(words)]
+    done = subprocess.run(child, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 LARGER = {
@@ -86,11 +95,7 @@ def test_the_memory_plan_is_within_a_fifth_of_the_measured_peak(tmp_path, shape,
     plan = plan_memory(
         load(None, words).config, torch.device("cpu"), base=base, available=total_memory(), num_val=8
     )
-    child = Path(__file__).with_name("memory_child.py")
-    done = subprocess.run(
-        [sys.executable, str(child), json.dumps(words)], capture_output=True, text=True, check=True
-    )
-    peak = json.loads(done.stdout.splitlines()[-1])["peak"]
+    peak = measure_run(words)["peak"]
     assert peak > 1.3 * base  # the run itself must weigh something
     assert abs(plan.peak - peak) < 0.2 * peak, (plan.to_dict(), peak)
 
@@ -102,11 +107,13 @@ def test_the_memory_plan_counts_what_it_can_count_exactly(tmp_path):
     from transformers import AutoModelForCausalLM
 
     num = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(model).parameters())
-    assert plan.held["parameters"] == 4 * num and plan.held["optimiser"] == 8 * num
-    assert plan.held["gradients"] == 4 * num and plan.stage == "update" and plan.fits
+    held = plan.memory.held
+    assert held["parameters"] == 4 * num and held["optimiser"] == 8 * num
+    assert held["gradients"] == 4 * num and plan.memory.peak_stage == "update" and plan.fits
     layers, heads, size = 2, 2, 8
-    assert plan.held["KV cache"] == 32 * 96 * 2 * layers * heads * size * 4
-    assert "reference" not in plan.held and "float32 masters" not in plan.held
+    assert held["KV cache"] == 32 * 96 * 2 * layers * heads * size * 4
+    assert held["KV cache of the evaluation"] == held["KV cache"] / 4  # 8 questions
+    assert "reference" not in held and "float32 masters" not in held
     more = [
         f"{ACTOR}.use_kl_loss=true",
         "actor_rollout_ref.model.dtype=bfloat16",
@@ -119,8 +126,9 @@ def test_the_memory_plan_counts_what_it_can_count_exactly(tmp_path):
         available=1000,
         num_val=8,
     )
-    assert other.held["reference"] == 2 * num and other.held["float32 masters"] == 4 * num
-    assert "critic" in other.held and not other.fits
+    held = other.memory.held
+    assert held["reference"] == 2 * num and held["float32 masters"] == 4 * num
+    assert "critic" in held and not other.fits
 
 
 def test_the_memory_plan_is_that_of_the_overridden_model(tmp_path):
@@ -130,8 +138,8 @@ def test_the_memory_plan_is_that_of_the_overridden_model(tmp_path):
         plan_memory(load(None, words).config, torch.device("cpu"), base=0, available=1 << 30, num_val=8)
         for words in (words_of(model, tmp_path), words_of(model, tmp_path, half))
     )
-    assert one.held["KV cache"] * 2 == both.held["KV cache"]
-    assert one.held["parameters"] < both.held["parameters"]
+    assert one.memory.held["KV cache"] * 2 == both.memory.held["KV cache"]
+    assert one.memory.held["parameters"] < both.memory.held["parameters"]
 
 
 def test_an_offloaded_optimiser_is_counted_in_host_memory(tmp_path):
@@ -146,18 +154,40 @@ def test_an_offloaded_optimiser_is_counted_in_host_memory(tmp_path):
         )
         for more in ([], [f"{ACTOR}.fsdp_config.optimizer_offload=true"])
     ]
-    kept, moved = plans
+    kept, moved = (plan.memory for plan in plans)
     num = kept.held["parameters"] // 2
     assert moved.on_host == 12 * num and kept.on_host == 0
     assert kept.stages["update"] - moved.stages["update"] == 12 * num
     assert "optimiser" not in moved.held and "float32 masters" not in moved.held
 
 
+def test_pages_are_for_all_slots_within_their_share_and_evaluation_uses_the_same(tmp_path):
+    config = load(None, words_of(make_model(tmp_path / "model"), tmp_path)).config
+    large, small = (
+        plan_memory(config, torch.device("cuda"), base=0, available=available, num_val=8).memory
+        for available in (1 << 30, 1 << 20)
+    )
+    slots, tokens, bytes_per_token = 32, 96 + 2 * 16, 2 * 2 * 2 * 8 * 2
+    assert large.held["KV cache"] == slots * tokens * bytes_per_token
+    assert small.held["KV cache"] == config.actor_rollout_ref.rollout.gpu_memory_utilization * (1 << 20)
+    assert large.stages["evaluation"] == large.stages["generation"]
+
+
+def test_ranks_share_a_model(tmp_path):
+    model = make_model(tmp_path / "model")
+    words = [f"{ACTOR}.strategy=fsdp2", "trainer.n_gpus_per_node=4", "actor_rollout_ref.model.dtype=bfloat16"]
+    config = load(None, words_of(model, tmp_path, *words)).config
+    held = plan_memory(config, torch.device("cuda"), base=0, available=1 << 30, num_val=8).memory.held
+    assert (
+        held["optimiser"] == 2 * held["parameters"] == held["engine's weights"]
+    )  # 8, 4 and 2 · 4 bytes over 4
+
+
 def test_adapters_are_counted_as_the_trained_part(tmp_path):
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(make_model(tmp_path / "model"))
-    whole, lora = Counts.of(config), Counts.of(config, lora_rank=2)
+    whole, lora = (measure_size(config, torch.float32, "x", lora_rank=rank) for rank in (0, 2))
     per_layer = 2 * ((32 + 32) * 2 + (32 + 16) * 2 + (32 + 64) * 3)
     assert lora.trained == 2 * per_layer and lora.parameters == whole.parameters + lora.trained
 
@@ -165,7 +195,8 @@ def test_adapters_are_counted_as_the_trained_part(tmp_path):
 def test_sizes_under_other_names_are_found():
     from transformers import GPT2Config
 
-    shape = _shape(GPT2Config(n_layer=3, n_head=4, n_embd=64, vocab_size=100), "gpt2")
+    config = GPT2Config(n_layer=3, n_head=4, n_embd=64, vocab_size=100)
+    shape = measure_size(config, torch.float32, "gpt2").shape
     sizes = (
         shape.layers,
         shape.heads,
@@ -199,7 +230,9 @@ def diagnose(model, tmp_path, *more: str) -> Diagnosis:
 def test_the_noise_problem_is_named_in_bf16_and_nothing_is_said_in_float32(model, tmp_path):
     bad = diagnose(model, tmp_path, "actor_rollout_ref.model.dtype=bfloat16")
     noise = [p for p in bad.problems if p.startswith("noise floor")]
-    assert noise and all("bfloat16" in p and "ε = 0.0003" in p and "float32 removes it" in p for p in noise)
+    assert noise and all(
+        "bfloat16" in p and "ε = 0.0003" in p and "float32 removes the noise" in p for p in noise
+    )
     good = diagnose(model, tmp_path, "actor_rollout_ref.model.dtype=float32")
     assert not [p for p in good.problems if "noise" in p]
     seen = [d.facts["quick sample"]["noises"][1] for d in (bad, good)]
@@ -270,7 +303,7 @@ def test_the_formula_has_the_configs_numbers(words, parts):
     assert all(part in text for part in parts), text
 
 
-def test_what_can_never_act_is_listed():
+def test_what_has_no_effect_is_listed():
     diagnosis = Diagnosis()
     words = [
         "actor_rollout_ref.model.path=org/model",
@@ -292,7 +325,7 @@ def test_the_command_reports_everything_as_json(model, tmp_path):
         "batch plan",
         "memory plan",
         "quick sample",
-        "never acts",
+        "no effect",
     }
     assert facts["environment"]["engines"][0] == "native" and facts["environment"]["sandbox"]["level"] in (
         0,
@@ -301,7 +334,7 @@ def test_the_command_reports_everything_as_json(model, tmp_path):
         3,
     )
     assert facts["memory plan"]["peak"] > facts["memory plan"]["base"] > 0
-    # A random model never answers a sum: nothing would be kept, which is a problem and exit code 1.
+    # A random model never solves a sum: nothing would be kept, which is a problem and exit code 1.
     assert result.exit_code == 1 and any(p.startswith("keep rate") for p in facts["problems"])
 
 

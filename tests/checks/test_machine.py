@@ -1,4 +1,4 @@
-"""What the machine is said to have."""
+"""What the doctor reports about the machine."""
 
 from __future__ import annotations
 

@@ -88,13 +88,13 @@ def test_dry_run_prints_the_plan():
     words = "actor_rollout_ref.model.path=org/model data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=16"
     text = run("train", "--dry-run", *words.split(), "--group_size", "4", "--max_steps=9").stdout
     for part in (
-        "rollouts a step          256 (64 groups of 4)",
-        "optimiser steps a step   4 (4 mini-batches x 1 epochs)",
-        "training steps           9",
-        "trained tokens a step    up to 131,072",
+        "rollouts per step          256 (64 groups of 4)",
+        "optimiser steps per step   4 (4 mini-batches x 1 epochs)",
+        "training steps             9",
+        "trained tokens per step    up to 131,072",
         "[1 - 0.0003, 1 + 0.0004]",
-        "never acts",
-        "the critic: not asked for",
+        "no effect",
+        "critic: this config does not use one",
     ):
         assert part in text, text
 
@@ -164,7 +164,7 @@ def test_train_runs_the_loop_and_returns_its_exit_code(monkeypatch):
     seen = []
     fake = types.ModuleType("gspo.loop.run")
     fake.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
-    fake.train = lambda config: seen.append(config) or 3  # type: ignore[attr-defined]
+    fake.run_program = lambda config: seen.append(config) or 3  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "gspo.loop.run", fake)
     result = CliRunner().invoke(app, ["train", "data.train_batch_size=64"])
     assert result.exit_code == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gspo.config import BatchPlan, load
-from gspo.config.batch_plan import never_acts, roles
+from gspo.config.batch_plan import roles, without_effect
 
 PLAIN = "actor_rollout_ref.model.path=org/model"
 
@@ -49,13 +49,13 @@ def test_total_steps_by_steps_or_by_samples():
     )
 
 
-def test_what_never_acts():
+def test_what_has_no_effect():
     one = load(overrides=[PLAIN, "actor_rollout_ref.actor.ppo_mini_batch_size=1024"]).config
-    assert any("always 1" in line for line in never_acts(one))
+    assert any("always 1" in line for line in without_effect(one))
     four = load(overrides=[PLAIN]).config
-    assert any("first mini-batch" in line for line in never_acts(four))
-    assert not any("always 1" in line for line in never_acts(four))
-    assert any("equal rewards" in line for line in never_acts(four))
+    assert any("first mini-batch" in line for line in without_effect(four))
+    assert not any("always 1" in line for line in without_effect(four))
+    assert any("equal rewards" in line for line in without_effect(four))
 
 
 def test_roles_follow_the_config():

@@ -1,200 +1,170 @@
-"""What every RolloutEngine must do, run on each implementation."""
+"""The RolloutEngine contract, run on each implementation that a CPU runs; vLLM's is in tests/vllm."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
+from gspo.distributed.rank_engine import RankEngine
+from gspo.distributed.rank_worker import RankWorker
 from gspo.rollout.engine import GroupRequest, RolloutEngine
-from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
+from gspo.rollout.scripted import ScriptedEngine
+from gspo.rollout.workers.async_fleet import AsyncFleet
+from gspo.rollout.workers.fleet import Fleet
 from gspo.rollout.workers.lockstep_fleet import LockstepFleet
-from gspo.types import Prompt
-from tests.rollout.models import drain, make_engine, make_model, make_request
+from gspo.types import Group
+from tests.contracts.rollout_engine import (
+    DeterministicEngineContract,
+    EngineContract,
+    NewEngine,
+    make_requests,
+    scripted_answer,
+    submit,
+)
+from tests.rollout.models import make_engine, make_model
+from tests.rollout.native import plain_kernels
 from tests.rollout.workers.thread_connection import NoWeights, ThreadConnection, no_weights
 
 _MODEL = make_model()
 
 
-def _script(prompt: Prompt, submission: int, index: int) -> ScriptedAnswer:
-    return ScriptedAnswer(
-        tuple(range(5, 6 + (submission * 5 + index * 3) % 14)), text=f"{prompt.uid}/{index}"
-    )
+def scripted(num_slots: int = 5, version: int = 0) -> ScriptedEngine:
+    return ScriptedEngine(scripted_answer, num_slots=num_slots, version=version)
 
 
-_ENGINES: dict[str, Callable[..., RolloutEngine]] = {
-    "native": lambda version=0: make_engine(_MODEL, num_slots=5, decode_chunk=2, version=version),
-    "scripted": lambda version=0: ScriptedEngine(_script, num_slots=5, version=version),
-    "fleet": lambda version=0: _fleet(lambda: ScriptedEngine(_script, num_slots=3), version),
-    "native fleet": lambda version=0: _fleet(
-        lambda: make_engine(copy.deepcopy(_MODEL), num_slots=3, decode_chunk=2), version
-    ),
-}
+def native(num_slots: int = 5, **options: Any) -> RolloutEngine:
+    return make_engine(copy.deepcopy(_MODEL), num_slots=num_slots, decode_chunk=2, **options)
 
 
-def _fleet(make: Callable[[], RolloutEngine], version: int) -> LockstepFleet:
-    return LockstepFleet(
-        lambda index: ThreadConnection(make, index),
-        2,
-        weights=no_weights,
-        store=NoWeights(),
-        version=version,
-    )
+class TestScriptedEngine(DeterministicEngineContract):
+    @pytest.fixture
+    def new_engine(self) -> NewEngine:
+        return scripted
 
 
-@pytest.fixture(params=sorted(_ENGINES))
-def new_engine(request: Any) -> Callable[..., RolloutEngine]:
-    return _ENGINES[request.param]
+class TestNativeEngine(DeterministicEngineContract):
+    @pytest.fixture
+    def new_engine(self) -> NewEngine:
+        return native
+
+    def test_close_drops_what_is_in_flight(self, new_engine: NewEngine) -> None:
+        engine = submit(new_engine(), make_requests(range(3)))
+        engine.step()
+        engine.close()
+        engine.close()
+        assert engine.num_in_flight == 0
 
 
-def _requests(numbers: range, **options: Any) -> list[GroupRequest]:
-    return [make_request(i, n=1 + i % 3, **options) for i in numbers]
+class TestNativeEngineOnPages(TestNativeEngine):
+    """Plain torch stands in for the GPU kernels."""
+
+    @pytest.fixture
+    def new_engine(self, monkeypatch: pytest.MonkeyPatch) -> NewEngine:
+        monkeypatch.setitem(sys.modules, "triton", types.ModuleType("triton"))
+        monkeypatch.setitem(sys.modules, "gspo.kernels.triton_decode", plain_kernels)
+        return lambda **options: native(paged=True, **options)
 
 
-def _submit(engine: RolloutEngine, requests: list[GroupRequest]) -> RolloutEngine:
-    for request in requests:
-        engine.submit(request)
-    return engine
+class FleetFixtures:
+    """Fleets of two workers in threads over the engines of `make`."""
+
+    kind: type[Fleet]
+    make: Callable[..., RolloutEngine]
+
+    @pytest.fixture
+    def new_engine(self) -> Iterator[NewEngine]:
+        with ExitStack() as stack:
+
+            def new(version: int = 0) -> Fleet:
+                fleet = self.kind(
+                    lambda index: ThreadConnection(lambda: type(self).make(num_slots=3), index),
+                    2,
+                    weights=no_weights,
+                    store=NoWeights(),
+                    version=version,
+                )
+                stack.callback(fleet.close)
+                return fleet
+
+            yield new
+
+    def test_killing_its_workers_ends_the_fleet_and_closing_it_twice_is_no_error(
+        self, new_engine: NewEngine
+    ) -> None:
+        fleet: Any = submit(new_engine(), make_requests(range(3)))
+        connections = [slot.connection for slot in fleet.slots]
+        fleet.kill()
+        assert not any(connection.alive for connection in connections)
+        fleet.close()
+        fleet.close()
+        assert fleet.num_in_flight == 0
 
 
-def test_an_idle_engine_does_nothing(new_engine):
-    engine = new_engine()
-    assert engine.num_in_flight == 0
-    assert engine.step() == [] and engine.unfinished() == [] and engine.generate([]) == []
+class TestLockstepFleet(FleetFixtures, DeterministicEngineContract):
+    kind, make = LockstepFleet, scripted
 
 
-def test_every_group_comes_out_once_whole_and_as_requested(new_engine):
-    requests = _requests(range(9))
-    engine = _submit(new_engine(), requests)
-    assert engine.num_in_flight == 9
-    groups = {g.submission: g for g in drain(engine)}
-    assert engine.num_in_flight == 0 and sorted(groups) == list(range(9))
-    for request in requests:
-        group = groups[request.submission]
-        assert group.prompt == request.prompt and group.version == request.version
-        assert len(group.rollouts) == request.n
-        for rollout in group.rollouts:
-            length = len(rollout.token_ids)
-            assert 1 <= length <= request.params.max_tokens
-            assert len(rollout.log_probs) == len(rollout.versions) == length
-            assert rollout.loss_mask == (1,) * length
-            assert all(p <= 0.0 for p in rollout.log_probs)
-            assert rollout.text and rollout.reward is None
-            assert rollout.finish_reason in ("stop", "length")
-            assert rollout.finish_reason == "stop" or length == request.params.max_tokens
+class TestLockstepFleetOfNativeEngines(FleetFixtures, DeterministicEngineContract):
+    kind, make = LockstepFleet, native
 
 
-def test_groups_come_out_as_they_finish_each_step_in_order_of_submission(new_engine):
-    engine = _submit(new_engine(), _requests(range(9)))
-    steps = []
-    while engine.num_in_flight:
-        before = engine.num_in_flight
-        steps.append([g.submission for g in engine.step()])
-        assert engine.num_in_flight == before - len(steps[-1])
-    assert all(step == sorted(step) for step in steps)
-    assert sum(bool(step) for step in steps) > 1, "groups of different lengths must not wait for each other"
+class TestAsyncFleet(FleetFixtures, EngineContract):
+    kind, make = AsyncFleet, scripted
 
 
-def test_the_same_calls_give_the_same_groups(new_engine):
-    def run() -> list:
-        engine = _submit(new_engine(), _requests(range(6)))
-        steps = [engine.step(), engine.step()]
-        engine.load_weights(None, 1)
-        _submit(engine, _requests(range(6, 8), version=1))
-        return [*steps, drain(engine)]
-
-    assert run() == run()
+class TestAsyncFleetOfNativeEngines(FleetFixtures, EngineContract):
+    kind, make = AsyncFleet, native
 
 
-def test_generate_returns_in_the_order_given_and_leaves_groups_in_flight_alone(new_engine):
-    undisturbed = _submit(new_engine(), _requests(range(4)))
-    disturbed = _submit(new_engine(), _requests(range(4)))
-    expected, got = [undisturbed.step()], [disturbed.step()]
-    state = disturbed.unfinished()
-    evaluation = [make_request(i, n=2, temperature=0.0) for i in (7, 3, 5)]
-    groups = disturbed.generate(evaluation)
-    assert [g.submission for g in groups] == [7, 3, 5]
-    assert [g.prompt for g in groups] == [r.prompt for r in evaluation]
-    assert disturbed.unfinished() == state and disturbed.num_in_flight == len(state)
-    assert groups == new_engine().generate(evaluation)
-    expected += [drain(undisturbed)]
-    got += [drain(disturbed)]
-    assert got == expected
+class Rank(RankWorker):
+    """One of `world_size` ranks in this process, with an engine and no models."""
+
+    def __init__(self, engine: RolloutEngine, rank: int, world_size: int) -> None:
+        super().__init__()
+        self._engine = engine
+        self._rank, self._world_size = rank, world_size
+
+    def _is_mine(self, number: int) -> bool:
+        return number % self._world_size == self._rank
+
+    def engine_publish(self, version: int) -> None:
+        self.engine.load_weights(None, version)
 
 
-def test_each_token_carries_the_version_it_was_drawn_under(new_engine):
-    engine = _submit(new_engine(version=3), _requests(range(4), version=3))
-    groups = engine.step()
-    engine.load_weights(None, 4)
-    groups += engine.step()
-    engine.load_weights(None, 6)
-    groups += drain(engine)
-    versions = [r.versions for g in groups for r in g.rollouts]
-    assert all(list(v) == sorted(v) for v in versions)
-    assert {v for row in versions for v in row} == {3, 4, 6}
-    assert {g.version for g in groups} == {3}
+class Ranks:
+    """A RankGroup whose ranks are objects of this process."""
+
+    def __init__(self, engines: list[RolloutEngine]) -> None:
+        self.world_size = len(engines)
+        self._ranks = [Rank(engine, rank, self.world_size) for rank, engine in enumerate(engines)]
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        return [rank.run(method, args) for rank in self._ranks]
+
+    def stacks(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
 
 
-def test_unfinished_groups_are_requests_with_what_was_begun(new_engine):
-    requests = _requests(range(6))
-    engine = _submit(new_engine(), requests)
-    assert engine.unfinished() == requests
-    handed_out = {g.submission for _ in range(2) for g in engine.step()}
-    state = engine.unfinished()
-    assert [r.submission for r in state] == [i for i in range(6) if i not in handed_out]
-    assert any(rollout.token_ids for r in state for rollout in r.partial)
-    final = {g.submission: g for g in drain(engine)}
-    for request in state:
-        assert request.prompt == requests[request.submission].prompt
-        for part, whole in zip(request.partial, final[request.submission].rollouts):
-            assert whole.token_ids[: len(part.token_ids)] == part.token_ids
-            assert whole.log_probs[: len(part.log_probs)] == part.log_probs
-            assert part.finish_reason == "aborted" or part == whole
+class TestRankEngine(DeterministicEngineContract):
+    @pytest.fixture
+    def new_engine(self) -> NewEngine:
+        return lambda version=0: RankEngine(Ranks([scripted(3, version) for _ in range(2)]))
 
 
-def test_a_fresh_engine_goes_on_from_unfinished_groups_to_the_same_bits(new_engine):
-    running = _submit(new_engine(), _requests(range(8)))
-    running.step()
-    running.step()
-    running.load_weights(None, 1)
-    state = running.unfinished()
-    fresh = _submit(new_engine(version=1), state)
-    assert fresh.num_in_flight == running.num_in_flight and fresh.unfinished() == state
-    while running.num_in_flight:
-        assert fresh.step() == running.step()
-    assert fresh.num_in_flight == 0
+def test_an_engine_without_one_of_its_methods_cannot_be_made() -> None:
+    class Incomplete(RolloutEngine):
+        def submit(self, request: GroupRequest) -> None: ...
 
+        def step(self) -> list[Group]:
+            return []
 
-def test_a_group_whose_responses_are_all_done_is_handed_out(new_engine):
-    request = make_request(2, n=2)
-    (group,) = new_engine().generate([request])
-    whole = GroupRequest(
-        request.prompt, 2, 2, request.version, request.params, request.seed, partial=group.rollouts
-    )
-    assert new_engine().generate([whole]) == [group]
-    assert drain(_submit(new_engine(), [whole])) == [group]
-
-
-def test_max_tokens_cuts_with_the_reason_length(new_engine):
-    groups = new_engine().generate(_requests(range(6), max_tokens=1))
-    rollouts = [r for g in groups for r in g.rollouts]
-    assert {len(r.token_ids) for r in rollouts} == {1}
-    assert "length" in {r.finish_reason for r in rollouts}
-
-
-def test_clear_forgets_what_is_in_flight_and_keeps_the_weights(new_engine):
-    engine = _submit(new_engine(version=2), _requests(range(3)))
-    engine.step()
-    engine.clear()
-    assert engine.num_in_flight == 0 and engine.step() == [] and engine.unfinished() == []
-    groups = drain(_submit(engine, _requests(range(3, 5))))
-    assert groups == drain(_submit(new_engine(version=2), _requests(range(3, 5))))
-
-
-def test_close_drops_what_is_in_flight(new_engine):
-    engine = _submit(new_engine(), _requests(range(3)))
-    engine.step()
-    engine.close()
-    assert engine.num_in_flight == 0
+    with pytest.raises(TypeError, match=r"abstract.*clear"):
+        Incomplete()  # pyright: ignore

@@ -31,7 +31,11 @@ def test_a_registered_dataset_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("arithmetik", "did you mean 'arithmetic'"), ("./nope", "is not a dataset"), ("x.jsonl", "is not a file")],
+    [
+        ("arithmetik", "did you mean 'arithmetic'"),
+        ("./nope", "is not a dataset"),
+        ("x.jsonl", "is not a file"),
+    ],
 )
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(DataError, match=message):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from tests.distributed.cases import CASES
 from tests.distributed.runs import LORA, LOW, PPO, SHUFFLE, Launch, train
 from tests.loop.test_moe import make_moe
@@ -66,7 +66,7 @@ def here(work, model) -> Path:
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(closing, "write_report", lambda console, run: None)
+            patch.setattr(ending, "write_report", lambda console, run: None)
             train(folder / "whole", model, *STEPS)
             train(folder / "ppo", model, *STEPS, *PPO)
             train(folder / "shuffled", model, *STEPS, *SHUFFLE, stop_after=1)

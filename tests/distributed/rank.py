@@ -21,13 +21,13 @@ import torch.distributed as dist
 
 from gspo.distributed import rank_worker, torchrun_ranks
 from gspo.distributed.rank_group import RankFailed
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from tests.distributed.cases import CASES
 from tests.distributed.runs import train
 
 
 class FragileWorker(rank_worker.RankWorker):
-    """A rank that can be format_stacks to fail."""
+    """A rank that fails when asked to."""
 
     def fail(self, rank: int, how: str) -> None:
         if dist.get_rank() == rank:
@@ -62,7 +62,7 @@ def run(plan: dict[str, Any], rank: int) -> int:
     }
     torch.set_num_threads(1)
     torchrun_ranks.RankWorker = FragileWorker
-    closing.write_report = lambda console, run: None
+    ending.write_report = lambda console, run: None
     out = Path(plan["out"])
     ranks = torchrun_ranks.TorchrunRanks.join("cpu")
     for name in plan["cases"]:

@@ -1,4 +1,4 @@
-"""Trained on shards of two or three ranks, a model becomes what it becomes in one process, within float32 rounding."""
+"""TrainedStep on shards of two or three ranks, a model becomes what it becomes in one process, within float32 rounding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 
+from gspo.metrics import Metrics
 from gspo.training.parallel.ranks import merge_ranks
-from gspo.types import Metrics
 from tests.distributed.cases import CASES
 from tests.distributed.conftest import ON_THREE
 

@@ -9,28 +9,28 @@ import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.api import SignalException
 
 from gspo.config import load
-from gspo.distributed.launch import launch, tell_code
+from gspo.distributed.launch import launch, report_exit_code
 from gspo.exit_codes import EXIT_WORKERS_LOST
 
 RANKS = ["actor_rollout_ref.actor.strategy=fsdp2", "trainer.n_gpus_per_node=2", "trainer.device=cpu"]
 
 
-@pytest.mark.parametrize(("format_stacks", "code"), [(143, 143), (6, 6), (0, 0), (None, EXIT_WORKERS_LOST)])
-def test_a_signalled_launch_ends_with_the_code_of_rank_0(monkeypatch, capsys, format_stacks, code):
+@pytest.mark.parametrize(("reported", "code"), [(143, 143), (6, 6), (0, 0), (None, EXIT_WORKERS_LOST)])
+def test_a_signalled_launch_ends_with_the_code_of_rank_0(monkeypatch, capsys, reported, code):
     def torchrun(arguments):
         for rank in ("1", "0"):
             monkeypatch.setenv("RANK", rank)
-            if format_stacks is not None:
-                tell_code(format_stacks if rank == "0" else 99)
+            if reported is not None:
+                report_exit_code(reported if rank == "0" else 99)
         raise SignalException("signalled", signal.SIGTERM)
 
     monkeypatch.setattr(torch.distributed.run, "main", torchrun)
     assert launch(load(None, RANKS).config, ["train"]) == code
-    assert ("before they had saved" in capsys.readouterr().err) == (format_stacks is None)
+    assert ("before they had saved" in capsys.readouterr().err) == (reported is None)
 
 
-def test_without_a_launch_nobody_is_told(monkeypatch, tmp_path):
+def test_without_a_launch_nobody_is_reported(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "0")
-    tell_code(0)
+    report_exit_code(0)
     assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint import folder as checkpoint
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import LOW, PPO, train
 from tests.loop.runs import rows
@@ -24,7 +24,7 @@ WEIGHT_TOLERANCE = 1e-4
 
 @pytest.fixture(autouse=True)
 def without_report(monkeypatch):
-    monkeypatch.setattr(closing, "write_report", lambda console, run: None)
+    monkeypatch.setattr(ending, "write_report", lambda console, run: None)
 
 
 def last_checkpoint(folder: Path) -> Path:

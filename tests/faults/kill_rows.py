@@ -44,7 +44,7 @@ class Bench:
 
         def work() -> int:
             import gspo.loop.trainer as module
-            from gspo.loop.run import train
+            from gspo.loop.run import run_program as train
 
             if prepare is not None:
                 prepare(module)

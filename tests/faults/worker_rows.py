@@ -119,8 +119,8 @@ def _strike_at_steps(module: Any, calls: list[int], log: Path) -> None:
         def step() -> Any:
             count[0] += 1
             if count[0] in calls:
-                members = fleet._members
-                _strike(members[count[0] % len(members)].connection.pid, signal.SIGKILL, log)
+                slots = fleet.slots
+                _strike(slots[count[0] % len(slots)].connection.pid, signal.SIGKILL, log)
             return done()
 
         fleet.step = step
@@ -136,10 +136,10 @@ def _strike_while_training(module: Any, seed: float, log: Path, most: int) -> No
         left = [most]
 
         def strike() -> None:
-            member = fleet._members[0]
-            if left[0] and member.is_up and not member.deaths and member.connection.alive:
+            slot = fleet.slots[0]
+            if left[0] and slot.is_ready and not slot.failures and slot.connection.alive:
                 left[0] -= 1
-                _strike(member.connection.pid, rng.choice((signal.SIGKILL, signal.SIGSTOP)), log)
+                _strike(slot.connection.pid, rng.choice((signal.SIGKILL, signal.SIGSTOP)), log)
 
         def train_step() -> None:
             done()

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gspo.algo import Behaviour, LossSettings, count_totals, get_policy_loss
-from gspo.types import BatchTotals, LossInputs, Metrics, merge_metrics
+from gspo.metrics import Metrics, merge_metrics
+from gspo.types import BatchTotals, LossInputs
 from tests.equations.loss_reference import AGGREGATIONS, LOSSES, Case, random_case, spread_of
 
 BEHAVIOURS = (

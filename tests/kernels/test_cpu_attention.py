@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gspo.kernels.cpu_attention import CHUNK, PackedSequences, decode_attend, takes
+from gspo.kernels.cpu_attention import CHUNK, PackedSequences, decode_attend, supports
 from gspo.kernels.cpu_library import compiler, library
 from gspo.rollout.native.shared_prompts import SharedPrompts
 from tests.rollout.models import make_model
@@ -199,11 +199,11 @@ def test_half_precision_is_refused_and_nothing_is_no_trouble():
 
 def test_values_of_another_size_than_keys_are_refused():
     q, k = numbers(4, 2, 16), numbers(4, 2, 16)
-    with pytest.raises(ValueError, match="values of 8 numbers a head where keys have 16"):
+    with pytest.raises(ValueError, match="values have a head size of 8, keys of 16"):
         PackedSequences.of([(0, 4, 0, 0)]).attend(q, k, numbers(4, 2, 8), 1.0, None)
 
 
-def test_what_the_kernels_take():
+def test_which_models_the_kernels_support():
     model = make_model("llama")
-    assert library() is not None and takes(model)
-    assert not takes(model.to(torch.float64)) and not takes(model.to(torch.bfloat16))
+    assert library() is not None and supports(model)
+    assert not supports(model.to(torch.float64)) and not supports(model.to(torch.bfloat16))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo.kernels import cpu_library as module
-from gspo.kernels.cpu_attention import takes
+from gspo.kernels.cpu_attention import supports
 from gspo.kernels.cpu_library import compiler, library
 from gspo.training.forward import Forward
 from tests.rollout.models import make_model
@@ -24,6 +24,11 @@ def _forget(monkeypatch, tmp_path):
     library.cache_clear()
 
 
+BROKEN_LIBRARY = (
+    'if [ "$1" = --version ]; then echo 1; exit; fi; while [ "$1" != -o ]; do shift; done; echo broken > "$2"'
+)
+
+
 def a_compiler(path, says: str) -> str:
     path.write_text(f"#!/bin/sh\n{says}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -31,13 +36,20 @@ def a_compiler(path, says: str) -> str:
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_it_is_compiled_once(tmp_path, monkeypatch):
+def test_it_is_compiled_once_and_again_when_the_file_is_damaged(tmp_path, monkeypatch):
     assert library() is not None
     (kept,) = (tmp_path / "gspo").iterdir()
     made = kept.stat().st_mtime_ns
     library.cache_clear()
-    monkeypatch.setattr(os, "replace", lambda *paths: pytest.fail("compiled again"))
-    assert library() is not None and kept.stat().st_mtime_ns == made
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *paths: pytest.fail("compiled again"))
+        assert library() is not None and kept.stat().st_mtime_ns == made
+    damaged = tmp_path / "other" / "gspo" / kept.name
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("damaged")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    library.cache_clear()
+    assert library() is not None and damaged.stat().st_size == kept.stat().st_size
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -48,25 +60,18 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     assert library() is not None
 
 
-@pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_a_damaged_library_is_compiled_again(tmp_path):
-    command = compiler()
-    assert command is not None
-    kept = module._built(command)
-    kept.write_text("damaged")
-    assert library() is not None and kept.stat().st_size > 1000
-
-
-def test_without_a_home_there_is_still_a_place(tmp_path, monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
-
+def test_without_a_home_the_library_is_kept_among_temporary_files(tmp_path, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("CXX", a_compiler(tmp_path / "c++", BROKEN_LIBRARY))
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     monkeypatch.setattr(module.Path, "home", homeless)
-    (folder,) = module._folders()
-    assert folder.parent == tmp_path and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    library()
+    (folder,) = (tmp_path / "temporary").iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [file.suffix for file in folder.iterdir()] == [".so"]
 
 
 def test_a_compiler_that_speaks_no_utf8_is_listened_to(tmp_path, monkeypatch, caplog):
@@ -79,7 +84,7 @@ def test_a_compiler_that_speaks_no_utf8_is_listened_to(tmp_path, monkeypatch, ca
 def test_without_a_compiler_attention_is_torchs(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     model = make_model("llama")
-    assert library() is None and not takes(model)
+    assert library() is None and not supports(model)
     forward = Forward.of(model.base_model, "shared")
     assert forward.kind == "shared" and forward.spans_of is None
 
@@ -94,9 +99,8 @@ def test_a_compiler_that_fails_costs_a_warning(tmp_path, monkeypatch, caplog):
 
 
 def test_a_library_that_does_not_load_costs_a_warning(tmp_path, monkeypatch, caplog):
-    says = 'if [ "$1" = --version ]; then echo 1; exit; fi; while [ "$1" != -o ]; do shift; done; echo broken > "$2"'
-    monkeypatch.setenv("CXX", a_compiler(tmp_path / "c++", says))
+    monkeypatch.setenv("CXX", a_compiler(tmp_path / "c++", BROKEN_LIBRARY))
     with caplog.at_level(logging.WARNING):
         assert library() is None
     assert "CPU kernels are not used" in caplog.text
-    assert takes(make_model("llama")) is False and torch.get_num_threads() and os.environ["CXX"]
+    assert supports(make_model("llama")) is False and torch.get_num_threads() and os.environ["CXX"]

@@ -1,4 +1,4 @@
-"""Products of few rows on a CPU, by our own kernel or turned round: the same numbers, and nothing else about the model."""
+"""Linear layers of small batches on a CPU, by our kernel or transposed: the same numbers, and no other change to a model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from gspo.kernels import small_batch_linear as few_rows
+from gspo.kernels import small_batch_linear
 from gspo.kernels.cpu_library import compiler, library
-from gspo.kernels.small_batch_linear import FEWEST, MOST, MOST_BY_KERNEL, SmallBatchLinear
+from gspo.kernels.small_batch_linear import (
+    MAX_KERNEL_ROWS,
+    MAX_TRANSPOSED_ROWS,
+    MIN_TRANSPOSED_ROWS,
+    SmallBatchLinear,
+    linear,
+)
 from tests.rollout.models import drain, make_engine, make_model, make_request
 
 
@@ -20,16 +26,29 @@ def two_threads():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["kernel", "turned"])
+@pytest.fixture(params=["kernel", "transposed"])
 def way(request, monkeypatch):
-    if request.param == "turned":
-        monkeypatch.setattr(few_rows, "library", lambda: None)
+    if request.param == "transposed":
+        monkeypatch.setattr(small_batch_linear, "library", lambda: None)
     elif compiler() is None:
         pytest.skip("no C++ compiler")
     return request.param
 
 
-@pytest.mark.parametrize("rows", [1, 2, FEWEST - 1, FEWEST, 16, 33, MOST_BY_KERNEL, MOST, MOST + 1])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        1,
+        2,
+        MIN_TRANSPOSED_ROWS - 1,
+        MIN_TRANSPOSED_ROWS,
+        16,
+        33,
+        MAX_KERNEL_ROWS,
+        MAX_TRANSPOSED_ROWS,
+        MAX_TRANSPOSED_ROWS + 1,
+    ],
+)
 @pytest.mark.parametrize("bias", [False, True])
 def test_outputs_are_those_of_the_layer(two_threads, way, rows, bias):
     layer = nn.Linear(24, 41, bias=bias)
@@ -43,14 +62,14 @@ def test_outputs_are_those_of_the_layer(two_threads, way, rows, bias):
     assert got.shape == want.shape and got.is_contiguous() and torch.allclose(got, want, atol=1e-6)
 
 
-def test_a_wide_layer_takes_the_other_product(two_threads, monkeypatch):
+def test_the_transposed_product_is_used_only_between_its_limits(two_threads, monkeypatch):
     calls = []
-    monkeypatch.setattr(few_rows, "library", lambda: None)
+    monkeypatch.setattr(small_batch_linear, "library", lambda: None)
     monkeypatch.setattr(torch, "mm", lambda a, b: calls.append(a.shape) or a @ b)
     layer = nn.Linear(8, 6, bias=False)
     with torch.no_grad(), SmallBatchLinear(layer).active():
         layer(torch.ones(16, 8))
-        layer(torch.ones(MOST + 1, 8))
+        layer(torch.ones(MAX_TRANSPOSED_ROWS + 1, 8))
     assert calls == [(6, 8)]
 
 
@@ -58,13 +77,13 @@ def test_a_wide_layer_takes_the_other_product(two_threads, monkeypatch):
 @pytest.mark.parametrize("depth, columns", [(16, 3), (48, 64), (50, 130), (576, 1000)])
 def test_a_row_does_not_depend_on_those_beside_it(two_threads, depth, columns):
     assert library() is not None
-    x, w = torch.randn(MOST_BY_KERNEL, depth), torch.randn(columns, depth)
-    whole = few_rows._linear(x, w, None)
-    assert torch.allclose(whole, x @ w.t(), atol=1e-4)
+    x, w = torch.randn(MAX_KERNEL_ROWS, depth), torch.randn(columns, depth)
+    together = linear(x, w)
+    assert torch.allclose(together, x @ w.t(), atol=1e-4)
     for rows in (2, 15, 16, 17, 32, 40):
-        assert torch.equal(few_rows._linear(x[:rows], w, None), whole[:rows])
+        assert torch.equal(linear(x[:rows], w), together[:rows])
     torch.set_num_threads(1)
-    assert torch.equal(few_rows._linear(x, w, None), whole)
+    assert torch.equal(linear(x, w), together)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3-moe", "gemma3"])

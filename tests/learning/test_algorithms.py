@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gspo.config import load
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from tests.support.small_run import config, even_first_byte, make_model
@@ -37,7 +37,7 @@ ALGORITHMS = {
 @pytest.fixture(autouse=True)
 def without_report(monkeypatch):
     """The page that ends a run has tests of its own."""
-    monkeypatch.setattr(closing, "write_report", lambda console, run: None)
+    monkeypatch.setattr(ending, "write_report", lambda console, run: None)
 
 
 def train_embedded(folder: Path, *overrides: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

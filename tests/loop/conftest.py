@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.loop import ending as closing
+from gspo.loop import ending
 
 
 @pytest.fixture(scope="package", autouse=True)
 def without_report():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(closing, "write_report", lambda console, run: None)
+        patch.setattr(ending, "write_report", lambda console, run: None)
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from gspo.loop.counters import Counters
-from gspo.types import Metric
+from gspo.metrics import Metric
 
 
 def tokens(generated: int, wasted: int) -> dict[str, Metric]:

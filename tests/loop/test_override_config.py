@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.checks.assess import assess
-from gspo.loop.run import train as run_training
+from gspo.loop.run import run_program as run_training
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.training.batch.batching import collate
 from gspo.types import Group

@@ -6,7 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gspo.loop.run import exit_code, train
+from gspo.loop.run import exit_code
+from gspo.loop.run import run_program as train
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from tests.support.small_run import config, even_first_byte, make_model

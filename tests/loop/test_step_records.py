@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.loop.step_records import Trained, step_metrics
+from gspo.loop.step_records import TrainedStep, step_metrics
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.training.batch.batching import collate
 from gspo.training.policy import Update
@@ -18,7 +18,7 @@ def test_an_answer_the_policy_was_certain_of_counts_in_the_gap_to_the_rollouts()
     batch = collate(of)
     old = torch.stack([torch.zeros_like(batch.mask[0]), batch.rollout_log_probs[1] + 0.5]) * batch.mask
     whole = batch.with_old(old).with_advantages(batch.mask, batch.mask)
-    metrics = step_metrics(Trained(of, SamplingCounts(0, 1, 1), Update({}, old, whole), {}))
+    metrics = step_metrics(TrainedStep(of, SamplingCounts(0, 1, 1), Update({}, old, whole), {}))
     certain, other = (len(r) for r in batch.response_ids)
     wanted = -(1.0 * certain + 0.5 * other) / (certain + other)  # μ is -1 on every token
     assert metrics["actor/rollout_kl"].result() == pytest.approx(wanted)

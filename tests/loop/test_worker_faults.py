@@ -11,8 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gspo.loop.run import train as run_command
-from gspo.rollout.workers import worker_slot as member
+from gspo.loop.run import run_program as run_command
+from gspo.rollout.workers import worker_slot
+from gspo.rollout.workers.worker import RolloutWorker
 from gspo.runs.console import Console
 from tests.faults import audit
 from tests.loop.runs import rows, train, trainer
@@ -53,7 +54,7 @@ def nothing_left():
 
 
 def pids(fleet: Any) -> list[int]:
-    return [m.connection.pid for m in fleet._members]
+    return [slot.connection.pid for slot in fleet.slots]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -105,8 +106,8 @@ def test_an_async_run_survives_killed_and_stopped_workers(strikes, model, tmp_pa
     said: list[str] = []
     t.console.warn = said.append  # pyright: ignore
     fleet: Any = t.parts.engine
-    for m in fleet._members:
-        m._notify = said.append
+    for slot in fleet.slots:
+        slot._notify = said.append
     step = t.train_step
 
     def striking() -> None:
@@ -127,8 +128,8 @@ def test_workers_that_always_die_end_the_run_with_code_8_and_the_cause_first(
     model, tmp_path, monkeypatch, capsys
 ):
     class Dying(ThreadConnection):
-        def send(self, method: str, *args: Any) -> Any:
-            if method in ("step", "pump"):
+        def send(self, method: Any, *args: Any) -> Any:
+            if method in (RolloutWorker.step, RolloutWorker.pump):
                 self.kill("was killed by SIGKILL")
             return super().send(method, *args)
 
@@ -136,7 +137,7 @@ def test_workers_that_always_die_end_the_run_with_code_8_and_the_cause_first(
         engine = connect(spec)._make()
         return Dying(lambda: engine, index)
 
-    monkeypatch.setattr(member, "BACKOFF", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(worker_slot, "BACKOFF", (0.0, 0.0, 0.0))
     monkeypatch.setattr("gspo.build.engines.ProcessConnection", dying)
     settings = config(tmp_path, model, *ASYNC, "trainer.val_before_train=false")
     code = run_command(settings, reward_fn=even_first_byte, console=Console(enabled=False))

@@ -7,7 +7,13 @@ import pytest
 from gspo.models.shape import SHAPES, ModelShape
 from gspo.plan.constants import DEVICES
 from gspo.plan.lengths import Lengths
+from gspo.plan.split import Split
 from gspo.plan.workload import Workload
+
+
+def ranks(count: int, *, shard: int | None = None, checkpointing: bool = False) -> Split:
+    """`count` ranks that train and generate, in one shard group unless `shard` is given."""
+    return Split(count, count, False, 1, shard or count, checkpointing)
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ def seven() -> ModelShape:
 
 @pytest.fixture
 def work() -> Workload:
-    """64 prompts of 8 answers, 128 tokens and answers around 700 of at most 2,048."""
+    """64 prompts of 8 responses, 128 tokens and responses around 700 of at most 2,048."""
     return Workload(
         64, 8, 128.0, 128, Lengths(700.0, 2048, 0.8), mini_batches=4, score_share=0.75, slots=512, eta=2
     )

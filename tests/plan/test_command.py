@@ -1,4 +1,4 @@
-"""`gspo plan` from the command line: what it prints, what it refuses and by which name, and that it needs no torch."""
+"""`gspo plan` from the command line: what it prints, which input it refuses, and that it needs no torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def test_it_prints_the_best_split_and_its_keys():
         "Predictions, not measurements",
         "one pool, sync",
         "two pools, async, η=2",
-        "memory a device",
-        "keys:",
+        "memory per device",
+        "keys for this split:",
     ):
         assert word in done.output
-    keys = done.output.split("keys: ")[1].split()
+    keys = done.output.split("keys for this split: ")[1].split()
     load(None, ["actor_rollout_ref.model.path=7b", *SMALL, *keys])  # they are a config
 
 
@@ -75,22 +75,22 @@ def test_bad_input_is_refused_by_name(words, named):
     assert named in done.output
 
 
-def test_what_the_plan_does_not_know_is_said():
+def test_settings_that_the_prediction_does_not_cover_are_named():
     done = runner.invoke(app, ["plan", "--model", "1.5b", "actor_rollout_ref.model.lora_rank=8", *SMALL])
     assert done.exit_code == 0
-    assert "lora_rank = 8: planned as training all weights" in done.output
+    assert "lora_rank = 8: predicted as if all weights were trained" in done.output
 
 
-def test_an_offloaded_optimiser_is_planned_for():
+def test_an_offloaded_optimiser_is_counted():
     words = ["plan", "--model", "1.5b", "--gpus", "1", "--json", *SMALL]
     key = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"
     done, without = (runner.invoke(app, [*words, *more]) for more in ([key], []))
     assert done.exit_code == without.exit_code == 0
-    assert "optimizer_offload: planned for one trainer rank" in done.stderr and not without.stderr
+    assert "optimizer_offload: counted for a single trainer rank" in done.stderr and not without.stderr
     assert "float32 masters" in without.stdout and "float32 masters" not in done.stdout
 
 
-def test_what_does_not_fit_exits_1_and_says_what_would():
+def test_a_model_that_does_not_fit_exits_1_and_names_a_cluster_that_is_large_enough():
     done = runner.invoke(app, ["plan", "--model", "72b", "--gpus", "1", *SMALL])
     assert done.exit_code == 1
     assert "72b does not fit on 1 h200" in done.output and "--gpus" in done.output
@@ -138,7 +138,7 @@ def test_check_divides_the_prediction_by_the_run(tmp_path):
     assert "smol on h200" in shown.output and "ratio" in shown.output
 
 
-def test_check_of_an_async_run_compares_what_the_loop_waits(tmp_path):
+def test_check_of_an_async_run_compares_how_long_the_loop_waits(tmp_path):
     rollout = "actor_rollout_ref.rollout"
     more = [f"{rollout}.mode=async", f"{rollout}.max_head_offpolicyness=2", f"{rollout}.num_workers=2"]
     done = runner.invoke(app, ["plan", "--check", str(make_run(tmp_path, more=more)), "--json"])

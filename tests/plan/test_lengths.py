@@ -1,4 +1,4 @@
-"""The distribution of lengths: its mean after the cut, its tail, and what is left of an answer met on the way."""
+"""The distribution of lengths: its mean after the cut, its tail, and the rest of a response observed at random."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gspo.plan.lengths import Lengths
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(0.05, 0.9), st.integers(64, 32768), st.floats(0.2, 1.5))
-def test_the_mean_after_the_cut_is_the_one_asked_for(share, longest, spread):
+def test_the_mean_after_the_cut_is_the_given_one(share, longest, spread):
     lengths = Lengths(share * longest, longest, spread)
     assert sum(width * lengths.survival(x) for x, width in lengths.grid) == pytest.approx(
         lengths.mean, rel=0.02
@@ -35,10 +35,10 @@ def test_the_longest_of_a_group_against_draws():
     assert lengths.longest_of(8) == pytest.approx(sum(longest) / len(longest), rel=0.02)
 
 
-def test_what_is_left_of_an_answer_met_at_random_against_draws():
+def test_the_rest_of_a_response_observed_at_random_against_draws():
     lengths, draw = Lengths(700.0, 2048, 0.8), random.Random(1)
     all_of = [lengths.quantile(draw.random()) for _ in range(40000)]
-    met = draw.choices(all_of, weights=all_of, k=40000)  # a long answer is met more often
+    met = draw.choices(all_of, weights=all_of, k=40000)  # a long response is observed more often
     left = [length * draw.random() for length in met]
     assert lengths.residual_mean == pytest.approx(sum(left) / len(left), rel=0.03)
     middle = min(range(len(lengths.grid)), key=lambda i: abs(lengths.grid[i][0] - 500))
@@ -46,7 +46,7 @@ def test_what_is_left_of_an_answer_met_at_random_against_draws():
     assert lengths.residuals[middle] == pytest.approx(share, abs=0.02)
 
 
-def test_answers_of_one_length_have_no_tail():
+def test_responses_of_one_length_have_no_tail():
     lengths = Lengths(128.0, 128, 0.0)
     assert lengths.constant and lengths.longest_of(1000) == pytest.approx(128)
     assert lengths.residual_mean == pytest.approx(64, rel=1e-3)
@@ -54,5 +54,5 @@ def test_answers_of_one_length_have_no_tail():
 
 @pytest.mark.parametrize("mean", [0.0, 129.0])
 def test_a_mean_outside_the_lengths_is_refused(mean):
-    with pytest.raises(ValueError, match="mean answer"):
+    with pytest.raises(ValueError, match="mean response"):
         Lengths(mean, 128, 0.5)

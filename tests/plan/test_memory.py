@@ -1,33 +1,39 @@
-"""Memory a device: by hand, against the memory plan of `gspo doctor`, and under sharding."""
+"""The memory model: parts by hand, stages of a step, measured peaks, and under sharding."""
 
 from __future__ import annotations
 
 import dataclasses
-import re
-from pathlib import Path
 
 import pytest
 
 from gspo.config import load
-from gspo.models.shape import shape_of
+from gspo.kernels.sizes import CHUNK_ELEMENTS, FUSED_CHUNK_ELEMENTS
 from gspo.plan import constants
-from gspo.plan.constants import DEVICES
-from gspo.plan.measured import BENCHMARKS
-from gspo.plan.memory import Memory, colocated_memory, engine_memory, most_slots, trainer_memory
-from gspo.plan.workload import workload_of
+from gspo.plan.constants import DEVICES, in_float32
+from gspo.plan.lengths import Lengths
+from gspo.plan.memory import (
+    CRITIC_UPDATE,
+    GENERATION,
+    UPDATE,
+    Memory,
+    ModelSize,
+    colocated_memory,
+    engine_memory,
+    logits_bytes,
+    most_slots,
+    trainer_memory,
+)
+from gspo.plan.workload import Workload, workload_of
+from tests.plan.conftest import ranks
+from tests.plan.measured import BENCHMARKS
+
+ACTIVATIONS = "activations of a micro-batch"
+GRADIENTS = ("gradients", "gradients in CUDA graphs")
 
 
-def test_the_numbers_that_stand_in_two_files_are_equal():
-    from gspo.checks.doctor import memory
-    from gspo.training import log_probs as head
-
-    fused = (Path(head.__file__).parent / "head_kernels.py").read_text()  # imports a GPU's libraries
-    found = re.search(r"^CHUNK_ELEMENTS = 1 << (\d+)", fused, re.MULTILINE)
-    assert (
-        found and abs(int(found[1]) - constants.FUSED_CHUNK_ELEMENTS.bit_length() + 1) <= 3
-    )  # at most a few GB off
-    assert (head.CHUNK_ELEMENTS, head.KEEP_ELEMENTS) == (constants.CHUNK_ELEMENTS, constants.KEEP_ELEMENTS)
-    assert memory.LOGIT_COPIES == constants.LOGIT_COPIES
+@pytest.fixture
+def model(seven) -> ModelSize:
+    return ModelSize.of(seven, 2)
 
 
 @pytest.mark.parametrize(
@@ -36,130 +42,182 @@ def test_the_numbers_that_stand_in_two_files_are_equal():
     ids=lambda b: f"{b.model}-{b.prompts}-{b.peak_gib}",
 )
 def test_measured_peaks_are_reproduced_and_not_underrated(bench):
-    assert 0.95 <= bench.predicted_peak_gib() / bench.peak_gib < 1.2
+    assert 0.95 <= bench.predicted_peak_gib() / bench.peak_gib < 1.1
 
 
 @pytest.mark.parametrize(
     ("budget", "checkpointing", "gradients"), [(16384, True, 4), (16384, False, 4 + 2), (300_000, False, 2)]
 )
-def test_one_rank_holds_14_bytes_a_parameter_and_its_gradients(
-    seven, h200, work, budget, checkpointing, gradients
+def test_one_rank_holds_14_bytes_per_parameter_and_its_gradients(
+    model, h200, work, budget, checkpointing, gradients
 ):
     work = dataclasses.replace(work, token_budget=budget)
-    held = trainer_memory(seven, h200, work, ranks=1, shard=1, checkpointing=checkpointing).held
-    static = sum(held[n] for n in ("parameters", "float32 masters", "optimiser", "gradients"))
-    assert static == (2 + 4 + 8 + gradients) * seven.parameters
+    held = trainer_memory(model, h200, work, ranks(1, checkpointing=checkpointing)).held
+    assert sum(held[n] for n in ("parameters", "float32 masters", "optimiser")) == 14 * model.parameters
+    assert sum(held.get(n, 0) for n in GRADIENTS) == gradients * model.parameters
     eager = dataclasses.replace(work, compiled=False)
-    held = trainer_memory(seven, h200, eager, ranks=1, shard=1, checkpointing=checkpointing).held
-    assert held["gradients"] == min(gradients, 4) * seven.parameters
-    ranks = trainer_memory(seven, h200, work, ranks=8, shard=8, checkpointing=checkpointing).held
-    assert ranks["gradients"] == 4 * seven.parameters / 8
+    held = trainer_memory(model, h200, eager, ranks(1, checkpointing=checkpointing)).held
+    assert held["gradients"] == min(gradients, 4) * model.parameters
+    eight = trainer_memory(model, h200, work, ranks(8, checkpointing=checkpointing)).held
+    assert eight["gradients"] == 4 * model.parameters / 8
 
 
-def test_a_mini_batch_is_one_micro_batch_when_its_longest_answers_fit(work):
-    tokens = 128 * (128 // 8 + 2048)  # 16 groups, each prompt once
+def test_a_mini_batch_is_one_forward_when_its_longest_responses_fit(work):
+    tokens = 128 * (128 // 8 + 2047)  # 16 groups, each prompt once; nothing follows a last token
     for budget, layout, fits in (
         (tokens, "shared", True),
         (tokens - 1, "shared", False),
         (tokens, "packed", False),
     ):
         asked = dataclasses.replace(work, token_budget=budget, layout=layout)
-        assert asked.is_one_micro_batch is fits, (budget, layout)
+        assert asked.largest_forward(1, packed=True).is_only is fits, (budget, layout)
     for rows, fits in ((128, True), (127, False)):
-        assert dataclasses.replace(work, token_budget=1 << 30, micro_rows=rows).is_one_micro_batch is fits
+        counted = dataclasses.replace(work, token_budget=1 << 30, micro_rows=rows)
+        forward = counted.largest_forward(1, packed=True)
+        assert forward.is_only is fits and forward.responses == rows
     micro = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
     dynamic = "actor_rollout_ref.actor.use_dynamic_bsz"
     assert workload_of(load(None, [micro, f"{dynamic}=false"]).config).micro_rows == 2
     assert workload_of(load(None, [f"{dynamic}=true"]).config).micro_rows is None
 
 
-def test_compiled_layers_keep_less_unless_one_is_recomputed(seven, h200, work):
-    name, eager = "activations of a micro-batch", dataclasses.replace(work, compiled=False)
-
-    def kept(work, **how):
-        return trainer_memory(
-            seven, h200, work, **{"ranks": 1, "shard": 1, "checkpointing": False, **how}
-        ).held[name]
-
-    beside = 16384 * 3 * seven.hidden * 2
-    assert kept(work) - beside == pytest.approx(constants.COMPILED_KEPT * (kept(eager) - beside))
-    for how in ({"checkpointing": True}, {"ranks": 8, "shard": 8}):
-        assert kept(work, **how) == kept(eager, **how)
-
-
-def test_a_reference_is_one_more_model(seven, h200, work):
-    with_reference = dataclasses.replace(work, reference=True)
-    more = trainer_memory(seven, h200, with_reference, ranks=1, shard=1, checkpointing=False)
-    assert more.held["reference"] == 2 * seven.parameters
+def test_responses_of_many_lengths_fill_the_budget_and_those_of_one_length_are_cut_evenly(work):
+    assert work.largest_forward(1, packed=True).tokens == pytest.approx(16384)
+    assert work.largest_forward(1, packed=False).tokens == 16384 // 2176 * 2176  # whole padded rows
+    even = Workload(128, 8, 24.0, 24, Lengths(128.0, 128, 0.0), mini_batches=4)
+    # 32 groups of 24 + 8 · 127 tokens need three micro-batches: the largest has 11 of them.
+    assert even.largest_forward(1, packed=True).responses == 88
+    assert even.largest_forward(1, packed=True).tokens == 11 * (24 + 8 * 127)
+    # A group that is over the budget is divided: two responses of three in one micro-batch.
+    long = Workload(1, 3, 10.0, 10, Lengths(90.0, 90, 0.0), token_budget=200)
+    assert long.largest_forward(1, packed=True).responses == 2
+    # A rank with half of a group has its whole prompt, and no rank less than one response.
+    assert work.largest_forward(32, packed=True).tokens == 128 + 4 * 2047
+    assert work.largest_forward(4096, packed=True).tokens == 128 + 2047
 
 
-def test_one_rank_with_its_optimiser_in_host_memory_holds_12_bytes_a_parameter_less(seven, h200, work):
-    offloaded = dataclasses.replace(work, offload=True)
-    kept = trainer_memory(seven, h200, work, ranks=1, shard=1, checkpointing=False)
-    moved = trainer_memory(seven, h200, offloaded, ranks=1, shard=1, checkpointing=False)
+def test_every_micro_batch_of_a_real_batch_is_within_the_largest_forward():
+    from gspo.training.batch.batching import collate, plan_micro_batches
+    from gspo.types import Group, Prompt, Reward, Rollout
+
+    def group(number: int) -> Group:
+        rollout = Rollout((1,) * 30, (-1.0,) * 30, (1,) * 30, (0,) * 30, "length").with_reward(Reward(1.0))
+        return Group(Prompt(str(number), (), (1,) * 12), (rollout,) * 4, number, 0)
+
+    batch = collate([group(i) for i in range(16)])
+    for budget in (40, 130, 200, 500, 5000):
+        for layout in ("shared", "packed", "plain"):
+            work = Workload(
+                16, 4, 12.0, 12, Lengths(30.0, 30, 0.0), mini_batches=2, token_budget=budget, layout=layout
+            )
+            cut = plan_micro_batches(batch, 8, max_tokens=budget, max_rows=1, kind=layout)
+            most = max(len(rows) for micros in cut for rows in micros)
+            assert most == work.largest_forward(1, packed=True).responses, (budget, layout)
+
+
+def test_compiled_layers_keep_less_unless_one_is_recomputed(model, h200, work):
+    eager = dataclasses.replace(work, compiled=False)
+
+    def kept(work, split):
+        return trainer_memory(model, h200, work, split).held[ACTIVATIONS]
+
+    beside = 16384 * model.other_kept
+    one = ranks(1)
+    assert kept(work, one) - beside == pytest.approx(constants.COMPILED_KEPT * (kept(eager, one) - beside))
+    for split in (ranks(1, checkpointing=True), ranks(8)):
+        assert kept(work, split) == kept(eager, split)
+
+
+def test_a_cuda_graph_keeps_its_activations_in_every_stage(model, h200, work):
+    captured = trainer_memory(model, h200, work, ranks(1))
+    eager = trainer_memory(model, h200, dataclasses.replace(work, compiled=False), ranks(1))
+    for stage, alive in ((UPDATE, True), (GENERATION, False)):
+        assert ACTIVATIONS in captured.in_stage(stage)
+        assert (ACTIVATIONS in eager.in_stage(stage)) is alive
+
+
+def test_a_reference_is_one_more_model_unless_it_is_the_policy_without_adapters(model, h200, work):
+    more = trainer_memory(model, h200, dataclasses.replace(work, reference=True), ranks(1))
+    assert more.held["reference"] == 2 * model.parameters
+    words = ["actor_rollout_ref.actor.use_kl_loss=true", "actor_rollout_ref.model.path=org/model"]
+    lora, path = "actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.ref.path=org/other"
+    for more, counted in (([], True), ([lora], False), ([lora, path], True)):
+        asked = workload_of(load(None, [*words, *more]).config)
+        assert asked.reference
+        assert ("reference" in trainer_memory(model, h200, asked, ranks(1)).held) is counted, more
+
+
+def test_a_critic_trains_beside_what_the_policys_graphs_keep(model, h200, work):
+    memory = trainer_memory(model, h200, dataclasses.replace(work, critic=True), ranks(1))
+    assert memory.held["critic"] == 14 * model.parameters
+    assert memory.peak_stage == CRITIC_UPDATE
+    held = memory.at_peak
+    assert {ACTIVATIONS, "activations of the critic", "gradients of the critic"} <= set(held)
+    assert not {"gradients", "logits of a chunk"} & set(held)
+    assert held["activations of the critic"] > held[ACTIVATIONS]  # its layers are not compiled
+
+
+def test_one_rank_with_its_optimiser_in_host_memory_holds_12_bytes_per_parameter_less(model, h200, work):
+    kept = trainer_memory(model, h200, work, ranks(1))
+    moved = trainer_memory(model, h200, dataclasses.replace(work, offload=True), ranks(1))
     assert not {"float32 masters", "optimiser"} & set(moved.held)
-    assert kept.total - moved.total == pytest.approx(12 * seven.parameters)
+    assert kept.total - moved.total == pytest.approx(12 * model.parameters) == moved.on_host
     words = ["actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"]
     assert workload_of(load(None, words).config).offload and not workload_of(load(None, []).config).offload
 
 
-def test_shards_divide_what_is_held_and_gather_two_layers(seven, h200, work):
-    held = trainer_memory(seven, h200, work, ranks=16, shard=16, checkpointing=True).held
+def test_adapters_alone_have_gradients_masters_and_moments(model, h200, work):
+    eager = dataclasses.replace(work, compiled=False)
+    held = trainer_memory(dataclasses.replace(model, trained=1000), h200, eager, ranks(1)).held
+    assert held["parameters"] == 2 * model.parameters
+    assert sum(held[n] for n in ("float32 masters", "optimiser", "gradients")) == (4 + 8 + 4) * 1000
+
+
+def test_shards_divide_what_is_held_and_gather_two_layers(model, seven, h200, work):
+    held = trainer_memory(model, h200, work, ranks(16, checkpointing=True)).held
     assert held["parameters"] + held["optimiser"] + held["gradients"] == pytest.approx(
         16 * seven.parameters / 16
     )
-    assert held["gathered layers"] == 2 * (2 * seven.layer_parameters + 2 * seven.head)
-    full = trainer_memory(seven, h200, work, ranks=16, shard=16, checkpointing=False).held
-    assert full["activations of a micro-batch"] > 5 * held["activations of a micro-batch"]
+    assert held["gathered layers"] == 2 * (2 * seven.layer_parameters + 2 * seven.head_parameters)
+    full = trainer_memory(model, h200, work, ranks(16)).held
+    assert full[ACTIVATIONS] > 5 * held[ACTIVATIONS]
 
 
-def test_the_cache_by_hand(seven, h200, work):
-    padded = dataclasses.replace(work, paged=False)
-    held = engine_memory(seven, h200, padded, tp=2, slots=100).held
-    assert held["KV cache"] == 100 * (128 + 2048) * (2 * 28 * 4 * 128 * 2) / 2
-    assert held["parameters"] == seven.parameters
-    paged = engine_memory(seven, h200, work, tp=2, slots=100).held
-    assert paged["KV cache"] == pytest.approx(held["KV cache"] * (128 + 700) / (128 + 2048))
+def test_the_cache_by_hand(model, h200, work):
+    held = engine_memory(model, h200, work, tp=2, slots=100, slot_tokens=2176).held
+    assert held["KV cache"] == 100 * 2176 * (2 * 28 * 4 * 128 * 2) / 2
+    assert held["parameters"] == model.parameters
+    longer = dataclasses.replace(work, max_model_len=4096)
+    assert (work.slot_tokens, longer.slot_tokens) == (128 + 2048, 4096)
 
 
-def test_it_agrees_with_the_memory_plan_of_the_doctor():
-    import torch
-
-    from gspo.checks.doctor.memory import plan_memory
-
-    config = load(None, ["actor_rollout_ref.actor.use_kl_loss=true"]).config
-    theirs = plan_memory(config, torch.device("cpu"), base=0, available=1 << 40, num_val=1).held
-    shape, work, device = shape_of("embedded"), workload_of(config), DEVICES["cpu"]
-    trainer = trainer_memory(shape, device, work, ranks=1, shard=1, checkpointing=False).held
-    rows = min(work.slots, int(work.groups_at_once) * work.group)
-    engine = engine_memory(shape, device, work, tp=1, slots=rows).held
-    for name in ("parameters", "optimiser", "gradients", "reference"):
-        assert trainer[name] == theirs[name], name
-    assert engine["KV cache"] == theirs["KV cache"]
-    assert trainer["logits of a chunk"] == pytest.approx(theirs["logits of a chunk"], rel=0.01)
-    assert trainer["activations of a micro-batch"] == pytest.approx(
-        theirs["activations of a micro-batch"], rel=0.05
-    )
+def test_logits_of_a_chunk_by_hand(shape, h200):
+    fused, targets = FUSED_CHUNK_ELEMENTS // 10, 1e12
+    assert logits_bytes(shape, h200, targets) == fused * 10 * (4 + 2) + 80 * 4
+    wide = logits_bytes(shape, in_float32(h200), targets)
+    assert wide == 4 * (CHUNK_ELEMENTS // 10) * 10 * 4 == logits_bytes(shape, DEVICES["cpu"], targets)
+    assert logits_bytes(shape, h200, 7) == 7 * 10 * (4 + 2) + 80 * 4
 
 
-def test_one_process_shares_its_weights_and_a_paged_cache_of_another_sleeps():
-    trainer = Memory(
-        {
-            "parameters": 10.0,
-            "gradients": 5.0,
-            "activations of a micro-batch": 20.0,
-            "logits of a chunk": 1.0,
-            "temporaries of a layer": 2.0,
-        }
-    )
-    engine = Memory({"parameters": 10.0, "KV cache": 30.0})
-    for paged in (False, True):
-        assert colocated_memory(trainer, engine, one_process=True, paged=paged).total == 68
-        for prefill, total in ((28.0, 68), (29.0, 69)):  # what training takes again, and one byte more
-            busy = Memory({**engine.held, "prefill": prefill})
-            assert colocated_memory(trainer, busy, one_process=True, paged=paged).total == total
-    assert colocated_memory(trainer, engine, one_process=False, paged=False).total == 78
-    assert colocated_memory(trainer, engine, one_process=False, paged=True).total == 10 + 10 + 30
+def test_one_process_shares_its_weights_and_the_cache_of_another_is_freed_while_training():
+    trainer = Memory({"parameters": 10.0, "gradients": 28.0}, {"gradients": (UPDATE,)})
+    engine = Memory({"parameters": 10.0, "KV cache": 30.0, "prefill": 1.0}, {"prefill": (GENERATION,)})
+    cpu, gpu = DEVICES["cpu"], DEVICES["h200"]
+    for chip in (cpu, gpu):
+        one = colocated_memory(trainer, engine, chip, one_process=True)
+        assert one.stages == {GENERATION: 10 + 30 + 1, UPDATE: 10 + 30 + 28}
+    assert colocated_memory(trainer, engine, cpu, one_process=False).total == 10 + 10 + 30 + 28
+    freed = colocated_memory(trainer, engine, gpu, one_process=False)
+    assert freed.stages[GENERATION] == 10 + 10 + 31 and freed.stages[UPDATE] == 10 + 10 + 28
+
+
+def test_the_peak_is_that_of_the_stage_that_holds_most():
+    memory = Memory({"a": 1.0, "b": 5.0, "c": 3.0}, {"b": (GENERATION,), "c": (UPDATE,)}, on_host=9.0)
+    assert memory.stages == {GENERATION: 6.0, UPDATE: 4.0}
+    assert memory.total == 6.0 and memory.peak_stage == GENERATION and memory.at_peak == {"a": 1.0, "b": 5.0}
+    reserved = memory.with_reserve(DEVICES["h200"])
+    assert reserved.total == pytest.approx((6.0 + constants.RESERVED) * constants.FRAGMENTATION)
+    assert reserved.on_host == 9.0 and memory.with_reserve(DEVICES["cpu"]) is memory
 
 
 def test_the_most_slots_that_fit():

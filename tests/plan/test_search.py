@@ -8,8 +8,9 @@ import pytest
 
 from gspo.models.shape import SHAPES
 from gspo.plan.constants import DEVICES
-from gspo.plan.predict import STALE, Split, predict
+from gspo.plan.predict import STALE, predict
 from gspo.plan.search import search, shard_sizes, smallest_cluster, trainer_counts
+from gspo.plan.split import Split
 
 
 def test_one_device_does_everything_in_turn(h200, work):
@@ -55,7 +56,7 @@ def test_a_faster_device_is_never_slower(work):
     assert steps == sorted(steps, reverse=True)
 
 
-def test_more_staleness_is_never_slower_and_longer_answers_are(h200, work):
+def test_more_staleness_is_never_slower_and_longer_responses_are(h200, work):
     steps = [
         search(SHAPES["7b"], h200, 96, dataclasses.replace(work, eta=eta)).found[0].step_s
         for eta in (1, 2, 4)
@@ -67,7 +68,7 @@ def test_more_staleness_is_never_slower_and_longer_answers_are(h200, work):
 
 def test_dropped_groups_cost_generation_and_no_training(h200, work):
     split = Split(8, 8, False, 1, 8)
-    all_kept = dataclasses.replace(work, eta=0, carry=2, in_flight=64)
+    all_kept = dataclasses.replace(work, eta=0, max_staleness=2, in_flight=64)
     half = dataclasses.replace(all_kept, keep_rate=0.5)
     one, two = (predict(SHAPES["1.5b"], h200, w, split) for w in (all_kept, half))
     assert one is not None and two is not None
@@ -81,7 +82,7 @@ def test_a_stream_that_carries_over_does_not_wait_for_replacements(h200, work):
     assert waits.rounds == [64, 32, 16, 8, 4, 2, 1, 0.5]
     rounds = dataclasses.replace(waits, round_groups=64)
     assert rounds.rounds == [64, 64]
-    carries = dataclasses.replace(waits, carry=2, in_flight=64)
+    carries = dataclasses.replace(waits, max_staleness=2, in_flight=64)
     times = [predict(SHAPES["1.5b"], h200, w, split) for w in (carries, rounds, waits)]
     gen = [p.stages["gen"] for p in times if p is not None]
     assert len(gen) == 3 and gen == sorted(gen)

@@ -81,7 +81,7 @@ def test_a_mixture_multiplies_with_few_and_reads_more_as_the_batch_grows():
     assert read == sorted(read)
     assert read[0] == pytest.approx(2 * mixture.active)
     assert read[-1] == pytest.approx(
-        2 * (mixture.parameters - mixture.head), rel=1e-6
+        2 * (mixture.parameters - mixture.head_parameters), rel=1e-6
     )  # the input embedding is not read
 
 
@@ -90,10 +90,10 @@ def test_a_mixture_multiplies_with_few_and_reads_more_as_the_batch_grows():
 def test_what_a_layer_keeps_is_what_a_real_forward_keeps(dtype, intermediate):
     import torch
 
-    from gspo.checks.doctor.activations import measure_activations
+    from gspo.checks.doctor.model_size import measure_size
 
     config = small("LlamaConfig", hidden_size=64, intermediate_size=intermediate)
-    measured = measure_activations(config, getattr(torch, dtype)).per_layer
+    measured = measure_size(config, getattr(torch, dtype), "x").layer_kept
     predicted = from_config(config.to_dict(), "x").kept_bytes(2 if dtype == "bfloat16" else 4)
     assert predicted == pytest.approx(measured, rel=0.05)
 

@@ -1,4 +1,4 @@
-"""TrainingPart: the measured points, products and exchange by hand, and ranks without work."""
+"""Training: the measured points, products and communication by hand, and ranks without work."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from gspo.plan.constants import (
     in_float32,
 )
 from gspo.plan.lengths import Lengths
-from gspo.plan.measured import BENCHMARKS
-from gspo.plan.network import checkpoint_seconds, gather_seconds, publish_seconds, reduce_seconds
+from gspo.plan.split import is_captured, is_compiled
 from gspo.plan.train_time import ATTENTION, EXCHANGE, LAUNCH, OPTIMIZER, PRODUCTS, UNEVEN, TrainCost
+from gspo.plan.transfers import checkpoint_seconds, gather_seconds, publish_seconds, reduce_seconds
 from gspo.plan.workload import Workload
+from tests.plan.conftest import ranks
+from tests.plan.measured import BENCHMARKS
 
 
 @pytest.mark.parametrize(
@@ -31,17 +33,26 @@ def test_measured_training_is_reproduced_within_a_fifth(bench):
     assert 0.8 < bench.predicted_train_s() / bench.train_s < 1.2
 
 
-def test_captured_training_starts_fewer_kernels(seven, h200, work):
+def test_captured_training_launches_fewer_kernels(seven, h200, work):
     alone = TrainCost(seven, h200)
     launches = alone.update(dataclasses.replace(work, compiled=False))[LAUNCH]
     assert alone.update(work)[LAUNCH] == pytest.approx(CAPTURED_SHARE * launches)
     assert alone.score(work)[LAUNCH] < alone.reference(work)[LAUNCH]  # of which three quarters are scored
-    experts = TrainCost(SHAPES["30b-a3b"], h200)
-    for trainer in (dataclasses.replace(alone, checkpointing=True), TrainCost(seven, h200, 8, 8), experts):
-        assert not trainer.captures(work)
+
+
+def test_only_one_rank_with_a_dense_packed_model_in_half_precision_is_captured(seven, h200, work):
+    one = ranks(1)
+    assert is_captured(seven, h200, work, one)
+    again = ranks(1, checkpointing=True)
+    assert is_compiled(seven, h200, work, again) and not is_captured(seven, h200, work, again)
+    for shape, device, split in (
+        (seven, h200, ranks(8)),
+        (SHAPES["30b-a3b"], h200, one),
+        (seven, in_float32(h200), one),
+    ):
+        assert not is_compiled(shape, device, work, split)
     for kept in ({"layout": "plain"}, {"compiled": False}):
-        assert not alone.captures(dataclasses.replace(work, **kept))
-    assert alone.captures(work) and not TrainCost(seven, in_float32(h200)).captures(work)
+        assert not is_compiled(seven, h200, dataclasses.replace(work, **kept), one)
 
 
 def test_products_by_hand(shape, h200):
@@ -51,7 +62,7 @@ def test_products_by_hand(shape, h200):
     attention = 4 * 2 * 8 * pairs / 790e12 / ATTENTION_SHARE
     eager = dataclasses.replace(work, compiled=False)
     trainer = TrainCost(shape, h200)
-    for passes, kind in ((3, trainer), (4, dataclasses.replace(trainer, checkpointing=True))):
+    for passes, kind in ((3, trainer), (4, TrainCost(shape, h200, ranks(1, checkpointing=True)))):
         for share, asked in ((COMPILED_TRAIN_SHARE, work), (TRAIN_SHARE, eager)):
             update = kind.update(asked)
             assert update[PRODUCTS] == pytest.approx(passes * forward / share)
@@ -60,22 +71,15 @@ def test_products_by_hand(shape, h200):
     assert trainer.reference(work)[PRODUCTS] == pytest.approx(forward / TRAIN_SHARE)
 
 
-def test_what_is_recomputed_is_compiled_and_not_captured(seven, h200, work):
-    again = TrainCost(seven, h200, checkpointing=True)
-    assert again.compiles(work) and not again.captures(work)
-    for trainer in (TrainCost(seven, h200, 8, 8), TrainCost(SHAPES["30b-a3b"], h200)):
-        assert not trainer.compiles(work)
-
-
-def test_an_optimiser_in_host_memory_takes_the_time_of_the_way(seven, h200, work):
+def test_an_optimiser_in_host_memory_takes_the_time_of_its_copies(seven, h200, work):
     away = dataclasses.replace(work, offload=True)
     steps = work.epochs * work.mini_batches
     there = 12 * seven.parameters / OFFLOAD_COPY
     assert TrainCost(seven, h200).update(away)[OPTIMIZER] == pytest.approx(steps * there)
     wide = TrainCost(seven, in_float32(h200)).update(away)[OPTIMIZER]
     assert wide == pytest.approx(steps * there * 8 / 12)  # a float32 parameter is its own master
-    ranks = TrainCost(seven, h200, 8, 8)
-    assert ranks.update(away)[OPTIMIZER] == ranks.update(work)[OPTIMIZER]
+    eight = TrainCost(seven, h200, ranks(8))
+    assert eight.update(away)[OPTIMIZER] == eight.update(work)[OPTIMIZER]
 
 
 def test_shared_prompts_are_computed_once():
@@ -94,13 +98,15 @@ def test_twice_the_mini_batches_is_the_same_work(seven, h200, work):
     assert four["optimiser"] == pytest.approx(2 * two["optimiser"])
 
 
-def test_ranks_share_the_work_until_there_is_no_answer_left_for_them(seven, h200, work):
-    few, many = TrainCost(seven, h200, 8, 8).update(work), TrainCost(seven, h200, 16, 16).update(work)
+def test_ranks_share_the_work_until_there_is_no_response_left_for_them(seven, h200, work):
+    few, many = (TrainCost(seven, h200, ranks(n)).update(work) for n in (8, 16))
     assert many[PRODUCTS] == pytest.approx(few[PRODUCTS] / 2)
     assert few.get(UNEVEN, 0) == 0
-    alone = TrainCost(seven, h200, 512, 8).update(work)  # 128 answers a mini-batch, 512 ranks
+    alone = TrainCost(seven, h200, ranks(512, shard=8)).update(
+        work
+    )  # 128 responses per mini-batch, 512 ranks
     assert alone.largest == UNEVEN
-    more = TrainCost(seven, h200, 1024, 8).update(work)
+    more = TrainCost(seven, h200, ranks(1024, shard=8)).update(work)
     assert more.total >= 0.95 * alone.total
 
 
@@ -112,12 +118,12 @@ def test_a_gather_by_hand(h200):
     assert gather_seconds(h200, 1, 1e9) == 0 and reduce_seconds(h200, 1, 1e9) == 0
 
 
-def test_exchange_shows_only_beyond_what_computing_hides(h200, work):
+def test_communication_takes_time_only_where_computation_does_not_hide_it(h200, work):
     large = SHAPES["72b"]
     tiny = dataclasses.replace(work, prompts=8, mini_batches=1)
-    assert TrainCost(large, h200, 64, 64).update(tiny).get(EXCHANGE, 0) > 0
+    assert TrainCost(large, h200, ranks(64)).update(tiny).get(EXCHANGE, 0) > 0
     busy = dataclasses.replace(work, prompts=4096, mini_batches=1)
-    assert TrainCost(large, h200, 64, 64).update(busy).get(EXCHANGE, 0) == 0
+    assert TrainCost(large, h200, ranks(64)).update(busy).get(EXCHANGE, 0) == 0
 
 
 def test_publication_and_checkpoint_by_hand(seven, h200):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gspo.build.plugins import import_plugins
+from gspo.plugins import import_plugins
 from gspo.rewards import Overlong, RewardError, builtin, dry_run, make_scorer
 from gspo.rewards.compose import as_specs
 from gspo.rewards.pool.worker_pool import WorkerPool

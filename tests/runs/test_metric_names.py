@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gspo.report
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from gspo.loop.counters import Counters
 from gspo.runs.console import Console
 from gspo.runs.folder import RunFolder
@@ -74,7 +74,7 @@ def test_the_console_and_the_result_know_a_source_with_a_slash(tmp_path):
     run = RunFolder(tmp_path / "run").open()
     run.append_metrics(0, {**ROW, "val-core/openai/gsm8k/acc/mean@4": 0.125})
     run.append_metrics(1, ROW)
-    closing.conclude(Console(enabled=False), run, closing.result(run, 1, Counters()), num_examples=0)
+    ending.finished(Console(enabled=False), run, 1, Counters(), num_examples=0)
     run.close()
     result = json.loads(run.result_file.read_text())
     assert (result["start_acc"], result["final_acc"]) == (0.125, 0.25)

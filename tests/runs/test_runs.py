@@ -14,8 +14,9 @@ from gspo.runs.clock import Clock
 from gspo.runs.console import Console
 from gspo.runs.folder import RunFolder, RunLocked
 from gspo.runs.group_log import GroupLog, read_groups
-from gspo.runs.sinks import MissingExtra, open_sinks
-from gspo.types import Group, Metric, Prompt, Reward, Rollout, merge_metrics
+from gspo.runs.sinks import MissingExtra, RunInfo, open_sinks
+from gspo.metrics import Metric, merge_metrics
+from gspo.types import Group, Prompt, Reward, Rollout
 
 
 def test_a_metric_merges_by_its_own_rule():
@@ -110,7 +111,7 @@ def test_groups_are_written_once_a_step_in_order(tmp_path):
 def test_tensorboard_gets_every_finite_number(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (sink,) = open_sinks(["console", "tensorboard"], folder=tmp_path, project="p", run="r", config={})
+    (sink,) = open_sinks(["console", "tensorboard"], RunInfo(tmp_path, "p", "r", {}))
     sink.log(1, {"a/b": 0.5, "nan": float("nan")})
     sink.log(2, {"a/b": 0.75})
     sink.close()
@@ -127,7 +128,7 @@ def test_wandb_and_trackio_are_called_alike(tmp_path, monkeypatch, name):
     module.log = lambda values, step: calls.append(("log", values, step))
     module.finish = lambda: calls.append(("finish",))
     monkeypatch.setitem(sys.modules, name, module)
-    (sink,) = open_sinks([name], folder=tmp_path, project="p", run="r", config={"seed": 1})
+    (sink,) = open_sinks([name], RunInfo(tmp_path, "p", "r", {"seed": 1}))
     sink.log(3, {"x": 1.0})
     sink.close()
     assert calls == [
@@ -140,7 +141,7 @@ def test_wandb_and_trackio_are_called_alike(tmp_path, monkeypatch, name):
 def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtra, match=r"pip install 'gspo\[wandb\]'"):
-        open_sinks(["wandb"], folder=tmp_path, project="p", run="r", config={})
+        open_sinks(["wandb"], RunInfo(tmp_path, "p", "r", {}))
 
 
 def test_plain_lines_when_not_a_terminal(capsys):

@@ -189,7 +189,7 @@ def test_a_model_that_cannot_be_packed_says_why_and_runs_in_padded_rows():
 
 def test_a_wrong_attention_is_found_before_training(monkeypatch):
     """The probe must tell a response that sees its neighbours from one that does not."""
-    monkeypatch.setattr(cpu_attention, "takes", lambda model: False)
+    monkeypatch.setattr(cpu_attention, "supports", lambda model: False)
     build = packing.Block._build_mask
     monkeypatch.setattr(packing.Block, "_build_mask", lambda *args: torch.zeros_like(build(*args)))
     forward = Forward.of(make_model("llama").base_model, "shared")

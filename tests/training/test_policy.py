@@ -8,13 +8,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from gspo.metrics import Metric
 from gspo.training import log_probs as head_module
 from gspo.training.batch.batching import collate, split_by_tokens
 from gspo.training.log_probs import Head, chosen_log_probs
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule
-from gspo.types import Group, LossInputs, LossOutput, Metric, Prompt, Reward, Rollout
+from gspo.types import Group, LossInputs, LossOutput, Prompt, Reward, Rollout
 from tests.training.models import FAMILIES, VOCAB, llama
 
 

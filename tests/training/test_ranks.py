@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gspo.metrics import Metric
 from gspo.training.batch.batching import plan_micro_batches
 from gspo.training.parallel.ranks import Ranks, idle_row, merge_ranks, split_over_ranks
-from gspo.types import Metric, TrainBatch
+from gspo.types import TrainBatch
 
 
 def batch_of(shape: list[tuple[int, list[int]]]) -> TrainBatch:

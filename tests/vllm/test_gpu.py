@@ -12,11 +12,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.cuda_weight_store import CudaWeights, CudaWeightsRef
 from gspo.rollout.workers.process import ProcessConnection
-from gspo.rollout.workers.worker import EngineSpec
+from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 from gspo.runs.console import Console
 from gspo.types import Group
 from tests.rollout.models import make_request
@@ -96,24 +96,26 @@ def test_weights_come_by_cuda_ipc_and_memory_is_given_back_while_training(dtype,
     requests = [make_request(i, n=4, length=20 + i, max_tokens=30, ignore_eos=True) for i in range(4)]
     worker = ProcessConnection(_spec(folder, dtype, eager))
     try:
-        groups = worker.send("generate", requests).result(300)
+        groups = worker.send(RolloutWorker.generate, requests).result(300)
         gaps = [_gap(groups, model)]
         for version in (1, 2, 3):
             awake = _free()
-            worker.send("rest").result(60)
+            worker.send(RolloutWorker.rest).result(60)
             assert _free() - awake > 0.8 * SHARE, "resting gives the cache's memory back"
             _perturb(model, seed=version)
             assert _gap(groups, model) > 5 * TOLERANCE[dtype], "the weights are others"
             ref = store.publish(dict(model.named_parameters()), version)
             assert isinstance(ref, CudaWeightsRef)
-            worker.send("load_weights", ref, version).result(60)
+            worker.send(RolloutWorker.load_weights, ref, version).result(60)
             store.discard(ref)
-            groups = worker.send("generate", requests).result(60)
+            groups = worker.send(RolloutWorker.generate, requests).result(60)
             assert {v for g in groups for r in g.rollouts for v in r.versions} == {version}
             assert abs(_free() - awake) < 0.2 * SHARE, "awake it holds what it held"
             gaps.append(_gap(groups, model))
-        worker.send("rest").result(60)
-        gaps.append(_gap(worker.send("generate", requests).result(60), model))  # sleep kept the weights
+        worker.send(RolloutWorker.rest).result(60)
+        gaps.append(
+            _gap(worker.send(RolloutWorker.generate, requests).result(60), model)
+        )  # sleep kept the weights
         print(f"mean distance of log-probs, {dtype}: {', '.join(f'{gap:.1e}' for gap in gaps)}")
         assert max(gaps) < TOLERANCE[dtype]
     finally:
@@ -122,7 +124,7 @@ def test_weights_come_by_cuda_ipc_and_memory_is_given_back_while_training(dtype,
 
 @pytest.mark.parametrize(("dtype", "eager"), CASES, ids=IDS)
 def test_a_run_with_trainer_and_vllm_on_one_gpu(dtype, eager, tmp_path, monkeypatch):
-    monkeypatch.setattr(closing, "write_report", lambda console, run: None)
+    monkeypatch.setattr(ending, "write_report", lambda console, run: None)
     published = []
     publish = CudaWeights.publish
 

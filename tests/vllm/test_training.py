@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gspo.loop import ending as closing
+from gspo.loop import ending
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.fleet import Fleet
 from gspo.runs.console import Console
@@ -32,7 +32,7 @@ def even_first(data_source, solution_str, ground_truth, extra_info=None):
 
 @pytest.fixture(autouse=True)
 def _without_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closing, "write_report", lambda console, run: None)
+    monkeypatch.setattr(ending, "write_report", lambda console, run: None)
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def _kill_worker(trainer: Trainer, step: int) -> None:
     def killing() -> list[Any]:
         groups = advance()
         if trainer.step + 1 == step and not killed:
-            killed.append(engine._members[0].connection.pid)
+            killed.append(engine.slots[0].connection.pid)
             os.kill(killed[0], signal.SIGKILL)
         return groups
 

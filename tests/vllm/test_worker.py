@@ -13,7 +13,7 @@ from gspo.models.load import load_model, load_tokenizer
 from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights
-from gspo.rollout.workers.worker import EngineSpec
+from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 from tests.rollout.models import make_request
 from tests.vllm.conftest import children
 from tests.vllm.test_engine import _assert_log_probs, _perturb, _rollouts
@@ -46,8 +46,10 @@ def test_an_engine_over_two_processes_takes_new_weights_and_leaves_nothing_when_
     requests = [make_request(i, n=2) for i in range(4)]
     for version in (1, 2):
         _perturb(model, seed=version)
-        worker.send("load_weights", store.publish(dict(model.named_parameters()), version), version)
-        groups = worker.send("generate", requests).result(300)
+        worker.send(
+            RolloutWorker.load_weights, store.publish(dict(model.named_parameters()), version), version
+        )
+        groups = worker.send(RolloutWorker.generate, requests).result(300)
         expected = native.generate(requests)
         assert [r.token_ids for r in _rollouts(groups)] == [r.token_ids for r in _rollouts(expected)]
         assert {v for r in _rollouts(groups) for v in r.versions} == {version}

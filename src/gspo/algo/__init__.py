@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     from gspo.algo.aggregation import aggregate, count_totals
     from gspo.algo.functional import compute_advantage, compute_policy_loss, kl_penalty
     from gspo.algo.kl import AdaptiveController, FixedController, make_controller
-    from gspo.algo.losses import PolicyLoss, get_policy_loss, policy_loss
+    from gspo.algo.losses import (
+        PolicyLoss,
+        clipped_surrogate,
+        get_policy_loss,
+        policy_loss,
+        ratio_band,
+        reduce_loss,
+    )
+    from gspo.algo.ratios import importance_ratio
     from gspo.algo.settings import Behaviour, LossSettings
 
 __all__ = [
@@ -27,13 +35,17 @@ __all__ = [
     "PolicyLoss",
     "advantage_estimator",
     "aggregate",
+    "clipped_surrogate",
     "compute_advantage",
     "compute_policy_loss",
     "count_totals",
     "get_policy_loss",
+    "importance_ratio",
     "kl_penalty",
     "make_controller",
     "policy_loss",
+    "ratio_band",
+    "reduce_loss",
 ]
 
 _HOMES = {
@@ -41,7 +53,15 @@ _HOMES = {
     "aggregation": ("aggregate", "count_totals"),
     "functional": ("compute_advantage", "compute_policy_loss", "kl_penalty"),
     "kl": ("AdaptiveController", "FixedController", "make_controller"),
-    "losses": ("PolicyLoss", "get_policy_loss", "policy_loss"),
+    "losses": (
+        "PolicyLoss",
+        "clipped_surrogate",
+        "get_policy_loss",
+        "policy_loss",
+        "ratio_band",
+        "reduce_loss",
+    ),
+    "ratios": ("importance_ratio",),
     "settings": ("Behaviour", "LossSettings"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

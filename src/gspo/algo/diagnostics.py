@@ -17,7 +17,8 @@ from gspo.algo.ratios import (
     sequence_lengths,
     sequence_ratio,
 )
-from gspo.types import LossInputs, Metric, Metrics
+from gspo.metrics import Metric, Metrics
+from gspo.types import LossInputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from gspo.algo.aggregation import count_totals
 from gspo.algo.kl import kl_estimate
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import Behaviour, LossSettings, length_weighting_note
-from gspo.types import BatchTotals, LossInputs, Metric, Metrics
+from gspo.metrics import Metric, Metrics
+from gspo.types import BatchTotals, LossInputs
 
 
 def compute_policy_loss(

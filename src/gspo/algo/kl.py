@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gspo.algo.aggregation import aggregate
 from gspo.algo.settings import KL_KINDS
-from gspo.types import BatchTotals, LossOutput, Metric
+from gspo.metrics import Metric
+from gspo.types import BatchTotals, LossOutput
 
 
 def kl_estimate(kind: str, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:

@@ -15,15 +15,8 @@ from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
-from gspo.types import (
-    AdvantageBatch,
-    BatchTotals,
-    LossInputs,
-    LossOutput,
-    Metric,
-    Metrics,
-    ScoredBatch,
-)
+from gspo.metrics import Metric, Metrics
+from gspo.types import AdvantageBatch, BatchTotals, LossInputs, LossOutput, ScoredBatch
 
 # (rewards [B,T], mask, group_ids, values=…, **options) → (advantages, returns): `compute_advantage` with its constants
 ComputeAdvantage = Callable[..., tuple[Tensor, Tensor]]

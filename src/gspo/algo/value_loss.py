@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gspo.algo.aggregation import aggregate
-from gspo.types import BatchTotals, LossOutput, Metric
+from gspo.metrics import Metric
+from gspo.types import BatchTotals, LossOutput
 
 
 def value_loss(

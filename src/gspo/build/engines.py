@@ -29,7 +29,7 @@ from gspo.rollout.workers.cuda_weight_store import CudaWeights
 from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights, WeightStore
-from gspo.rollout.workers.worker import EngineSpec
+from gspo.rollout.workers.worker import ENGINES, EngineSpec
 from gspo.training.roles import Roles
 
 
@@ -39,8 +39,10 @@ def num_workers(config: TrainerConfig, backend: Backend | None = None) -> int:
 
 
 def check_engine(config: TrainerConfig, backend: Backend | None = None) -> None:
-    """Refuse an engine that is not installed here, before anything is loaded. A cluster's machines have their own."""
-    if config.actor_rollout_ref.rollout.name == "vllm" and backend is None:
+    """Refuse an engine that is unknown or not installed here, before anything is loaded. A cluster has its own."""
+    name = config.actor_rollout_ref.rollout.name
+    ENGINES.check(name)
+    if name == "vllm" and backend is None:
         require_vllm()
 
 
@@ -115,12 +117,20 @@ def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, cou
         trust_remote_code=c.trust_remote_code,
         attn_implementation=None if c.attn_implementation == FLEX_ATTENTION else c.attn_implementation,
         override_config=dict(c.override_config),
-        options=_vllm_options(config) if rollout.name == "vllm" else native_options(config),
+        options=_options(config),
+        plugins=tuple(config.trainer.plugins),
     )
 
 
+def _options(config: TrainerConfig) -> dict[str, Any]:
+    """What only the engine of this name reads. One that is not built in gets `rollout.engine_kwargs`."""
+    rollout = config.actor_rollout_ref.rollout
+    options = {"native": native_options, "vllm": _vllm_options}.get(rollout.name)
+    return dict(rollout.engine_kwargs) if options is None else options(config)
+
+
 def native_options(config: TrainerConfig) -> dict[str, Any]:
-    """What the native engine makes of a GPU."""
+    """How the native engine uses a GPU."""
     rollout = config.actor_rollout_ref.rollout
     return {
         "prefill_tokens": rollout.max_num_batched_tokens,
@@ -131,7 +141,7 @@ def native_options(config: TrainerConfig) -> dict[str, Any]:
 
 
 def _frees_cache(config: TrainerConfig) -> bool:
-    """Whether an engine frees its cache while the trainer works. One that generates meanwhile cannot."""
+    """Whether an engine frees its cache while the trainer works: only one that waits for the trainer can."""
     return config.actor_rollout_ref.rollout.free_cache_engine and not runs_ahead(config)
 
 

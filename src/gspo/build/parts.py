@@ -15,16 +15,14 @@ from gspo.config import TrainerConfig
 from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
+from gspo.metrics import Metrics
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.workers.fleet import Fleet
-from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.sampling.dynamic import DynamicSampler
 from gspo.sampling.producer import Producer
 from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
 from gspo.training.roles import LocalRoles, PolicyFacts, Roles
-from gspo.types import Metrics
 
 
 @dataclass
@@ -87,9 +85,9 @@ class RunParts:
 
     def _rollouts(self) -> str:
         """A line about the processes that generate, where there are any."""
-        if not isinstance(self.engine, Fleet):
-            return ""
         count, bound = self.engine.num_workers, self.config.actor_rollout_ref.rollout.max_head_offpolicyness
+        if not count:
+            return ""
         how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in step"
         own = "its own" if count == 1 else "their own"
         return f"\nrollouts in {count} process{'es' * (count > 1)} of {own}, {how}"
@@ -101,22 +99,19 @@ class RunParts:
 
     def rest_engine(self) -> None:
         """Say that the trainer is about to use the device."""
-        if isinstance(self.engine, LockstepFleet):
-            self.engine.rest()
+        self.engine.rest()
 
     def engine_metrics(self) -> Metrics:
-        """What befell the rollout workers, where there are any."""
-        return self.engine.metrics() if isinstance(self.engine, Fleet) else {}
+        """Counts of rollout worker failures; {} without workers."""
+        return self.engine.metrics()
 
     def stacks(self) -> str:
         """What the run's other processes are doing now: trainer ranks, then rollout workers."""
-        workers = self.engine.stacks() if isinstance(self.engine, Fleet) else ""
-        return "\n".join(filter(None, [self.roles.stacks(), workers]))
+        return "\n".join(filter(None, [self.roles.stacks(), self.engine.stacks()]))
 
     def kill(self) -> None:
         """End the run's other processes at once."""
-        if isinstance(self.engine, Fleet):
-            self.engine.kill()
+        self.engine.kill()
 
     def close(self) -> None:
         """End everything, whatever one of them raises. The engine goes first: the sampler's thread may wait for it."""

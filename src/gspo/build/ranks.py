@@ -12,10 +12,10 @@ from torch import nn
 from gspo.build.device import default_threads, use_only_deterministic
 from gspo.build.engines import build_engine
 from gspo.build.models import build_roles, load_weights
-from gspo.build.plugins import import_plugins
 from gspo.config import TrainerConfig
 from gspo.distributed.rank_worker import RankModels
 from gspo.models.load import compute_dtype
+from gspo.plugins import import_plugins
 from gspo.training.parallel.fsdp import Shards, ShardSettings
 
 

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from gspo.build.fingerprint import fingerprint
 from gspo.build.inputs import build_scorer, check_code_tests, load_prompts, try_reward
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
-from gspo.build.plugins import import_plugins
 from gspo.build.ranks import build_rank
 from gspo.build.settings import (
     build_objective,
@@ -39,10 +39,11 @@ from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.models.load import load_tokenizer
+from gspo.plugins import import_plugins
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.workers.fleet import Fleet
 from gspo.sampling.dynamic import DynamicSampler, Record
+from gspo.sampling.filters import GROUP_FILTERS, GroupFilter
 from gspo.sampling.producer import Producer
 from gspo.seeding import derive_seed
 from gspo.training.kl_reward import KlScorer
@@ -50,15 +51,26 @@ from gspo.training.roles import Roles
 from gspo.types import Prompt
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What a caller passes as Python objects in place of what the config names."""
+
+    reward_fn: Any = None
+    val_reward_fn: Any = None  # None: `reward_fn`
+    train_dataset: Iterable[Any] | None = None
+    val_dataset: Iterable[Any] | None = None
+    tokenizer: Any = None
+    group_filter: GroupFilter | None = None
+
+
+NOTHING = Inputs()
+
+
 def build(
     config: TrainerConfig,
+    inputs: Inputs = NOTHING,
     *,
     weights_from: Path | None = None,
-    reward_fn: Any = None,
-    val_reward_fn: Any = None,
-    train_dataset: Iterable[Any] | None = None,
-    val_dataset: Iterable[Any] | None = None,
-    tokenizer: Any = None,
     backend: Backend | None = None,
     record: Record | None = None,
     watch: Callable[[int, int], None] | None = None,
@@ -71,13 +83,17 @@ def build(
     """
     import_plugins(config.trainer.plugins)
     check_engine(config, backend)
+    keep = _group_filter(config, inputs)
     device = _prepare_process(config)
-    tokenizer = tokenizer or _load_tokenizer(config)
-    train, held_out = _load_data(config, tokenizer, train_dataset, val_dataset)
+    tokenizer = inputs.tokenizer or _load_tokenizer(config)
+    train, held_out = _load_data(config, tokenizer, inputs.train_dataset, inputs.val_dataset)
+    reward_fn = inputs.reward_fn
     if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
         check_code_tests([*train, *held_out])
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
-        scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, val_reward_fn or reward_fn))
+        scorer, val_scorer = (
+            build_scorer(config, fn) for fn in (reward_fn, inputs.val_reward_fn or reward_fn)
+        )
         for each in (scorer, val_scorer):
             started.callback(each.close)
         if train:
@@ -98,7 +114,7 @@ def build(
             tokenizer=tokenizer,
             roles=roles,
             engine=engine,
-            sampler=_build_sampler(config, train, engine, kl_reward or scorer, record, watch),
+            sampler=_build_sampler(config, train, engine, kl_reward or scorer, record, watch, keep),
             evaluator=_evaluator(config, engine, val_scorer, held_out) if held_out else None,
             objective=build_objective(config),
             total_steps=num_steps,
@@ -110,6 +126,12 @@ def build(
             _add_baseline(parts, build_scorer(config, reward_fn))
         started.pop_all()
         return parts
+
+
+def _group_filter(config: TrainerConfig, inputs: Inputs) -> GroupFilter | None:
+    """The user's own rule for which groups are kept; None: the built-in one."""
+    name = config.algorithm.filter_groups.function
+    return inputs.group_filter if name is None else GROUP_FILTERS.find(name)
 
 
 def _prepare_process(config: TrainerConfig) -> torch.device:
@@ -185,6 +207,7 @@ def _build_sampler(
     scorer: Any,
     record: Record | None,
     watch: Callable[[int, int], None] | None,
+    keep: GroupFilter | None,
 ) -> DynamicSampler | Producer:
     """The sampler, in a thread of its own when rollouts are asynchronous."""
     source = PromptCursor(
@@ -205,6 +228,7 @@ def _build_sampler(
             record=record,
             watch=watch,
             num_held=_num_held(config, engine),
+            keep=keep,
         )
 
     return Producer(make, record) if config.actor_rollout_ref.rollout.mode == "async" else make(record)
@@ -212,7 +236,7 @@ def _build_sampler(
 
 def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int] | None:
     """Groups that the engine holds at once, where workers that run ahead come and go; None: as the settings say."""
-    if not isinstance(engine, Fleet) or not runs_ahead(config):
+    if not engine.num_workers or not runs_ahead(config):
         return None
     return lambda: groups_held(config, engine.num_workers)
 

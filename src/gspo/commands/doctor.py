@@ -1,9 +1,8 @@
-"""`gspo doctor`: environment, formula, batch and memory plan, noise floor, and what can never act."""
+"""`gspo doctor`: environment, objective, batch and memory plan, noise floor, and what has no effect."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,11 +25,13 @@ def doctor(
         typer.Argument(metavar="[CONFIG] [KEY=VALUE …]", help="As for gspo train."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
-    environment: Annotated[bool, typer.Option("--environment", help="Only the environment.")] = False,
-    no_model: Annotated[bool, typer.Option("--no-model", help="Leave out what needs the weights.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON.")] = False,
+    environment: Annotated[bool, typer.Option("--environment", help="Check only the environment.")] = False,
+    no_model: Annotated[
+        bool, typer.Option("--no-model", help="Skip the checks that load the weights.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Say what a config will compute and need, and whether it can work. Exits 1 when a problem is found."""
+    """Show what a config computes and needs, and whether it can work. Exits with code 1 when it finds a problem."""
     from gspo.checks.doctor.doctor import Diagnosis, examine_environment
 
     resolved = None if environment else load_arguments(arguments or [], config, show_warnings=False)
@@ -50,13 +51,11 @@ def _examine(diagnosis: Diagnosis, resolved: ResolvedConfig, no_model: bool) -> 
     from gspo.loop.run import exit_code
 
     examine_config(diagnosis, resolved)
-    for examine in (examine_memory, *(() if no_model else (examine_sample,))):
+    sections = {"memory": examine_memory} | ({} if no_model else {"quick sample": examine_sample})
+    for name, examine in sections.items():
         try:
             examine(diagnosis, resolved)
         except Exception as error:
             if exit_code(error) is None and not isinstance(error, OSError | ValueError):
                 raise
-            print(f"{examine.__name__.removeprefix('examine_')}: {error}", file=sys.stderr)
-            diagnosis.problems.append(
-                f"{examine.__name__.removeprefix('examine_')} could not be examined: {error}"
-            )
+            diagnosis.problems.append(f"{name} could not be examined: {error}")

@@ -1,4 +1,4 @@
-"""`gspo plan`: step time, memory a device and the best split of a cluster, predicted before anything is started."""
+"""`gspo plan`: step time, memory per device and the best split of a cluster, predicted before anything is started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gspo.exit_codes import EXIT_PROBLEM, EXIT_REFUSED
 
 if TYPE_CHECKING:
     from gspo.config import TrainerConfig
-    from gspo.plan import Device, Plan, Workload
+    from gspo.plan.constants import Device
+    from gspo.plan.search import Plan
+    from gspo.plan.workload import Workload
 
 app = typer.Typer(add_completion=False)
 DEFAULT_ETA = 2
@@ -29,56 +31,63 @@ def plan(
     config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model", help="Folder, config.json, hub name, a size such as 7b, or hidden=…,layers=…"
-        ),
+        typer.Option(help="Folder, config.json, hub name, a size such as 7b, or hidden=…,layers=…"),
     ] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="Devices; from the config unless given.")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="Number of devices. Default: as many as the config has.")
+    ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="Device: h200, h100, a100, …; h200 unless given.")
+        str | None, typer.Option(help="Type of device: h200, h100, a100, … Default: h200.")
     ] = None,
-    prompt_length: Annotated[int | None, typer.Option(help="Longest prompt, tokens.")] = None,
-    response_length: Annotated[int | None, typer.Option(help="Longest answer, tokens.")] = None,
+    prompt_length: Annotated[int | None, typer.Option(help="Longest prompt in tokens.")] = None,
+    response_length: Annotated[int | None, typer.Option(help="Longest response in tokens.")] = None,
     mean_prompt_length: Annotated[
-        float | None, typer.Option(help="Mean prompt; the longest unless given.")
+        float | None, typer.Option(help="Mean prompt in tokens. Default: the longest.")
     ] = None,
     mean_response_length: Annotated[
-        float | None, typer.Option(help="Mean answer; 0.35 of the longest unless given.")
+        float | None, typer.Option(help="Mean response in tokens. Default: 0.35 of the longest.")
     ] = None,
     length_spread: Annotated[
-        float | None, typer.Option(help="Standard deviation over mean of the length.")
+        float | None,
+        typer.Option(help="Standard deviation of response lengths, relative to their mean. Default: 0.8."),
     ] = None,
-    keep_rate: Annotated[float | None, typer.Option(help="Share of groups dynamic sampling keeps.")] = None,
+    keep_rate: Annotated[
+        float | None, typer.Option(help="Share of groups that dynamic sampling keeps. Default: 0.5.")
+    ] = None,
     eta: Annotated[
-        int | None, typer.Option(help="Versions rollouts may run ahead in async; 2 unless given.")
+        int | None,
+        typer.Option(help="Weight versions that rollouts may run ahead when asynchronous. Default: 2."),
     ] = None,
     simulate: Annotated[
-        int | None, typer.Option(help="Simulate so many steps with stragglers and failures.")
+        int | None, typer.Option(help="Also simulate this many steps with stragglers and failures.")
     ] = None,
-    mtbf_hours: Annotated[float | None, typer.Option(help="Hours between failures of one device.")] = None,
+    mtbf_hours: Annotated[
+        float | None, typer.Option(help="Simulation: mean hours between failures of one device.")
+    ] = None,
     save_minutes: Annotated[
-        float | None, typer.Option(help="Minutes between checkpoints; best unless given.")
+        float | None,
+        typer.Option(help="Simulation: minutes between checkpoints. Default: the best interval."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the simulation.")] = 0,
+    seed: Annotated[int, typer.Option(help="Simulation: random seed.")] = 0,
     check: Annotated[
-        Path | None, typer.Option("--check", help="Compare with a run folder's measured times.")
+        Path | None, typer.Option(help="Compare predicted stage times with those of this run folder.")
     ] = None,
     constants: Annotated[
         bool, typer.Option("--constants", help="Print every constant with its source.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Predict step time, memory a device and the best split between rollout and training. Exits 1 when nothing fits."""
+    """Predict the step time, the memory per device and the best split of a cluster between rollout and training.
+
+    Runs nothing and needs no GPU. Exits with code 1 when nothing fits.
+    """
     from gspo.models.shape import ShapeError
     from gspo.plan.check import CheckError
+    from gspo.plan.show import constants_text
 
-    _positive(gpus=gpus, prompt_length=prompt_length, response_length=response_length, simulate=simulate)
-    _positive(
-        mean_prompt_length=mean_prompt_length,
-        mean_response_length=mean_response_length,
-        mtbf_hours=mtbf_hours,
-    )
-    _positive(keep_rate=keep_rate, save_minutes=save_minutes)
+    _check_above_0(gpus=gpus, prompt_length=prompt_length, response_length=response_length, simulate=simulate)
+    _check_above_0(mean_prompt_length=mean_prompt_length, mean_response_length=mean_response_length)
+    _check_above_0(keep_rate=keep_rate, mtbf_hours=mtbf_hours, save_minutes=save_minutes)
     if keep_rate is not None and keep_rate > 1:
         _refuse("--keep-rate", keep_rate, "a share above 0 and at most 1")
     for name, value in (("--eta", eta), ("--length-spread", length_spread)):
@@ -86,26 +95,25 @@ def plan(
             _refuse(name, value, "0 or more")
     try:
         if constants:
-            from gspo.plan.show import constants_text
-
             typer.echo(constants_text(), nl=False)
             return
         if check is not None:
             _check(check, gpu, model, as_json)
             return
         resolved = _load(arguments or [], config, model, prompt_length, response_length).config
-        _note(resolved)
+        _note_limits(resolved)
         device = _device(gpu, resolved)
         work = _workload(resolved, mean_prompt_length, mean_response_length, length_spread, keep_rate, eta)
-        made = _search(resolved, model, device, gpus, work)
+        found = _search(resolved, model, device, gpus, work)
     except (ShapeError, CheckError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_REFUSED) from error
-    changes = {
-        "mtbf_s": mtbf_hours and mtbf_hours * 3600,
-        "save_interval_s": save_minutes and save_minutes * 60,
-    }
-    _report(made, simulate, {"seed": seed, **{k: v for k, v in changes.items() if v}}, as_json)
+    changes: dict[str, Any] = {"seed": seed}
+    if mtbf_hours is not None:
+        changes["mtbf_s"] = mtbf_hours * 3600
+    if save_minutes is not None:
+        changes["save_interval_s"] = save_minutes * 60
+    _report(found, simulate, changes, as_json)
 
 
 def _load(
@@ -121,18 +129,20 @@ def _load(
     return load_arguments(words, config, show_warnings=False)
 
 
-def _note(config: TrainerConfig) -> None:
-    """Say which settings the plan knows nothing of."""
+def _note_limits(config: TrainerConfig) -> None:
+    """Print which settings the prediction does not cover."""
     model, fsdp = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.fsdp_config
     if model.lora_rank:
-        text = f"actor_rollout_ref.model.lora_rank = {model.lora_rank}: planned as training all weights"
+        text = (
+            f"actor_rollout_ref.model.lora_rank = {model.lora_rank}: predicted as if all weights were trained"
+        )
         typer.echo(f"note: {text}; time and memory are upper bounds", err=True)
     if model.override_config:
-        typer.echo("note: actor_rollout_ref.model.override_config: not planned for", err=True)
+        typer.echo("note: actor_rollout_ref.model.override_config: ignored", err=True)
     if fsdp.param_offload or fsdp.offload_policy:
-        typer.echo("note: actor_rollout_ref.actor.fsdp_config: offloading is not planned for", err=True)
+        typer.echo("note: actor_rollout_ref.actor.fsdp_config: offloading is ignored", err=True)
     elif fsdp.optimizer_offload:
-        text = "planned for one trainer rank"
+        text = "counted for a single trainer rank, ignored for several"
         typer.echo(f"note: actor_rollout_ref.actor.fsdp_config.optimizer_offload: {text}", err=True)
 
 
@@ -155,7 +165,7 @@ def _workload(
     eta: int | None,
 ) -> Workload:
     from gspo.config import BatchPlan
-    from gspo.plan import workload_of
+    from gspo.plan.workload import workload_of
 
     plan = BatchPlan.of(config)
     for name, mean, longest in (
@@ -163,9 +173,11 @@ def _workload(
         ("--mean-response-length", mean_response, plan.max_response_tokens),
     ):
         if mean is not None and mean > longest:
-            _refuse(name, mean, f"at most the longest, {longest}")
+            _refuse(name, mean, f"at most the longest length, {longest}")
     if keep_rate is not None and not config.algorithm.filter_groups.enable:
-        _refuse("--keep-rate", keep_rate, "dynamic sampling: add algorithm.filter_groups.enable=true")
+        _refuse(
+            "--keep-rate", keep_rate, "dynamic sampling to be on: add algorithm.filter_groups.enable=true"
+        )
     work = workload_of(
         config, mean_response=mean_response, spread=spread, mean_prompt=mean_prompt, keep_rate=keep_rate
     )
@@ -175,46 +187,48 @@ def _workload(
 def _search(
     config: TrainerConfig, model: str | None, device: Device, gpus: int | None, work: Workload
 ) -> Plan:
-    from gspo.plan import search, shape_of
+    from gspo.models.shape import shape_of
+    from gspo.plan.search import search
 
     shape = shape_of(model or config.actor_rollout_ref.model.path)
     count = gpus or config.trainer.nnodes * (config.trainer.n_gpus_per_node or 1)
     return search(shape, device, count, work)
 
 
-def _report(made: Plan, steps: int | None, changes: dict[str, Any], as_json: bool) -> None:
+def _report(found: Plan, steps: int | None, changes: dict[str, Any], as_json: bool) -> None:
     from gspo.plan.scenario import scenario_of
     from gspo.plan.search import smallest_cluster
     from gspo.plan.show import outcome_text, plan_text
-    from gspo.plan.simulate import simulate
+    from gspo.plan.simulate import SimulationError, simulate
 
-    best = made.best
+    best = found.best
     if best is None:
-        enough = smallest_cluster(made.shape, made.device, made.work)
+        enough = smallest_cluster(found.shape, found.device, found.work)
         remedy = (
-            f"--gpus {enough} would do"
+            f"--gpus {enough} is enough"
             if enough
-            else "no cluster of up to 1,024 would do; shorten the answers"
+            else "1,024 devices are not enough either; shorten the responses"
         )
-        typer.echo(
-            f"error: {made.shape.name} does not fit on {made.gpus:,} {made.device.name} in any split, with gradient "
-            f"checkpointing or without; {remedy}",
-            err=True,
+        _fail(
+            f"{found.shape.name} does not fit on {found.gpus:,} {found.device.name} in any split, with or without "
+            f"gradient checkpointing; {remedy}"
         )
-        raise typer.Exit(EXIT_PROBLEM)
     facts: dict[str, Any] = {
-        "model": made.shape.name,
-        "parameters": made.shape.parameters,
-        "gpus": made.gpus,
-        "gpu": made.device.name,
-        "predictions": [p.to_dict() for p in made.found],
+        "model": found.shape.name,
+        "parameters": found.shape.parameters,
+        "gpus": found.gpus,
+        "gpu": found.device.name,
+        "predictions": [p.to_dict() for p in found.found],
     }
     if not as_json:
-        typer.echo(plan_text(made), nl=False)
+        typer.echo(plan_text(found), nl=False)
     if steps:
-        scenario = scenario_of(best, made.work, steps=steps, **changes)
+        scenario = scenario_of(best, found.work, steps=steps, **changes)
         calm = dataclasses.replace(scenario, mtbf_s=math.inf, sigma=0.0, slow_share=0.0)
-        real, ideal = simulate(scenario), simulate(calm)
+        try:
+            real, ideal = simulate(scenario), simulate(calm)
+        except SimulationError as error:
+            _fail(str(error))
         facts["simulation"] = {
             **real.to_dict(),
             "ideal_step_s": ideal.step_s,
@@ -237,7 +251,7 @@ def _check(folder: Path, gpu: str | None, model: str | None, as_json: bool) -> N
     typer.echo(json.dumps(found.to_dict()) if as_json else comparison_text(found), nl=as_json)
 
 
-def _positive(**values: float | None) -> None:
+def _check_above_0(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
             _refuse(f"--{name.replace('_', '-')}", value, "a number above 0")
@@ -246,3 +260,8 @@ def _positive(**values: float | None) -> None:
 def _refuse(name: str, value: Any, expected: str) -> NoReturn:
     typer.echo(f"error: {name} {value}: expected {expected}", err=True)
     raise typer.Exit(EXIT_REFUSED)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(EXIT_PROBLEM)

@@ -38,7 +38,7 @@ def train(
 def run(config: ResolvedConfig) -> int:
     """Train by a checked config; the exit code."""
     from gspo.distributed.launch import launch
-    from gspo.loop.run import train as run_training
+    from gspo.loop.run import run_program
 
     code = launch(config.config, sys.argv[1:])  # several ranks on this machine
-    return run_training(config) if code is None else code
+    return run_program(config) if code is None else code

@@ -78,20 +78,20 @@ class BatchPlan:
 
     def lines(self) -> list[tuple[str, str]]:
         """The plan as (what, how much) pairs."""
-        total = "by the data" if self.total_steps is None else f"{self.total_steps:,}"
+        total = "depends on the data" if self.total_steps is None else f"{self.total_steps:,}"
         batches = "unlimited" if self.max_generation_batches is None else str(self.max_generation_batches)
         generated = self.max_generated_tokens
         updates = f"{self.optimiser_steps} ({self.num_mini_batches} mini-batches x {self.num_epochs} epochs)"
         return [
             ("training steps", total),
-            ("prompts a step", f"{self.prompts:,}"),
-            ("rollouts a step", f"{self.rollouts:,} ({self.prompts:,} groups of {self.group_size})"),
-            ("generation batch", f"{self.generation_batch:,} prompts, at most {batches} a step"),
+            ("prompts per step", f"{self.prompts:,}"),
+            ("rollouts per step", f"{self.rollouts:,} ({self.prompts:,} groups of {self.group_size})"),
+            ("generation batch", f"{self.generation_batch:,} prompts, at most {batches} per step"),
             ("mini-batch", f"{self.mini_batch_prompts:,} prompts, {self.mini_batch_rollouts:,} rollouts"),
-            ("optimiser steps a step", updates),
-            ("tokens a rollout", f"up to {self.max_prompt_tokens:,} + {self.max_response_tokens:,}"),
-            ("trained tokens a step", f"up to {self.max_trained_tokens:,}"),
-            ("generated tokens a step", "no bound" if generated is None else f"up to {generated:,}"),
+            ("optimiser steps per step", updates),
+            ("tokens per rollout", f"up to {self.max_prompt_tokens:,} + {self.max_response_tokens:,}"),
+            ("trained tokens per step", f"up to {self.max_trained_tokens:,}"),
+            ("generated tokens per step", "unlimited" if generated is None else f"up to {generated:,}"),
         ]
 
 
@@ -112,20 +112,20 @@ def roles(config: TrainerConfig) -> dict[str, bool]:
     }
 
 
-def never_acts(config: TrainerConfig, ineffective: Sequence[str] = ()) -> list[str]:
+def without_effect(config: TrainerConfig, ineffective: Sequence[str] = ()) -> list[str]:
     """What cannot have an effect in this run, in sentences."""
     plan, actor = BatchPlan.of(config), config.actor_rollout_ref.actor
     objective = resolved_loss(actor)
     found = list(ineffective)
     if plan.optimiser_steps == 1 and actor.old_log_prob_source != "rollout":
-        found.append("clipping: with one optimiser step a rollout batch the ratio is always 1")
+        found.append("clipping: with one optimiser step per rollout batch the ratio is always 1")
     elif objective.clips and actor.old_log_prob_source != "rollout":
         found.append("clipping in the first mini-batch of a step: its ratio is 1 by construction")
     if not config.algorithm.filter_groups.enable and plan.group_size > 1:
         found.append(
-            "groups of equal rewards: they are trained on and have no gradient (filter_groups.enable is off)"
+            "groups with equal rewards: they are trained on but give no gradient (filter_groups.enable is off)"
         )
     for role, wanted in roles(config).items():
         if not wanted:
-            found.append(f"the {role}: not asked for, not loaded")
+            found.append(f"{role}: this config does not use one")
     return found

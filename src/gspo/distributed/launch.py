@@ -78,20 +78,20 @@ def launch(config: TrainerConfig, arguments: list[str]) -> int | None:
             # Negative: it was killed by that signal.
             return first.exitcode if first.exitcode > 0 else EXIT_WORKERS_LOST
         except SignalException:  # the ranks had it too; whether they have saved, rank 0 knows
-            return _told_code()
+            return _reported_code()
         finally:
             del os.environ[CODE_FILE]
     return EXIT_DONE
 
 
-def tell_code(code: int) -> None:
-    """Tell who launched the ranks the exit code of the run; rank 0 does."""
+def report_exit_code(code: int) -> None:
+    """On rank 0: leave the exit code of the run for the process that launched the ranks."""
     file = os.environ.get(CODE_FILE)
     if file is not None and os.environ.get("RANK") == "0":
         Path(file).write_text(str(code))
 
 
-def _told_code() -> int:
+def _reported_code() -> int:
     try:
         return int(Path(os.environ[CODE_FILE]).read_text())
     except (FileNotFoundError, ValueError):

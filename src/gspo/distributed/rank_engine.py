@@ -7,11 +7,11 @@ from typing import Any
 
 from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_worker import RankWorker
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.types import Group
 
 
-class RankEngine:
+class RankEngine(RolloutEngine):
     """A RolloutEngine over the ranks of a group, stepped together.
 
     A group goes to the rank of its submission number, so which rank generates it, and with which other groups, is a

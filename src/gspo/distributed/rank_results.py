@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gspo.types import Metrics
+from gspo.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,11 @@ from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_results import RankScores, RankUpdate
 from gspo.distributed.rank_worker import MakeModels, RankWorker
+from gspo.metrics import Metrics
 from gspo.training.parallel.ranks import merge_ranks
 from gspo.training.policy import LossFunction, Regulariser, Update
 from gspo.training.roles import PolicyFacts
-from gspo.types import AdvantageBatch, Batch, Metrics, ScoredBatch, TrainBatch
+from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
 
 
 def merge_rows(parts: list[Any]) -> Any:

@@ -16,13 +16,14 @@ from torch import Tensor
 from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
 from gspo.distributed.rank_group import RankPlace
 from gspo.distributed.rank_results import FoundRows, RankScores, RankUpdate
+from gspo.metrics import Metric, Metrics
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.training.parallel.fsdp import Shards
 from gspo.training.parallel.sharded_lora import ShardedAdapters
 from gspo.training.policy import LossFunction, Regulariser
 from gspo.training.roles import ADAPTER_FILES, LocalRoles, PolicyFacts
-from gspo.types import AdvantageBatch, Group, Metric, Metrics, TrainBatch
+from gspo.types import AdvantageBatch, Group, TrainBatch
 
 JOIN_TIMEOUT = timedelta(minutes=30)  # for ranks to meet, and for a collective: ranks enter them together
 

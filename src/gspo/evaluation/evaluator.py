@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.metrics import Metric, Metrics
 from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
 from gspo.runs.metric_names import aux_name, core_name
-from gspo.types import Group, Metric, Metrics, Prompt
+from gspo.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gspo.metrics import Metric, Metrics
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
-from gspo.types import Group, Metric, Metrics
+from gspo.types import Group
 
 
 class GreedyBaseline:

@@ -1,1 +1,5 @@
-"""Kernels of our own for float32 models on a CPU, compiled where there is a C++ compiler."""
+"""Faster ways to run parts of a transformers model: C++ on CPUs, Triton and flash attention on GPUs, compiled layers."""
+
+
+class UnsupportedModel(ValueError):
+    """The model computes something that our code would leave out or cannot reproduce."""

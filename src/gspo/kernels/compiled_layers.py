@@ -1,4 +1,4 @@
-"""Decoder layers compiled, in use only where they are asked for."""
+"""Decoder layers compiled by torch, in use only within a context."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from torch import nn
 from torch._functorch import config as _functorch_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from gspo.kernels.cpu_library import compiler, fits
+from gspo.kernels.cpu_library import compiler, is_cpu_float32
 
 # A process holds a handful of variants of a layer's code (trained, frozen, decoding, each window, few or many tokens).
-# torch keeps 8 and runs the next as they are, whose bits would depend on what came first.
+# torch keeps 8 and runs further ones uncompiled, so that bits would depend on which came first.
 MAX_VARIANTS = 64
-# On a CPU. Compiling takes some 30 s the first time, which the few seconds that a run of a smaller model saves in a
-# hundred steps do not pay for.
+# On a CPU. Compiling takes about 30 s the first time; a smaller model saves only a few seconds in a hundred steps.
 MIN_PARAMETERS = 4_000_000
 
 
 class CompiledLayers:
     """The repeated layers of a model and one compiled forward for each class of them.
 
-    Layers of a class share their code and differ in their weights, which a compiled forward takes as inputs: the first
-    layer pays for all. A whole model takes minutes to compile, a layer seconds; what is lost is one fusion a layer.
+    Layers of a class share their code and differ in their weights, which are inputs of a compiled forward: only the
+    first layer is compiled. A whole model takes minutes to compile, a layer seconds; the cost is one fusion per layer.
     """
 
     def __init__(self, model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> None:
@@ -41,7 +40,7 @@ class CompiledLayers:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within this, inside `active`, the layers run as they are."""
+        """Within this, inside `active`, the layers run uncompiled."""
         forwards = [layer.__dict__.pop("forward") for layer in self._layers]
         try:
             yield
@@ -53,8 +52,8 @@ class CompiledLayers:
     def active(self) -> Iterator[None]:
         """Within this the layers run compiled.
 
-        What is cheap to compute again is not kept for the backward: a tenth of a large model's memory for 3 % of its
-        step (docs/dev/performance-log.md).
+        On a GPU the backward recomputes what is cheap to compute: that saves a tenth of a large model's memory for 3 %
+        of its step (docs/performance.md).
         """
         for layer in self._layers:
             layer.forward = partial(self._forwards[type(layer)], layer)
@@ -67,10 +66,10 @@ class CompiledLayers:
 
 
 def worth_compiling(model: nn.Module) -> bool:
-    """Dense decoders on a GPU, and on a CPU from some size on; not if only deterministic algorithms are wanted.
+    """Whether to compile: dense decoders on a GPU, or large on a CPU; never under deterministic algorithms.
 
-    Experts route tokens by their values, which compiled code handles in pieces; and a kernel compiled for a GPU chooses
-    how it sums by measuring, so two processes may choose differently.
+    Experts route tokens by their values, which compiled code handles in pieces. A kernel compiled for a GPU chooses the
+    order of its sums by measuring, so two processes may choose differently.
     """
     if not is_dense(model) or torch.are_deterministic_algorithms_enabled():
         return False
@@ -78,23 +77,23 @@ def worth_compiling(model: nn.Module) -> bool:
 
 
 def is_dense(model: nn.Module) -> bool:
-    """Whether every token goes through all of the model."""
+    """Whether every token passes through all parameters: no experts."""
     return not any("experts" in name for name, _ in model.named_modules())
 
 
 def _pays_on_a_cpu(model: nn.Module) -> bool:
-    """Whether a model of this size and precision gains more than compiling costs, where there is a C++ compiler.
+    """Whether a model of this size and precision gains more than compiling costs, and there is a C++ compiler.
 
-    Decided by the model alone and not by the length of a run: a run that is resumed to go on further keeps its bits.
+    Decided by the model and not by the length of a run: a run that is resumed for more steps keeps its bits.
     """
     parameters = list(model.parameters())
     return (
-        all(map(fits, parameters))
+        all(map(is_cpu_float32, parameters))
         and sum(p.numel() for p in parameters) >= MIN_PARAMETERS
         and has_cpp_compiler()
     )
 
 
 def has_cpp_compiler() -> bool:
-    """Whether the compiler that torch would call is there; whether it works turns out when it is called."""
+    """Whether the compiler that torch would call exists; whether it works shows when it is called."""
     return compiler() is not None

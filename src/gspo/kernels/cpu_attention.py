@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences with shared prefixes, as one operation that a compiler can take."""
+"""Causal attention over packed sequences with shared prefixes, as one operation that torch can compile around."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 
-from gspo.kernels.cpu_library import Shape, fits, kernels, library
+from gspo.kernels.cpu_library import Shape, is_cpu_float32, kernels, library
 
-# Sequences of a prefix that one thread takes together. More than a few would leave threads idle.
+# Sequences of a prefix that one thread processes together. More than a few would leave threads idle.
 CHUNK = 8
-LANES = 16  # numbers of a vector
+LANES = 16  # numbers in a vector
 
 
 class PackedSequences(NamedTuple):
-    """The sequences of a packed row, those that continue the same prefix side by side.
+    """The sequences of a packed row, grouped by the prefix they continue, as one int64 table.
 
-    One list of numbers, so that a compiler has one size to know: how many sequences and chunks there are, then of each
-    sequence its start, length, start of the prefix and its length, and of each chunk its first sequence, how many, and
-    where their prefix's gradients are summed.
+        [ S, C,                                          number of sequences and of chunks
+          start, length, prefix start, prefix length,    S times, sequences of a prefix side by side
+          first sequence, count, sum start,              C times
+        ]
+
+    A chunk is up to CHUNK sequences of one prefix, which one thread processes together; `sum start` is where their
+    gradients of the prefix are summed. One tensor, because a compiled layer guards the size of each of its inputs.
     """
 
     table: Tensor
@@ -33,15 +37,15 @@ class PackedSequences(NamedTuple):
     def of(
         sequences: Sequence[tuple[int, int, int, int]], device: torch.device | str = "cpu"
     ) -> PackedSequences:
-        """Of sequences given as start, length, start of the prefix, its length; `device` is the CPU."""
+        """From sequences as (start, length, prefix start, prefix length); `device` is the CPU."""
         ordered = sorted((s for s in sequences if s[1]), key=lambda s: s[2:])
-        chunks, first, place = [], 0, 0
-        for (_, size), members in groupby(ordered, key=lambda s: s[2:]):
-            left = len(list(members))
+        chunks, first, sum_start = [], 0, 0
+        for (_, size), same_prefix in groupby(ordered, key=lambda s: s[2:]):
+            left = len(list(same_prefix))
             while left:
                 count = min(left, CHUNK if size else 1)
-                chunks.append((first, count, place))
-                first, left, place = first + count, left - count, place + size
+                chunks.append((first, count, sum_start))
+                first, left, sum_start = first + count, left - count, sum_start + size
         return PackedSequences(
             torch.tensor([len(ordered), len(chunks), *chain(*ordered, *chunks)], device=device)
         )
@@ -51,43 +55,43 @@ class PackedSequences(NamedTuple):
         return torch.ops.gspo.attend(q, k, v, self.table, scale, window or 0)[0]
 
 
-class _Places(NamedTuple):
-    """Where the lists of a table stand in memory."""
+class _Pointers(NamedTuple):
+    """Where the lists of a table are in memory, for the C++ kernels."""
 
     sequences: int
     chunks: int
     num_chunks: int
-    num_sums: int  # tokens of prefixes, once for every chunk
+    num_sums: int  # tokens of prefixes, counted once per chunk
 
     @staticmethod
-    def of(table: Tensor) -> _Places:
+    def of(table: Tensor) -> _Pointers:
         num, num_chunks = table[:2].tolist()
         sequences, chunks = table[2 : 2 + 4 * num], table[2 + 4 * num :]
         num_sums = 0
         if num_chunks:
-            first, _, place = chunks[-3:].tolist()
-            num_sums = place + int(sequences[4 * first + 3])
-        return _Places(sequences.data_ptr(), chunks.data_ptr(), num_chunks, num_sums)
+            first, _, sum_start = chunks[-3:].tolist()
+            num_sums = sum_start + int(sequences[4 * first + 3])
+        return _Pointers(sequences.data_ptr(), chunks.data_ptr(), num_chunks, num_sums)
 
 
-def takes(model: torch.nn.Module) -> bool:
-    """Whether the kernels run this model's attention: float32 on a CPU that something compiles for."""
-    return fits(next(model.parameters())) and library() is not None
+def supports(model: torch.nn.Module) -> bool:
+    """Whether the kernels run this model's attention: float32 on a CPU, and the kernels were compiled."""
+    return is_cpu_float32(next(model.parameters())) and library() is not None
 
 
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
-    """Attention and the log of its denominators [heads, N]."""
+    """Attention, and the log of its denominators [heads, N]."""
     size = q.shape[2]
-    q, k, v = _widened(q, k, v)
+    q, k, v = _check_and_pad(q, k, v)
     out, logs = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0])
-    places = _Places.of(table)
+    at = _Pointers.of(table)
     kernels().gspo_attend(
-        *(x.data_ptr() for x in (q, k, v, out, logs)), places.sequences, places.chunks, places.num_chunks,
+        *(x.data_ptr() for x in (q, k, v, out, logs)), at.sequences, at.chunks, at.num_chunks,
         len(q), _shape(q, k, scale, window),
     )  # fmt: skip
-    return _narrowed(out, size), logs
+    return _unpad(out, size), logs
 
 
 def _attend_backward(
@@ -102,56 +106,56 @@ def _attend_backward(
     window: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     size = q.shape[2]
-    q, k, v = _widened(q, k, v)
-    grad, out = _wide(grad), _wide(out)
+    q, k, v = _check_and_pad(q, k, v)
+    grad, out = _pad(grad), _pad(out)
     grads = [torch.empty_like(x) for x in (q, k, v)]
-    places = _Places.of(table)
-    partials = q.new_empty(2, places.num_sums, *k.shape[1:])
+    at = _Pointers.of(table)
+    partials = q.new_empty(2, at.num_sums, *k.shape[1:])
     kernels().gspo_attend_backward(
-        *(x.data_ptr() for x in (grad, q, k, v, out, logs, *grads, partials)), places.num_sums,
-        places.sequences, places.chunks, places.num_chunks, len(q), _shape(q, k, scale, window),
+        *(x.data_ptr() for x in (grad, q, k, v, out, logs, *grads, partials)), at.num_sums,
+        at.sequences, at.chunks, at.num_chunks, len(q), _shape(q, k, scale, window),
     )  # fmt: skip
-    of_q, of_k, of_v = (_narrowed(x, size) for x in grads)
-    return of_q, of_k, of_v
+    grad_q, grad_k, grad_v = (_unpad(x, size) for x in grads)
+    return grad_q, grad_k, grad_v
 
 
 def decode_attend(
     q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, lengths: Tensor, rows: Tensor,
     chunks: Tensor, scale: float, window: int,
 ) -> Tensor:  # fmt: skip
-    """Attention of one new token a row, whose key and value are stored at place `lengths` [B] of its row.
+    """Attention of one new token per row, whose key and value are stored at position `lengths` [B] of its row.
 
-    `keys` and `values` are [slots, key heads, places, `wide_size(size)`]. `rows` lists all rows, chunk by chunk; those of
-    a chunk [first, how many, tokens] begin with the same tokens, which are read from the first of them.
+    `keys` and `values` are [slots, key heads, positions, padded_size(size)]. `rows` lists all rows, chunk by chunk; the
+    rows of a chunk [first, count, tokens] begin with the same tokens, which are read from its first row.
     """
     size = q.shape[2]
-    q, k, v = _widened(q, k, v)
+    q, k, v = _check_and_pad(q, k, v)
     out = torch.empty_like(q)
     kernels().gspo_decode_attend(
         *(x.data_ptr() for x in (q, k, v, keys, values, out, lengths, rows, chunks)), len(chunks),
         keys.shape[2], _shape(q, k, scale, window),
     )  # fmt: skip
-    return _narrowed(out, size)
+    return _unpad(out, size)
 
 
-def wide_size(size: int) -> int:
-    """Numbers of a head as the kernels take them: whole vectors, zeros at the end."""
+def padded_size(size: int) -> int:
+    """The head size of the kernels: whole vectors, with zeros at the end."""
     return size + -size % LANES
 
 
-def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _check_and_pad(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if k.shape != v.shape:
-        raise ValueError(f"values of {v.shape[-1]} numbers a head where keys have {k.shape[-1]}")
-    if not all(map(fits, (q, k, v))):
-        raise ValueError(f"attention in {q.dtype}, {k.dtype}, {v.dtype}, which the kernels do not take")
-    return _wide(q), _wide(k), _wide(v)
+        raise ValueError(f"values have a head size of {v.shape[-1]}, keys of {k.shape[-1]}")
+    if not all(map(is_cpu_float32, (q, k, v))):
+        raise ValueError(f"attention in {q.dtype}, {k.dtype}, {v.dtype}; the kernels run float32 on a CPU")
+    return _pad(q), _pad(k), _pad(v)
 
 
-def _wide(x: Tensor) -> Tensor:
-    return F.pad(x, (0, wide_size(x.shape[2]) - x.shape[2])) if x.shape[2] % LANES else x.contiguous()
+def _pad(x: Tensor) -> Tensor:
+    return F.pad(x, (0, padded_size(x.shape[2]) - x.shape[2])) if x.shape[2] % LANES else x.contiguous()
 
 
-def _narrowed(x: Tensor, size: int) -> Tensor:
+def _unpad(x: Tensor, size: int) -> Tensor:
     return x if x.shape[2] == size else x[:, :, :size].contiguous()
 
 

@@ -1,8 +1,8 @@
-// Float32 attention, products of few rows and log-probs on a CPU.
+// Float32 attention, linear layers of small batches and log-probs on a CPU.
 //
-// Products are made of one step, a tile of a matrix product whose sums stay in registers. Vectors are the compiler's
-// own, so the same source serves every machine it can compile for. What a row of a result is does not depend on the
-// rows beside it or on the number of threads.
+// Every product is built from one tile of a matrix product whose sums stay in registers. Vectors are the compiler's
+// vector extension, so the same source compiles for every processor. A row of a result depends neither on the rows
+// beside it nor on the number of threads.
 
 #include <cmath>
 #include <cstring>
@@ -16,17 +16,17 @@ typedef int ivec __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4), may_alias));
 
 #ifdef __AVX512F__
-constexpr int ROWS = 6, WIDE = 4, HIGH = 16;  // of a tile, wide and of one vector: at most 24 of 32 registers hold sums
+constexpr int ROWS = 6, WIDE = 4, HIGH = 16;  // sizes of a tile: at most 24 of 32 registers hold sums
 #else
 constexpr int ROWS = 6, WIDE = 1, HIGH = 6;
 #endif
-constexpr long BLOCK = 48;  // queries whose scores stand in memory at a time, at most
+constexpr long BLOCK = 48;  // queries whose scores are in memory at a time, at most
 
 #define UNROLL _Pragma("GCC unroll 16")
 
 inline vec load(const float* p) { return *(const loose*)p; }
 inline void store(float* p, vec x) { *(loose*)p = x; }
-inline vec all(float x) { return vec{} + x; }
+inline vec broadcast(float x) { return vec{} + x; }
 inline long up(long n) { return (n + LANES - 1) / LANES * LANES; }
 
 template <int... I>
@@ -34,8 +34,8 @@ inline vec mix(vec a, vec b) {
     return __builtin_shuffle(a, b, ivec{I...});
 }
 
-// Lanes joined in halves: always in the same order.
-inline vec crossed(vec x, int step) {
+// Lanes exchanged at a distance of `step`: reductions always add in the same order.
+inline vec swap_lanes(vec x, int step) {
     switch (step) {
         case 8: return mix<8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7>(x, x);
         case 4: return mix<4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11>(x, x);
@@ -45,13 +45,13 @@ inline vec crossed(vec x, int step) {
 }
 
 inline float sum(vec x) {
-    UNROLL for (int step = 8; step; step /= 2) x += crossed(x, step);
+    UNROLL for (int step = 8; step; step /= 2) x += swap_lanes(x, step);
     return x[0];
 }
 
-inline float greatest(vec x) {
+inline float max_lane(vec x) {
     UNROLL for (int step = 8; step; step /= 2) {
-        const vec other = crossed(x, step);
+        const vec other = swap_lanes(x, step);
         x = other > x ? other : x;
     }
     return x[0];
@@ -59,19 +59,19 @@ inline float greatest(vec x) {
 
 // exp(x) for x <= 0 to about an ulp, by the polynomial of Cephes' expf; 0 below -87.
 inline vec exponential(vec x) {
-    const vec kept = x < all(-87.0f) ? all(-87.0f) : x;
+    const vec kept = x < broadcast(-87.0f) ? broadcast(-87.0f) : x;
     const vec shifted = kept * 1.44269504088896341f + 12582912.0f;  // 1.5 · 2²³: rounds to a whole number
     const vec whole = shifted - 12582912.0f;
     const vec r = kept - whole * 0.693359375f + whole * 2.12194440e-4f;
-    vec p = all(1.9875691500e-4f);
+    vec p = broadcast(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + r + 1.0f;
-    const vec power = (vec)(((ivec)shifted << 23) + (ivec)all(1.0f));
-    return x < all(-87.0f) ? vec{} : p * power;
+    const vec power = (vec)(((ivec)shifted << 23) + (ivec)broadcast(1.0f));
+    return x < broadcast(-87.0f) ? vec{} : p * power;
 }
 
 // c[m][0 … 16·N) (+)= Σ_k a[m·am + k·ak] · b[k·ldb + 0 … 16·N)
@@ -84,7 +84,7 @@ inline void tile(long depth, const float* a, long am, long ak, const float* b, l
         vec row[N];
         UNROLL for (int n = 0; n < N; n++) row[n] = load(b + k * ldb + n * LANES);
         UNROLL for (int m = 0; m < M; m++) {
-            const vec x = all(a[m * am + k * ak]);
+            const vec x = broadcast(a[m * am + k * ak]);
             UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
         }
     }
@@ -112,8 +112,8 @@ void multiply(long rows, long columns, long depth, const float* a, long am, long
     if (left == 1) strip<1, HIGH>(rows, depth, a, am, ak, b + at, ldb, c + at, ldc, add);
 }
 
-// 16 × 16 numbers turned round: rows i and i + 8 are shuffled into one another, four times.
-inline void turn(const float* from, long ldf, float* to, long ldt) {
+// Transposes 16 × 16 numbers: rows i and i + 8 are interleaved, four times.
+inline void transpose_tile(const float* from, long ldf, float* to, long ldt) {
     vec x[16], y[16];
     UNROLL for (int i = 0; i < 16; i++) x[i] = load(from + i * ldf);
     UNROLL for (int round = 0; round < 4; round++) {
@@ -126,35 +126,35 @@ inline void turn(const float* from, long ldf, float* to, long ldt) {
     UNROLL for (int i = 0; i < 16; i++) store(to + i * ldt, x[i]);
 }
 
-// to [size, up(num)] = from [num, size] turned round, zero beyond num.
+// to [size, up(num)] = from [num, size] transposed, zero beyond num.
 void transpose(const float* from, long ldf, long num, long size, float* to) {
     const long ldt = up(num), whole = num / LANES * LANES;
     for (long i = 0; i < whole; i += LANES)
-        for (long d = 0; d + LANES <= size; d += LANES) turn(from + i * ldf + d, ldf, to + d * ldt + i, ldt);
+        for (long d = 0; d + LANES <= size; d += LANES) transpose_tile(from + i * ldf + d, ldf, to + d * ldt + i, ldt);
     for (long d = size / LANES * LANES; d < size; d++)
         for (long i = 0; i < whole; i++) to[d * ldt + i] = from[i * ldf + d];
     for (long d = 0; d < size && whole < num; d++)
         for (long i = whole; i < ldt; i++) to[d * ldt + i] = i < num ? from[i * ldf + d] : 0.0f;
 }
 
-// Of `width` scores, a multiple of 16, a query sees [first, last): the others become -inf.
-inline void hide(float* scores, long first, long last, long width) {
+// Sets scores outside [first, last) to -inf; `width` is a multiple of 16.
+inline void mask_outside(float* scores, long first, long last, long width) {
     const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    const vec never = all(-INFINITY);
+    const vec never = broadcast(-INFINITY);
     for (long i = 0; i < first; i += LANES)
         store(scores + i, lane + (int)i < (int)first ? never : load(scores + i));
     for (long i = last / LANES * LANES; i < width; i += LANES)
         store(scores + i, lane + (int)i >= (int)last ? never : load(scores + i));
 }
 
-// exp(scale · (x - max)) in place over `width` columns, hidden ones -inf; the sum and the greatest scaled score.
-inline void soften(float* x, long width, float scale, float* total, float* top) {
+// x = exp(scale · (x - max)) over `width` columns; `total` is the sum, `top` the highest scaled score.
+inline void softmax_row(float* x, long width, float scale, float* total, float* top) {
     vec most = load(x);
     for (long i = LANES; i < width; i += LANES) {
         const vec here = load(x + i);
         most = here > most ? here : most;
     }
-    const float shift = greatest(most) * scale;
+    const float shift = max_lane(most) * scale;
     vec sums{};
     for (long i = 0; i < width; i += LANES) {
         const vec weights = exponential(load(x + i) * scale - shift);
@@ -165,7 +165,7 @@ inline void soften(float* x, long width, float scale, float* total, float* top) 
     *top = shift;
 }
 
-inline void fetch(const float* from, long num) {
+inline void prefetch(const float* from, long num) {
     for (long i = 0; i < num; i += LANES) __builtin_prefetch(from + i, 0, 2);
 }
 
@@ -176,12 +176,12 @@ float* scratch(std::vector<float>& memory, long size) {
 
 thread_local std::vector<float> memories[8];
 
-// Sequences of a packed row: start and length of its own tokens and of the prefix that it continues.
+// A sequence of a packed row: start and length of its own tokens and of the prefix that it continues.
 struct Sequence {
     long start, length, prefix, prefix_length;
 };
-// Neighbours in a list of sequences that continue the same prefix. `extra`: of a packed row, where their sums for the
-// prefix's gradients stand; of a decode step, the tokens of the prefix.
+// Consecutive sequences that continue the same prefix. `extra` is, in a packed row, where their sums of the prefix's
+// gradients are stored; in a decode step, the number of tokens of the prefix.
 struct Chunk {
     long first, count, extra;
 };
@@ -192,10 +192,10 @@ struct Shape {
     long shared() const { return heads / key_heads; }
 };
 
-// Keys before this place of a sequence are out of sight for the query at `place`.
+// The first key that the query at `place` of a sequence sees.
 inline long first_seen(const Shape& s, long place) { return s.window && place >= s.window ? place - s.window + 1 : 0; }
 
-// Queries of a sequence that are taken at a time: about the same number each time.
+// How many queries of a sequence are processed at a time: about equal blocks.
 inline long block_of(long length) {
     const long times = (length + BLOCK - 1) / BLOCK, rows = (length + times - 1) / times;
     return (rows + ROWS - 1) / ROWS * ROWS;
@@ -203,24 +203,24 @@ inline long block_of(long length) {
 
 inline long clamp(long x, long most) { return x < 0 ? 0 : x > most ? most : x; }
 
-// Hides what query `row` of a sequence does not see in its scores: `before` columns of prefix, then `own` of its own.
-inline void hide_unseen(const Shape& s, const Sequence& q, long row, float* scores, long before, long own) {
+// Masks the scores that query `row` does not see: `before` columns of the prefix, then `own` of the sequence itself.
+inline void mask_unseen(const Shape& s, const Sequence& q, long row, float* scores, long before, long own) {
     const long first = first_seen(s, q.prefix_length + row);
-    hide(scores, clamp(first, q.prefix_length), q.prefix_length, before);
-    hide(scores + before, clamp(first - q.prefix_length, own), row + 1, own);
+    mask_outside(scores, clamp(first, q.prefix_length), q.prefix_length, before);
+    mask_outside(scores + before, clamp(first - q.prefix_length, own), row + 1, own);
 }
 
-// `tile` of M rows of weights that stand one after another; what comes after them is fetched meanwhile, bit by bit.
+// `tile` over M consecutive rows of weights; the rows after them are prefetched meanwhile.
 template <int M, int N>
-inline void stream(long depth, const float* w, const float* turned, float* c) {
+inline void stream(long depth, const float* w, const float* transposed, float* c) {
     vec sums[M][N] = {};
     const float* ahead = w + M * depth;
     for (long k = 0; k < depth; k++) {
         vec row[N];
         __builtin_prefetch(ahead + k * LANES, 0, 2);
-        UNROLL for (int n = 0; n < N; n++) row[n] = load(turned + (k * N + n) * LANES);
+        UNROLL for (int n = 0; n < N; n++) row[n] = load(transposed + (k * N + n) * LANES);
         UNROLL for (int m = 0; m < M; m++) {
-            const vec x = all(w[m * depth + k]);
+            const vec x = broadcast(w[m * depth + k]);
             UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
         }
     }
@@ -228,19 +228,19 @@ inline void stream(long depth, const float* w, const float* turned, float* c) {
         UNROLL for (int n = 0; n < N; n++) store(c + (m * N + n) * LANES, sums[m][n]);
 }
 
-constexpr long COLUMNS = 48;  // of a product that are computed together: a multiple of every M below
+constexpr long COLUMNS = 48;  // computed together: a multiple of every M below
 
-// COLUMNS columns, or the last `num`, of a product of at most 16·N rows: w xᵀ, turned round in the nearest memory.
+// COLUMNS columns, or the last `num`, of a product of at most 16·N rows: w xᵀ, transposed in the nearest cache.
 template <int N, int M>
-inline void panel(const float* turned, const float* w, float* out, long rows, long num, long columns, long depth) {
+inline void panel(const float* transposed, const float* w, float* out, long rows, long num, long columns, long depth) {
     float sums[COLUMNS * N * LANES], back[LANES * LANES];
     if (num == COLUMNS)
-        for (long i = 0; i < COLUMNS; i += M) stream<M, N>(depth, w + i * depth, turned, sums + i * N * LANES);
+        for (long i = 0; i < COLUMNS; i += M) stream<M, N>(depth, w + i * depth, transposed, sums + i * N * LANES);
     else
-        strip<N, M>(num, depth, w, depth, 1, turned, N * LANES, sums, N * LANES, false);
+        strip<N, M>(num, depth, w, depth, 1, transposed, N * LANES, sums, N * LANES, false);
     for (long at = 0; at < num; at += LANES)
         for (long first = 0; first < rows; first += LANES) {
-            turn(sums + at * N * LANES + first, N * LANES, back, LANES);
+            transpose_tile(sums + at * N * LANES + first, N * LANES, back, LANES);
             const long wide = num - at < LANES ? num - at : LANES, high = rows - first < LANES ? rows - first : LANES;
             for (long i = 0; i < high; i++)
                 std::memcpy(out + (first + i) * columns + at, back + i * LANES, wide * sizeof(float));
@@ -251,18 +251,20 @@ inline void panel(const float* turned, const float* w, float* out, long rows, lo
 
 extern "C" {
 
-// out [rows, columns] = x [rows, depth] · wᵀ, w [columns, depth]: every weight comes from memory once.
-void gspo_few_rows(const float* x, const float* w, float* out, long rows, long columns, long depth) {
+// out [rows, columns] = x [rows, depth] · wᵀ, w [columns, depth]: every weight is read from memory once.
+void gspo_small_batch_linear(const float* x, const float* w, float* out, long rows, long columns, long depth) {
     constexpr long most = WIDE * LANES;
-    float* turned = scratch(memories[7], depth * (up(rows) + most));
-    for (long first = 0; first < rows; first += most)
-        transpose(x + first * depth, depth, rows - first < most ? rows - first : most, depth, turned + first * depth);
+    float* transposed = scratch(memories[7], depth * (up(rows) + most));
+    for (long first = 0; first < rows; first += most) {
+        const long here = rows - first < most ? rows - first : most;
+        transpose(x + first * depth, depth, here, depth, transposed + first * depth);
+    }
 #pragma omp parallel for schedule(static)
     for (long at = 0; at < columns; at += COLUMNS) {
         const long num = columns - at < COLUMNS ? columns - at : COLUMNS;
         for (long first = 0; first < rows; first += most) {
             const long here = rows - first < most ? rows - first : most;
-            const float *from = turned + first * depth, *weights = w + at * depth;
+            const float *from = transposed + first * depth, *weights = w + at * depth;
             float* to = out + first * columns + at;
             switch (up(here) / LANES) {
                 case 1: panel<1, HIGH>(from, weights, to, here, num, columns, depth); break;
@@ -274,38 +276,38 @@ void gspo_few_rows(const float* x, const float* w, float* out, long rows, long c
     }
 }
 
-// Of logits [rows, columns] the log-prob of each row's target, the entropy, and the log of the denominator.
+// For logits [rows, columns]: each row's log-prob of its target, entropy, and log of the softmax denominator.
 void gspo_chosen(const float* logits, const long* targets, float* chosen, float* entropies, float* logs, long rows,
                  long columns) {
 #pragma omp parallel for schedule(static)
     for (long row = 0; row < rows; row++) {
         const float* x = logits + row * columns;
         const long whole = columns / LANES * LANES;
-        vec tops = all(-INFINITY);
+        vec tops = broadcast(-INFINITY);
         for (long i = 0; i < whole; i += LANES) {
             const vec here = load(x + i);
             tops = here > tops ? here : tops;
         }
-        float top = greatest(tops);
+        float top = max_lane(tops);
         for (long i = whole; i < columns; i++) top = x[i] > top ? x[i] : top;
-        double total = 0, mean = 0;  // of parts that are short enough for float32
+        double total = 0, mean = 0;  // summed over parts that are short enough for float32
         for (long first = 0; first < columns; first += 64 * LANES) {
             const long last = first + 64 * LANES < whole ? first + 64 * LANES : whole;
             vec weights{}, means{};
             for (long i = first; i < last; i += LANES) {
                 const vec shifted = load(x + i) - top, weight = exponential(shifted);
                 weights += weight;
-                means += weight * (shifted < all(-87.0f) ? all(-87.0f) : shifted);
+                means += weight * (shifted < broadcast(-87.0f) ? broadcast(-87.0f) : shifted);
             }
             total += sum(weights);
             mean += sum(means);
         }
         if (whole < columns) {
-            vec rest = all(-INFINITY);
+            vec rest = broadcast(-INFINITY);
             for (long i = whole; i < columns; i++) rest[i - whole] = x[i];
             const vec shifted = rest - top, weight = exponential(shifted);
             total += sum(weight);
-            mean += sum(weight * (shifted < all(-87.0f) ? all(-87.0f) : shifted));
+            mean += sum(weight * (shifted < broadcast(-87.0f) ? broadcast(-87.0f) : shifted));
         }
         const double log = std::log(total);
         logs[row] = (float)(top + log);
@@ -314,7 +316,7 @@ void gspo_chosen(const float* logits, const long* targets, float* chosen, float*
     }
 }
 
-// The gradient of the logits from those of the log-probs and, where given, of the entropies.
+// The gradient of the logits from those of the log-probs and, unless null, of the entropies.
 void gspo_chosen_backward(const float* logits, const long* targets, const float* entropies, const float* logs,
                           const float* of_chosen, const float* of_entropies, float* out, long rows, long columns) {
 #pragma omp parallel for schedule(static)
@@ -324,13 +326,13 @@ void gspo_chosen_backward(const float* logits, const long* targets, const float*
         float* to = out + row * columns;
         for (long i = 0; i < columns; i += LANES) {
             const long num = columns - i < LANES ? columns - i : LANES;
-            vec here = all(-INFINITY);
+            vec here = broadcast(-INFINITY);
             if (num == LANES)
                 here = load(x + i);
             else
                 for (long j = 0; j < num; j++) here[j] = x[i + j];
-            const vec shifted = here - log, seen = shifted < all(-87.0f) ? all(-87.0f) : shifted;
-            const vec grads = exponential(shifted) * (all(-slope) - (seen + entropy) * extra);
+            const vec shifted = here - log, seen = shifted < broadcast(-87.0f) ? broadcast(-87.0f) : shifted;
+            const vec grads = exponential(shifted) * (broadcast(-slope) - (seen + entropy) * extra);
             if (num == LANES)
                 store(to + i, grads);
             else
@@ -340,7 +342,7 @@ void gspo_chosen_backward(const float* logits, const long* targets, const float*
     }
 }
 
-// out [N, heads, size] and logs [heads, N] of the denominators; q as out, k and v [N, key heads, size].
+// out [N, heads, size] and the logs [heads, N] of its denominators; q has out's shape, k and v [N, key heads, size].
 void gspo_attend(const float* q, const float* k, const float* v, float* out, float* logs, const Sequence* sequences,
                  const Chunk* chunks, long num_chunks, long num_tokens, const Shape* shape) {
     const Shape s = *shape;
@@ -352,16 +354,16 @@ void gspo_attend(const float* q, const float* k, const float* v, float* out, flo
         const float* prefix_k = k + sequences[chunk.first].prefix * ldk + head * s.size;
         const float* prefix_v = v + sequences[chunk.first].prefix * ldk + head * s.size;
         const long wide = up(before);
-        float* turned_prefix = scratch(memories[0], s.size * wide);
-        transpose(prefix_k, ldk, before, s.size, turned_prefix);
+        float* prefix_kt = scratch(memories[0], s.size * wide);
+        transpose(prefix_k, ldk, before, s.size, prefix_kt);
         for (long i = chunk.first; i < chunk.first + chunk.count; i++) {
             const Sequence seq = sequences[i];
             const float* own_k = k + seq.start * ldk + head * s.size;
             const float* own_v = v + seq.start * ldk + head * s.size;
             const long ld = wide + up(seq.length), block = block_of(seq.length);
-            float* turned = scratch(memories[1], s.size * up(seq.length));
+            float* transposed = scratch(memories[1], s.size * up(seq.length));
             float* scores = scratch(memories[2], BLOCK * ld);
-            transpose(own_k, ldk, seq.length, s.size, turned);
+            transpose(own_k, ldk, seq.length, s.size, transposed);
             for (long h = head * s.shared(); h < (head + 1) * s.shared(); h++)
                 for (long first = 0; first < seq.length; first += block) {
                     const long rows = seq.length - first < block ? seq.length - first : block;
@@ -369,12 +371,12 @@ void gspo_attend(const float* q, const float* k, const float* v, float* out, flo
                     const float* queries = q + (seq.start + first) * ldq + h * s.size;
                     float* results = out + (seq.start + first) * ldq + h * s.size;
                     float totals[BLOCK];
-                    multiply(rows, wide, s.size, queries, ldq, 1, turned_prefix, wide, scores, ld, false);
-                    multiply(rows, own, s.size, queries, ldq, 1, turned, up(seq.length), scores + wide, ld, false);
+                    multiply(rows, wide, s.size, queries, ldq, 1, prefix_kt, wide, scores, ld, false);
+                    multiply(rows, own, s.size, queries, ldq, 1, transposed, up(seq.length), scores + wide, ld, false);
                     for (long row = 0; row < rows; row++) {
                         float top;
-                        hide_unseen(s, seq, first + row, scores + row * ld, wide, own);
-                        soften(scores + row * ld, wide + own, s.scale, totals + row, &top);
+                        mask_unseen(s, seq, first + row, scores + row * ld, wide, own);
+                        softmax_row(scores + row * ld, wide + own, s.scale, totals + row, &top);
                         logs[h * num_tokens + seq.start + first + row] = top + std::log(totals[row]);
                     }
                     multiply(rows, s.size, before, scores, ld, 1, prefix_v, ldk, results, ldq, false);
@@ -389,7 +391,7 @@ void gspo_attend(const float* q, const float* k, const float* v, float* out, flo
     }
 }
 
-// Gradients of q, k and v. `partials` [2, places, key heads, size] hold what each chunk gives its prefix.
+// Gradients of q, k and v. `partials` [2, places, key heads, size] hold each chunk's contribution to its prefix.
 void gspo_attend_backward(const float* grad, const float* q, const float* k, const float* v, const float* out,
                           const float* logs, float* grad_q, float* grad_k, float* grad_v, float* partials,
                           long num_places, const Sequence* sequences, const Chunk* chunks, long num_chunks,
@@ -408,21 +410,21 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
             const float* prefix_v = v + sequences[chunk.first].prefix * ldk + shift;
             float* prefix_gk = partials + chunk.extra * ldk + shift;
             float* prefix_gv = partials_v + chunk.extra * ldk + shift;
-            float* turned_prefix_k = scratch(memories[0], s.size * wide);
-            float* turned_prefix_v = scratch(memories[1], s.size * wide);
-            transpose(prefix_k, ldk, before, s.size, turned_prefix_k);
-            transpose(prefix_v, ldk, before, s.size, turned_prefix_v);
+            float* prefix_kt = scratch(memories[0], s.size * wide);
+            float* prefix_vt = scratch(memories[1], s.size * wide);
+            transpose(prefix_k, ldk, before, s.size, prefix_kt);
+            transpose(prefix_v, ldk, before, s.size, prefix_vt);
             bool fresh_prefix = true;
             for (long i = chunk.first; i < chunk.first + chunk.count; i++) {
                 const Sequence seq = sequences[i];
                 const long own_at = seq.start * ldk + shift, block = block_of(seq.length);
                 const long most = up(seq.length), ld = wide + most;
-                float* turned_k = scratch(memories[2], s.size * most);
-                float* turned_v = scratch(memories[3], s.size * most);
+                float* own_kt = scratch(memories[2], s.size * most);
+                float* own_vt = scratch(memories[3], s.size * most);
                 float* weights = scratch(memories[4], BLOCK * ld);
                 float* slopes = scratch(memories[5], BLOCK * ld);
-                transpose(k + own_at, ldk, seq.length, s.size, turned_k);
-                transpose(v + own_at, ldk, seq.length, s.size, turned_v);
+                transpose(k + own_at, ldk, seq.length, s.size, own_kt);
+                transpose(v + own_at, ldk, seq.length, s.size, own_vt);
                 for (long row = 0; row < seq.length; row++) {
                     std::memset(grad_k + own_at + row * ldk, 0, s.size * sizeof(float));
                     std::memset(grad_v + own_at + row * ldk, 0, s.size * sizeof(float));
@@ -431,17 +433,17 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
                     for (long first = 0; first < seq.length; first += block) {
                         const long rows = seq.length - first < block ? seq.length - first : block;
                         const long seen = first + rows, own = up(seen), at = (seq.start + first) * ldq + h * s.size;
-                        multiply(rows, wide, s.size, q + at, ldq, 1, turned_prefix_k, wide, weights, ld, false);
-                        multiply(rows, own, s.size, q + at, ldq, 1, turned_k, most, weights + wide, ld, false);
-                        multiply(rows, wide, s.size, grad + at, ldq, 1, turned_prefix_v, wide, slopes, ld, false);
-                        multiply(rows, own, s.size, grad + at, ldq, 1, turned_v, most, slopes + wide, ld, false);
+                        multiply(rows, wide, s.size, q + at, ldq, 1, prefix_kt, wide, weights, ld, false);
+                        multiply(rows, own, s.size, q + at, ldq, 1, own_kt, most, weights + wide, ld, false);
+                        multiply(rows, wide, s.size, grad + at, ldq, 1, prefix_vt, wide, slopes, ld, false);
+                        multiply(rows, own, s.size, grad + at, ldq, 1, own_vt, most, slopes + wide, ld, false);
                         for (long row = 0; row < rows; row++) {
                             float *w = weights + row * ld, *x = slopes + row * ld;
                             vec sums{};
                             for (long d = 0; d < s.size; d += LANES)
                                 sums += load(grad + at + row * ldq + d) * load(out + at + row * ldq + d);
                             const float mean = sum(sums), log = logs[h * num_tokens + seq.start + first + row];
-                            hide_unseen(s, seq, first + row, w, wide, own);
+                            mask_unseen(s, seq, first + row, w, wide, own);
                             for (long j = 0; j < wide + own; j += LANES) {
                                 const vec weight = exponential(load(w + j) * s.scale - log);
                                 store(w + j, weight);
@@ -472,8 +474,8 @@ void gspo_attend_backward(const float* grad, const float* q, const float* k, con
     }
 }
 
-// One new token a row: its key and value are stored at place lengths[row] of the caches [slots, key heads, most, size],
-// then it attends. `rows` lists them so that those of a chunk, which begin with the same `extra` tokens, are side by side.
+// One new token per row: stores its key and value at place lengths[row] of the caches [slots, key heads, most, size],
+// then attends. `rows` lists the rows of a chunk, which begin with the same `extra` tokens, side by side.
 void gspo_decode_attend(const float* q, const float* k, const float* v, float* cache_k, float* cache_v, float* out,
                         const long* lengths, const long* rows, const Chunk* chunks, long num_chunks, long most,
                         const Shape* shape) {
@@ -490,13 +492,13 @@ void gspo_decode_attend(const float* q, const float* k, const float* v, float* c
         float* queries = scratch(memories[0], num * s.size);
         float* results = scratch(memories[1], num * s.size);
         float* scores = scratch(memories[2], num * ld);
-        float* turned = scratch(memories[3], s.size * ld);
+        float* transposed = scratch(memories[3], s.size * ld);
         const long prefix = (members[0] * s.key_heads + head) * ldc;
         for (long i = 0; i < chunk.count; i++)
             std::memcpy(queries + i * group * s.size, q + members[i] * ldq + head * group * s.size,
                         group * s.size * sizeof(float));
-        transpose(cache_k + prefix, s.size, before, s.size, turned);
-        multiply(num, wide, s.size, queries, s.size, 1, turned, wide, scores, ld, false);
+        transpose(cache_k + prefix, s.size, before, s.size, transposed);
+        multiply(num, wide, s.size, queries, s.size, 1, transposed, wide, scores, ld, false);
         for (long i = 0; i < chunk.count; i++) {
             const long row = members[i], length = lengths[row], own = length + 1 - before;
             float* own_k = cache_k + (row * s.key_heads + head) * ldc;
@@ -504,16 +506,16 @@ void gspo_decode_attend(const float* q, const float* k, const float* v, float* c
             std::memcpy(own_k + length * s.size, k + row * ldk + head * s.size, s.size * sizeof(float));
             std::memcpy(own_v + length * s.size, v + row * ldk + head * s.size, s.size * sizeof(float));
             const Sequence seq{0, own, 0, before};
-            fetch(own_v + before * s.size, own * s.size);
+            prefetch(own_v + before * s.size, own * s.size);
             if (i + 1 < chunk.count)
-                fetch(cache_k + ((members[i + 1] * s.key_heads + head) * most + before) * s.size, own * s.size);
-            transpose(own_k + before * s.size, s.size, own, s.size, turned);
-            multiply(group, up(own), s.size, queries + i * group * s.size, s.size, 1, turned, up(own),
+                prefetch(cache_k + ((members[i + 1] * s.key_heads + head) * most + before) * s.size, own * s.size);
+            transpose(own_k + before * s.size, s.size, own, s.size, transposed);
+            multiply(group, up(own), s.size, queries + i * group * s.size, s.size, 1, transposed, up(own),
                      scores + i * group * ld + wide, ld, false);
             for (long g = i * group; g < (i + 1) * group; g++) {
                 float total, top;
-                hide_unseen(s, seq, own - 1, scores + g * ld, wide, up(own));
-                soften(scores + g * ld, wide + up(own), s.scale, &total, &top);
+                mask_unseen(s, seq, own - 1, scores + g * ld, wide, up(own));
+                softmax_row(scores + g * ld, wide + up(own), s.scale, &total, &top);
                 for (long j = 0; j < wide + up(own); j += LANES)
                     store(scores + g * ld + j, load(scores + g * ld + j) * (1.0f / total));
             }

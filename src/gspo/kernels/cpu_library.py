@@ -1,4 +1,4 @@
-"""cpu_kernels.cpp as a library that Python calls, compiled once for a machine and kept on disk."""
+"""cpu_kernels.cpp as a library that Python calls, compiled once per machine and kept on disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
-# Sums may not be reordered: two machines of a kind, and a run that is resumed, compute the same bits.
+# No flag that reorders sums: equal machines, and a resumed run, compute the same bits.
 FLAGS = (
     "-O3",
     "-march=native",
@@ -38,12 +38,12 @@ _ARGUMENTS = {
     "gspo_decode_attend": [_POINTER] * 9 + [_LONG] * 2 + [_POINTER],
     "gspo_chosen": [_POINTER] * 5 + [_LONG] * 2,
     "gspo_chosen_backward": [_POINTER] * 7 + [_LONG] * 2,
-    "gspo_few_rows": [_POINTER] * 3 + [_LONG] * 3,
+    "gspo_small_batch_linear": [_POINTER] * 3 + [_LONG] * 3,
 }
 
 
 class Shape(ctypes.Structure):
-    """Of an attention: what cpu_kernels.cpp calls by the same name."""
+    """The shape of an attention, as the struct of this name in cpu_kernels.cpp."""
 
     _fields_ = [(name, _LONG) for name in ("heads", "key_heads", "size", "window")] + [
         ("scale", ctypes.c_float)
@@ -51,35 +51,35 @@ class Shape(ctypes.Structure):
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch would call, if it is there."""
+    """The C++ compiler that torch would call, if it exists."""
     return shutil.which(os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"))
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The kernels, or None where nothing compiles them; a compiler that fails costs a warning."""
+    """The kernels, or None where they cannot be compiled; a compiler that fails is logged as a warning."""
     command = compiler()
     if command is None or sys.platform != "linux":
         return None
     try:
-        path = _built(command)
+        path = _find_or_compile(command)
         try:
             return _load(path)
-        except (OSError, AttributeError):  # what lay there was damaged
+        except (OSError, AttributeError):  # the file on disk is damaged
             path.unlink()
-            return _load(_built(command))
+            return _load(_find_or_compile(command))
     except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        said = said.decode(errors="replace") if isinstance(said, bytes) else said
-        log.warning("gspo's CPU kernels are not used: %s", said.strip().split("\n")[0])
+        text = getattr(error, "stderr", None) or str(error)
+        text = text.decode(errors="replace") if isinstance(text, bytes) else text
+        log.warning("gspo's CPU kernels are not used: %s", text.strip().split("\n")[0])
         return None
 
 
 def kernels() -> ctypes.CDLL:
-    """The kernels, to be called at once, where `library` has said that they are there."""
+    """The kernels, to be called at once; `library` must have found them."""
     found = library()
     assert found is not None
-    torch.get_num_threads()  # has torch tell OpenMP how many, which it does late in a new Python thread
+    torch.get_num_threads()  # makes torch set OpenMP's number of threads, which it does late in a new Python thread
     return found
 
 
@@ -91,8 +91,8 @@ def _load(path: Path) -> ctypes.CDLL:
     return loaded
 
 
-def _built(command: str) -> Path:
-    """The compiled library, from disk if it was compiled by this compiler for this processor."""
+def _find_or_compile(command: str) -> Path:
+    """The compiled library, from disk if this compiler compiled it for this processor."""
     facts = "\0".join((SOURCE.read_text(encoding="utf-8"), *FLAGS, _run(command, "--version"), _processor()))
     name = f"kernels-{hashlib.sha256(facts.encode()).hexdigest()[:16]}.so"
     folders = _folders()
@@ -103,7 +103,7 @@ def _built(command: str) -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         compiled, linked = Path(scratch, "kernels.o"), Path(scratch, "kernels.so")
         _run(command, *FLAGS, "-c", str(SOURCE), "-o", str(compiled))
-        # Without -fopenmp here: the calls of OpenMP then find the threads that torch has brought, and start no others.
+        # Linked without -fopenmp: OpenMP calls then use the library and the threads that torch has loaded.
         _run(command, "-shared", str(compiled), "-o", str(linked))
         with open(linked, "rb") as f:
             os.fsync(f.fileno())
@@ -117,7 +117,7 @@ def _run(*command: str) -> str:
 
 
 def _folders() -> list[Path]:
-    """Where compiled code is kept: the user's cache, or else a folder of the user's own among temporary files."""
+    """Where compiled code is kept: the user's cache, or else a private folder among temporary files."""
     user = os.getuid()
     found = [Path(tempfile.gettempdir(), f"gspo-kernels-{user}")]
     with suppress(RuntimeError):  # no home
@@ -129,7 +129,7 @@ def _folders() -> list[Path]:
 
 
 def _processor() -> str:
-    """What -march=native depends on."""
+    """The processor, as far as -march=native depends on it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -138,6 +138,6 @@ def _processor() -> str:
     return "\n".join([platform.machine(), *(line for line in lines if line.startswith(kept))])
 
 
-def fits(tensor: torch.Tensor) -> bool:
-    """Whether the kernels take numbers of this kind."""
+def is_cpu_float32(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is float32 on a CPU, as the kernels require."""
     return tensor.device.type == "cpu" and tensor.is_floating_point() and tensor.itemsize == 4

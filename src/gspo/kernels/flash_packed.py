@@ -1,4 +1,4 @@
-"""Flash attention over packed sequences of unequal length, with shared prefixes, as one operation a compiler can take."""
+"""Flash attention over packed sequences with shared prefixes, as one operation that torch can compile around."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _NO_WINDOW = -1
 
 
 class Spans(NamedTuple):
-    """The sequences of a packed row as the kernel takes them.
+    """The sequences of a packed row in the kernel's form.
 
-    `keys` says which packed tokens are keys, sequence by sequence: its prefix's, then its own.
+    `keys` lists the packed tokens that are keys, sequence by sequence: those of its prefix, then its own.
     """
 
     query_starts: Tensor  # [sequences + 1] int32
     key_starts: Tensor  # [sequences + 1] int32
     keys: Tensor  # [keys]
-    longest: Tensor  # [2], on the CPU: most queries and most keys of a sequence
+    longest: Tensor  # [2], on the CPU: the most queries and the most keys of a sequence
 
     @staticmethod
     def of(sequences: Sequence[tuple[int, int, int, int]], device: torch.device | str) -> Spans:
-        """Of sequences given as start, length, start of the prefix, its length."""
+        """From sequences as (start, length, prefix start, prefix length)."""
         lengths = torch.tensor([length for _, length, _, _ in sequences])
         totals = torch.tensor([length + size for _, length, _, size in sequences])
         parts = [
@@ -49,8 +49,8 @@ class Spans(NamedTuple):
         return packed_flash(q, k, v, *self, scale, left)[0]
 
 
-def takes(model: torch.nn.Module) -> bool:
-    """Whether the kernel runs on this model: half precision on a GPU, with heads it knows."""
+def supports(model: torch.nn.Module) -> bool:
+    """Whether the kernel runs this model: half precision on a GPU, with a head size that it has."""
     parameter = next(model.parameters())
     config = model.config.get_text_config()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
     heads = getattr(config, "num_attention_heads", 0) or 1
@@ -75,13 +75,13 @@ def packed_flash(
     scale: float,
     left: int,
 ) -> tuple[Tensor, Tensor]:
-    """Attention and the log of its denominators [heads, N]."""
+    """Attention, and the log of its denominators [heads, N]."""
     most_queries, most_keys = longest.tolist()
     out, denominators = torch.ops.aten._flash_attention_forward(
         q.contiguous(), k.index_select(0, keys), v.index_select(0, keys), query_starts, key_starts,
         most_queries, most_keys, 0.0, True, False, scale=scale, **_window(left),
     )[:2]  # fmt: skip
-    return _real(out, query_starts), denominators
+    return _zero_padding(out, query_starts), denominators
 
 
 @packed_flash.register_fake
@@ -106,7 +106,7 @@ def packed_flash_backward(
     scale: float,
     left: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; a prefix's are summed over its sequences in float32."""
+    """Gradients of q, k and v; those of a prefix are summed over its sequences in float32."""
     most_queries, most_keys = longest.tolist()
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
     grad_q, *grads = torch.ops.aten._flash_attention_backward(
@@ -116,11 +116,11 @@ def packed_flash_backward(
     )  # fmt: skip
     grad_k, grad_v = (
         torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        .index_add_(0, keys, _real(g, key_starts).float())
+        .index_add_(0, keys, _zero_padding(g, key_starts).float())
         .to(x.dtype)
         for x, g in zip((k, v), grads)
     )
-    return _real(grad_q, query_starts), grad_k, grad_v
+    return _zero_padding(grad_q, query_starts), grad_k, grad_v
 
 
 @packed_flash_backward.register_fake
@@ -128,8 +128,8 @@ def _(grad, q, k, v, out, denominators, query_starts, key_starts, keys, longest,
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
 
 
-def _real(x: Tensor, starts: Tensor) -> Tensor:
-    """x [N, …] with zeros after the last sequence, where the kernel leaves what was in memory."""
+def _zero_padding(x: Tensor, starts: Tensor) -> Tensor:
+    """x [N, …] with zeros after the last sequence, where the kernel writes nothing."""
     inside = torch.arange(len(x), device=x.device) < starts[-1]
     return torch.where(inside[:, None, None], x, 0.0)
 

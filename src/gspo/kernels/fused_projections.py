@@ -1,9 +1,8 @@
 """Linear layers that read the same input, run as one product: q, k and v of attention, gate and up of an MLP.
 
-A decode step of a small batch is a long row of short products, each of which costs a GPU its start; one wide product
-does the work of three. On a CPU wide products are faster in training too. Their weights are laid side by side in one
-piece of memory and stay the parameters they were: whoever trains, saves or loads them finds them as before, and what is
-written to them is what the wide product reads.
+A decode step of a small batch is many short products, each with the cost of a kernel launch on a GPU; one wide product
+replaces three. On a CPU wide products are faster in training too. The weights are laid side by side in one tensor and
+remain the same parameters: training, saving and loading see no difference, and the wide product reads what they write.
 """
 
 from __future__ import annotations
@@ -25,47 +24,47 @@ SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class FusedProjections:
     """The groups of siblings in a model.
 
-    Making the first of a model moves weights, so it comes before any CUDA graph does; a second leaves them there, and
-    what the first one's engine captured stays good.
+    The first one made for a model moves its weights, so it must come before any CUDA graph is captured; a second one
+    leaves them in place, and graphs captured in between stay valid.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._members: list[nn.Linear] = []
+        self._layers: list[nn.Linear] = []
         for parent in model.modules():
             for names in SIBLINGS:
-                members = [m for name in names if type(m := getattr(parent, name, None)) is nn.Linear]
-                if len(members) == len(names) and _are_alike(members):
-                    if not all(map(_is_in_place, members)):
-                        _lay_side_by_side(members)
-                    self._members += members
+                siblings = [m for name in names if type(m := getattr(parent, name, None)) is nn.Linear]
+                if len(siblings) == len(names) and _can_be_fused(siblings):
+                    if not all(map(_is_in_place, siblings)):
+                        _lay_side_by_side(siblings)
+                    self._layers += siblings
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._layers)
 
     @contextmanager
     def active(self, *, trained: bool = False) -> Iterator[None]:
-        """Within this the first of a group computes for all; `trained` by a product that gives gradients.
+        """Within this the first layer of a group computes for all; with `trained` the product has gradients.
 
-        That product is the same with gradients switched off, to the bit: scoring and updating must agree.
+        That product has the same bits with gradients switched off: scoring and updating must agree.
         """
-        if not all(map(_is_in_place, self._members)):  # it would generate from weights of the past
+        if not all(map(_is_in_place, self._layers)):  # the wide product would read outdated weights
             raise RuntimeError(
                 "the model's weights were moved to other memory after they were laid side by side"
             )
-        for member in self._members:
-            member.__class__ = _TrainedSibling if trained else _Sibling
+        for layer in self._layers:
+            layer.__class__ = _TrainedSibling if trained else _Sibling
         try:
             yield
         finally:
-            for member in self._members:
-                member.__class__ = nn.Linear
+            for layer in self._layers:
+                layer.__class__ = nn.Linear
 
 
 class _Wide:
-    """The weights of a group in one tensor, and its latest product, until the last sibling has taken its part."""
+    """The weights of a group in one tensor, and its latest product, until the last sibling has read its part."""
 
-    def __init__(self, members: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None) -> None:
-        self.members = members
+    def __init__(self, layers: Sequence[nn.Linear], weight: Tensor, bias: Tensor | None) -> None:
+        self.layers = layers
         self.weight, self.bias = weight, bias
         self.input: Tensor | None = None
         self.product: Tensor | None = None
@@ -94,13 +93,13 @@ class _Sibling(nn.Linear):
 
 
 class _TrainedSibling(_Sibling):
-    """The same, whose gradients go to the weights that the product is made of."""
+    """A sibling whose gradients reach the layers' own weights."""
 
     def multiply(self, input: Tensor) -> Tensor:
         wide, rows = self.wide, input.reshape(-1, input.shape[-1])
-        product = torch.ops.gspo.wide_linear(rows, wide.weight, [m.weight for m in wide.members])
+        product = torch.ops.gspo.wide_linear(rows, wide.weight, [m.weight for m in wide.layers])
         if wide.bias is not None:
-            product = product + torch.cat([m.bias for m in wide.members])
+            product = product + torch.cat([m.bias for m in wide.layers])
         return product.view(*input.shape[:-1], product.shape[-1])
 
 
@@ -117,10 +116,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     rows, wide = ctx.saved_tensors
     wants_rows, _, wants_weights = ctx.needs_input_grad
-    of_rows = torch.mm(grad, wide) if wants_rows else None
+    grad_rows = torch.mm(grad, wide) if wants_rows else None
     if not any(wants_weights):
-        return of_rows, None, None
-    return of_rows, None, list(torch.mm(grad.t(), rows).split(ctx.sizes))
+        return grad_rows, None, None
+    return grad_rows, None, list(torch.mm(grad.t(), rows).split(ctx.sizes))
 
 
 _LIBRARY = Library("gspo", "FRAGMENT")
@@ -129,28 +128,28 @@ _LIBRARY.impl("wide_linear", _wide_linear, "CompositeExplicitAutograd")
 torch.library.register_autograd("gspo::wide_linear", _backward, setup_context=_save)
 
 
-def _are_alike(members: Sequence[nn.Linear]) -> bool:
-    facts = {(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in members}
-    return len(facts) == 1 and len({id(m.weight) for m in members}) == len(members)
+def _can_be_fused(siblings: Sequence[nn.Linear]) -> bool:
+    kinds = {(m.in_features, m.bias is None, m.weight.dtype, m.weight.device) for m in siblings}
+    return len(kinds) == 1 and len({id(m.weight) for m in siblings}) == len(siblings)
 
 
 @torch.no_grad()
-def _lay_side_by_side(members: Sequence[nn.Linear]) -> None:
-    weights: list[Tensor] = [m.weight for m in members]
-    biases: list[Tensor] = [m.bias for m in members if m.bias is not None]
-    wide = _Wide(tuple(members), torch.cat(weights), torch.cat(biases) if biases else None)
+def _lay_side_by_side(siblings: Sequence[nn.Linear]) -> None:
+    weights: list[Tensor] = [m.weight for m in siblings]
+    biases: list[Tensor] = [m.bias for m in siblings if m.bias is not None]
+    wide = _Wide(tuple(siblings), torch.cat(weights), torch.cat(biases) if biases else None)
     first = 0
-    for member in members:
-        member.weight.data = wide.weight.narrow(0, first, member.out_features)
+    for layer in siblings:
+        layer.weight.data = wide.weight.narrow(0, first, layer.out_features)
         if wide.bias is not None:
-            member.bias.data = wide.bias.narrow(0, first, member.out_features)
-        member.__dict__.update(wide=wide, first=first, is_last=member is members[-1])
-        first += member.out_features
+            layer.bias.data = wide.bias.narrow(0, first, layer.out_features)
+        layer.__dict__.update(wide=wide, first=first, is_last=layer is siblings[-1])
+        first += layer.out_features
 
 
-def _is_in_place(member: nn.Linear) -> bool:
-    """Whether the layer's weights are those columns of the wide product that it takes."""
-    wide: _Wide | None = member.__dict__.get("wide")
+def _is_in_place(layer: nn.Linear) -> bool:
+    """Whether the layer's weights are still a part of the wide tensor."""
+    wide: _Wide | None = layer.__dict__.get("wide")
     if wide is None:
         return False
-    return member.weight.data_ptr() == wide.weight[member.__dict__["first"] :].data_ptr()
+    return layer.weight.data_ptr() == wide.weight[layer.__dict__["first"] :].data_ptr()

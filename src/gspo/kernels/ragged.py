@@ -1,4 +1,4 @@
-"""Rows of unequal length as flat or padded tensors, without a Python step for each number."""
+"""Rows of unequal length as flat or padded tensors, without a Python step per number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def flat(rows: Iterable[Sequence[int]]) -> Tensor:
-    """The whole numbers of all rows, one after another."""
+    """The integers of all rows, one row after another."""
     return torch.from_numpy(np.fromiter(chain.from_iterable(rows), dtype=np.int64))
 
 
@@ -31,5 +31,5 @@ def ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
 
 
 def repeated(values: Sequence[int], times: Sequence[int]) -> Tensor:
-    """Each value as often as `times` says. (torch's own wakes every core, however few numbers there are.)"""
+    """Each value repeated as `times` says. (torch's repeat_interleave wakes every core, however few numbers there are.)"""
     return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.int64), times))

@@ -1,7 +1,7 @@
-"""Linear layers over a few dozen rows on a CPU, whose library spreads the product over cores only from 64 rows on.
+"""Fast CPU linear layers for at most 48 rows; BLAS uses one core below 64.
 
-A kernel of our own reads every weight once, as fast as memory gives them. Where it cannot be compiled, x Wᵀ is computed as
-(W xᵀ)ᵀ: its many rows are those of W, and all cores have work (docs/dev/performance-log.md).
+Our kernel reads every weight once, at the speed of memory. Where it cannot be compiled, x Wᵀ is computed as (W xᵀ)ᵀ: the
+rows of that product are those of W, so all cores have work (docs/performance.md).
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from torch import Tensor, nn
 from torch.library import Library
 from torch.nn import functional as F
 
-from gspo.kernels.cpu_library import fits, kernels, library
+from gspo.kernels.cpu_library import is_cpu_float32, kernels, library
 
-MOST_BY_KERNEL = 48  # rows that the kernel takes
-FEWEST, MOST = 12, 56  # rows between which turning the product round was seen to pay
+MAX_KERNEL_ROWS = 48
+MIN_TRANSPOSED_ROWS, MAX_TRANSPOSED_ROWS = 12, 56  # where the transposed product was measured to be faster
 
 
 class SmallBatchLinear:
-    """The linear layers of a model on a CPU. Their weights stay where they are."""
+    """The float32 linear layers of a model on a CPU. Their weights are not moved."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._members = [m for m in model.modules() if type(m) is nn.Linear and fits(m.weight)]
+        self._layers = [m for m in model.modules() if type(m) is nn.Linear and is_cpu_float32(m.weight)]
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within this, and without gradients, products of few rows are computed by `linear`."""
-        members = [m for m in self._members if type(m) is nn.Linear]
-        for member in members:
-            member.__class__ = _SmallBatchModule
+        """Within this, and without gradients, the layers compute by `linear`."""
+        layers = [m for m in self._layers if type(m) is nn.Linear]
+        for layer in layers:
+            layer.__class__ = _SmallBatchModule
         try:
             yield
         finally:
-            for member in members:
-                member.__class__ = nn.Linear
+            for layer in layers:
+                layer.__class__ = nn.Linear
 
 
 class _SmallBatchModule(nn.Linear):
@@ -45,20 +45,20 @@ class _SmallBatchModule(nn.Linear):
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As F.linear without gradients. To a compiler it is one operation, whatever the number of rows."""
-    multiply = torch.ops.gspo.few_rows_linear if torch.compiler.is_compiling() else _linear
+    """F.linear without gradients. Compiled code sees one operation, whatever the number of rows."""
+    multiply = torch.ops.gspo.small_batch_linear if torch.compiler.is_compiling() else _linear
     rows = multiply(input.reshape(-1, input.shape[-1]), weight, bias)
     return rows.view(*input.shape[:-1], weight.shape[0])
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num = input.shape[0]
-    if 1 < num <= MOST_BY_KERNEL and library() and fits(weight) and weight.is_contiguous():
+    if 1 < num <= MAX_KERNEL_ROWS and library() and is_cpu_float32(weight) and weight.is_contiguous():
         input, out = input.contiguous(), input.new_empty(num, weight.shape[0])
-        kernels().gspo_few_rows(
+        kernels().gspo_small_batch_linear(
             input.data_ptr(), weight.data_ptr(), out.data_ptr(), num, weight.shape[0], weight.shape[1]
         )
-    elif FEWEST <= num <= MOST and torch.get_num_threads() > 1:
+    elif MIN_TRANSPOSED_ROWS <= num <= MAX_TRANSPOSED_ROWS and torch.get_num_threads() > 1:
         out = torch.mm(weight, input.t()).t().contiguous()
     else:
         return F.linear(input, weight, bias)
@@ -70,6 +70,6 @@ def _like_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 _LIBRARY = Library("gspo", "FRAGMENT")
-_LIBRARY.define("few_rows_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
-_LIBRARY.impl("few_rows_linear", _linear, "CPU")
-_LIBRARY.impl("few_rows_linear", _like_linear, "Meta")
+_LIBRARY.define("small_batch_linear(Tensor input, Tensor weight, Tensor? bias) -> Tensor")
+_LIBRARY.impl("small_batch_linear", _linear, "CPU")
+_LIBRARY.impl("small_batch_linear", _like_linear, "Meta")

@@ -1,10 +1,10 @@
 """Triton kernels of a decode step on a GPU: attention over KV pages, and the draw of a token with its bookkeeping.
 
-Both read everything that changes from one step to the next (lengths, page tables, keys of the noise) from device
+Both read everything that changes from one step to the next (lengths, page tables, keys of random numbers) from device
 memory, so that a step can be captured once as a CUDA graph and replayed.
 """
 
-# A kernel is launched by its grid, kernel[grid](…), which type checkers take for indexing a function.
+# A kernel is launched as kernel[grid](…), which type checkers report as indexing a function.
 # pyright: reportIndexIssue=false
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 64  # keys a program looks at in one go
+TILE = 64  # keys that a program processes at a time
 DRAW_BLOCK = 1024  # tokens of the vocabulary in one block of the draw
-_PROGRAMS = 512  # enough to fill a large GPU; few rows are split over their keys up to this number
+_PROGRAMS = 512  # enough to fill a large GPU; with few rows the keys are split up to this number
 _MAX_SPLITS = 16
 
 
@@ -118,10 +118,10 @@ def paged_decode_attention(
     softcap: float = 0.0,
     window: int = 0,
 ) -> Tensor:
-    """Attention [N, heads, size] of one new token a row: to what is in its pages, and to itself, which is stored there.
+    """Attention [N, heads, size] of one new token per row to its pages and to itself; its key and value are stored.
 
     `query` is [N, heads, size], `key` and `value` [N, key heads, size], pages [pages, slots, key heads, size]; row i's
-    new token stands at position lengths[i], in page table[i, lengths[i] // slots]. `window` 0 sees everything.
+    new token is at position lengths[i], in page table[i, lengths[i] // slots]. `window` 0 means no window.
     """
     num_rows, num_heads, size = query.shape
     num_keys, page = key.shape[1], k_pages.shape[1]
@@ -159,7 +159,7 @@ def _summarise(
     logits, cut, peaks, sums, kept, bests, temperature, vocab, stride,
     NUM: tl.constexpr, BLOCK: tl.constexpr, HAS_CUT: tl.constexpr,
 ):  # fmt: skip
-    """Of one block of one row: the highest score, the sum of weights below it, and that of those that may be drawn."""
+    """For one block of one row: the highest score, the sum of exp(score - highest), and that of tokens above the cut."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     v = block * BLOCK + tl.arange(0, BLOCK)
     scores = (
@@ -186,7 +186,7 @@ def _locate(running, target):
 
 @triton.jit
 def _uniform(key, position):
-    """The same number in [0, 1) as noise.uniform: SplitMix64 of (key, position)."""
+    """The same number in [0, 1) as counter_noise.uniform: SplitMix64 of (key, position)."""
     x = key.to(tl.uint64) + position.to(tl.uint64) * 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -201,7 +201,7 @@ def _draw(
     NUM: tl.constexpr, NUM_PAD: tl.constexpr, BLOCK: tl.constexpr, STOPS_PAD: tl.constexpr,
     HAS_CUT: tl.constexpr, GREEDY: tl.constexpr,
 ):  # fmt: skip
-    """Choose the token of one row by the inverse of its running sum, and enter it in the slot's books."""
+    """Choose the token of one row by the inverse of its cumulative sum, and record it in the slot."""
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(ints + ints_stride + row)
     b = tl.arange(0, NUM_PAD)
@@ -247,9 +247,9 @@ def _draw(
 def draw_tokens(
     logits: Tensor, slots: Any, *, temperature: float, greedy: bool, cut: Tensor | None = None
 ) -> None:
-    """Draw the next token of the first N rows of `slots` from logits [N, V] and enter it, as `Slots.record` would.
+    """Draw the next token of the first N rows of `slots` from logits [N, V] and record it, as `Slots.record` would.
 
-    `cut` [N, 1] is the lowest score (logits / temperature) that may be drawn. A row already done stands still.
+    `cut` [N, 1] is the lowest score (logits / temperature) that may be drawn. A row that is done does not advance.
     """
     num_rows, vocab = logits.shape
     num = triton.cdiv(vocab, DRAW_BLOCK)

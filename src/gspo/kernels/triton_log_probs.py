@@ -1,11 +1,11 @@
-"""The output layer on a GPU in half precision: float32 logits, chunk by chunk, made again in the backward.
+"""The output layer on a GPU in half precision: float32 logits, chunk by chunk, recomputed in the backward.
 
-Products of half-precision numbers are summed in float32 and never rounded, so log-probs are those of float32 weights;
-gradients of logits are rounded to the weights' precision, as they would be by autograd. One kernel reads a chunk of
-logits once for its log-probs and entropies, another turns a chunk into its gradient.
+Products of half-precision numbers are summed in float32 and never rounded, so log-probs equal those of float32 weights;
+gradients of logits are rounded to the weights' precision, as in autograd. One kernel reads a chunk of logits once for
+its log-probs and entropies, another turns a chunk into its gradient.
 """
 
-# A kernel is launched by its grid, kernel[grid](…), which type checkers take for indexing a function.
+# A kernel is launched as kernel[grid](…), which type checkers report as indexing a function.
 # pyright: reportIndexIssue=false
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gspo.kernels.sizes import FUSED_CHUNK_ELEMENTS
+
 BLOCK = 2048
-CHUNK_ELEMENTS = 1 << 27  # float32 logits of one chunk: 512 MiB
 
 
 @triton.jit
 def _row_stats(logits, targets, chosen, log_totals, entropies, factor, vocab, BLOCK: tl.constexpr):
-    """Of one row of logits · factor: log Σ exp, the log-prob of its target, and the entropy."""
+    """For one row of logits · factor: log Σ exp, the log-prob of its target, and the entropy."""
     row = tl.program_id(0).to(tl.int64)
     peak = -float("inf")
     total = 0.0
@@ -118,7 +119,7 @@ def _add_product(total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _parts(hidden: Tensor, weight: Tensor) -> list[slice]:
-    """Even parts of the rows, of at most CHUNK_ELEMENTS logits: a function of sizes only."""
-    num, most = hidden.shape[0], max(1, CHUNK_ELEMENTS // weight.shape[0])
+    """Equal parts of the rows, of at most FUSED_CHUNK_ELEMENTS logits each; depends on sizes only."""
+    num, most = hidden.shape[0], max(1, FUSED_CHUNK_ELEMENTS // weight.shape[0])
     size = -(-num // -(-num // most)) if num else 1
     return [slice(start, min(start + size, num)) for start in range(0, num, size)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.types import Metric, Metrics
+from gspo.metrics import Metric, Metrics
 
 
 @dataclass

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gspo import report
+from gspo.exit_codes import EXIT_PAUSED
 from gspo.loop.counters import Counters
+from gspo.loop.guards.alarms import Paused
+from gspo.loop.step_records import evaluation_file
 from gspo.runs.console import Console
 from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder, step_of
@@ -15,7 +19,7 @@ from gspo.runs.metric_names import accuracy_interval, held_out_accuracy
 
 
 def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
-    """What the run came to, read from its own rows: the same after any number of interruptions."""
+    """The outcome of the run, read from its own rows: the same after any number of interruptions."""
     rows = [row for row in run.rows() if held_out_accuracy(row) is not None]
     first, last = (rows[0], rows[-1]) if rows else ({}, {})
     return {
@@ -30,31 +34,51 @@ def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
     }
 
 
-def conclude(console: Console, run: RunFolder, result: Mapping[str, Any], num_examples: int) -> None:
-    """Put the result of a run that is done on file, say what changed, and write the report."""
-    write_json(run.result_file, result)
-    show_change(console, run, result, num_examples)
+def finished(
+    console: Console, run: RunFolder, step: int, counters: Counters, num_examples: int
+) -> dict[str, Any]:
+    """Write the result of a run that is done, say what changed, and write the report."""
+    outcome = result(run, step, counters)
+    write_json(run.result_file, outcome)
+    show_change(console, run, outcome, num_examples)
     write_report(console, run)
+    return outcome
 
 
-def say_paused(console: Console, run: RunFolder, cause: str, alarms: str) -> None:
-    """How to go on after a pause. The run has been saved."""
+def paused(
+    console: Console, run: RunFolder, step: int, counters: Counters, cause: Paused, alarms: Path
+) -> dict[str, Any]:
+    """Say how to continue after an alarm paused the run. It has been saved."""
     console.say(
-        f"{cause}; saved in {run.path}, the alarm is in {alarms}. Go on as it is with the same "
+        f"{cause}; saved in {run.path}, the alarm is in {alarms.name}. Continue as it is with the same "
         f"command, or from an earlier checkpoint of {run.checkpoints} under another trainer.experiment_name"
     )
+    return {**result(run, step, counters), "stopped": EXIT_PAUSED}
 
 
-def say_stopped(console: Console, run: RunFolder, step: int, total_steps: int) -> None:
-    """How to go on after a signal. The run has been saved."""
+def stopped(
+    console: Console, run: RunFolder, step: int, counters: Counters, total_steps: int, code: int
+) -> dict[str, Any]:
+    """Say how to continue after a signal stopped the run. It has been saved."""
     console.say(
-        f"stopped at step {step} of {total_steps}; saved in {run.path}. Go on with the same command, "
+        f"stopped at step {step} of {total_steps}; saved in {run.path}. Continue with the same command, "
         f"or: gspo train {run.config_file} trainer.experiment_name={run.name}"
     )
+    return {**result(run, step, counters), "stopped": code}
+
+
+def write_report(console: Console, run: RunFolder) -> None:
+    """Write the run's page and say where it is."""
+    console.say(f"report: {report.write_report(run.path)}")
+
+
+def is_evaluated(run: RunFolder, step: int) -> bool:
+    """Whether the held-out answers of a step are on file."""
+    return evaluation_file(run, step).exists()
 
 
 def _interval(row: Mapping[str, Any]) -> list[float] | None:
-    """As JSON holds it."""
+    """The interval as JSON holds it."""
     interval = accuracy_interval(row)
     return None if interval is None else list(interval)
 
@@ -93,8 +117,3 @@ def _length(record: Mapping[str, Any]) -> int:
 
 def _question(record: Mapping[str, Any]) -> str:
     return str(record["messages"][-1]["content"]) if record["messages"] else record["uid"]
-
-
-def write_report(console: Console, run: RunFolder) -> None:
-    """Write the run's page and say where it is."""
-    console.say(f"report: {report.write_report(run.path)}")

@@ -1,17 +1,19 @@
-"""`gspo train` behind the command line: errors become one message and an exit code (`gspo.exit_codes`)."""
+"""Training as one call: from Python (`gspo.train`) and as the program, whose errors become an exit code."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused
-from gspo.config import ConfigErrors, ResolvedConfig
+from gspo.config import ConfigErrors, ResolvedConfig, TrainerConfig, load
 from gspo.data.rows import DataError
 from gspo.distributed.backend import ClusterError
-from gspo.distributed.launch import check_launch, launched_ranks, tell_code
+from gspo.distributed.launch import check_launch, launched_ranks, report_exit_code
 from gspo.distributed.rank_group import RankFailed
 from gspo.distributed.torchrun_ranks import TorchrunRanks, launched_rank_group
 from gspo.exit_codes import (
@@ -23,8 +25,10 @@ from gspo.exit_codes import (
     EXIT_STARVED,
     EXIT_WORKERS_LOST,
 )
-from gspo.loop.trainer import BadNumbers, Trainer
+from gspo.loop.guards.bad_numbers import BadNumbers
+from gspo.loop.trainer import Trainer
 from gspo.models.load import ModelError
+from gspo.plugins import PluginError
 from gspo.rewards.protocol import RewardError
 from gspo.rollout.engine import EngineError
 from gspo.rollout.workers.connection import WorkersLost
@@ -35,6 +39,7 @@ from gspo.training.log_probs import UnsupportedModel
 from gspo.training.lora import MissingPeft
 from gspo.training.parallel.fsdp import ShardError
 
+AnyConfig = TrainerConfig | ResolvedConfig | Mapping[str, Any]
 EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
     (
         (
@@ -50,6 +55,7 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             ClusterError,
             ConfigErrors,
             ShardError,
+            PluginError,
         ),
         EXIT_REFUSED,
     ),
@@ -62,17 +68,36 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
 )
 
 
-def train(resolved: ResolvedConfig, **given: Any) -> int:
-    """Train as the config says, print the result line, return the exit code. `given` goes to the Trainer.
+def train(
+    config: AnyConfig | str | Path | None = None, overrides: Sequence[str] = (), **options: Any
+) -> dict[str, Any]:
+    """Train and return the result: `gspo.train("my.yaml", ["trainer.total_training_steps=20"], reward_fn=f)`.
 
-    Of the processes that torchrun starts all but the first follow that one's calls until it ends.
+    `config` is a YAML file, a TrainerConfig, what `gspo.load_config` returns, or a mapping of keys; None is the default,
+    which trains the embedded model. `options` are the keyword arguments of Trainer. Errors are raised as they are.
     """
-    code = _train(resolved, **given)
-    tell_code(code)
+    if isinstance(config, str | Path):
+        resolved = load(config, overrides)
+    elif isinstance(config, ResolvedConfig) and not overrides:
+        resolved = config
+    else:
+        resolved = load(
+            base=config.config if isinstance(config, ResolvedConfig) else config, overrides=overrides
+        )
+    return Trainer(resolved, **options).fit()
+
+
+def run_program(resolved: ResolvedConfig, **options: Any) -> int:
+    """Train as `gspo train` does: print the result line and return the exit code. `options` go to the Trainer.
+
+    Of the processes that torchrun starts, all but rank 0 follow the calls of rank 0 until it ends.
+    """
+    code = _run_program(resolved, **options)
+    report_exit_code(code)
     return code
 
 
-def _train(resolved: ResolvedConfig, **given: Any) -> int:
+def _run_program(resolved: ResolvedConfig, **options: Any) -> int:
     try:
         if launched_ranks() > 1:
             check_launch(resolved.config)
@@ -80,7 +105,7 @@ def _train(resolved: ResolvedConfig, **given: Any) -> int:
             if ranks.rank > 0:
                 return ranks.follow()
         with launched_rank_group():
-            result = Trainer(resolved, **given).fit()
+            result = Trainer(resolved, **options).fit()
     except Exception as error:
         code = exit_code(error)
         if code is None:

@@ -12,17 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.build.parts import RunParts
 from gspo.evaluation.evaluator import Evaluation
+from gspo.loop.counters import Counters
+from gspo.metrics import Metric, Metrics, merge_metrics
 from gspo.runs.files import write_atomic
 from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import GroupLog
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.training.policy import Update
-from gspo.types import Group, Metric, Metrics, ScoredBatch, merge_metrics
+from gspo.types import Group, ScoredBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedStep:
     """Groups that were trained on, the update with their batch, and metrics of the other roles."""
 
     groups: list[Group]
@@ -35,7 +38,19 @@ class Trained:
         return {token for group in self.groups for rollout in group.rollouts for token in rollout.token_ids}
 
 
-def step_metrics(done: Trained, *, with_gap: bool = True) -> Metrics:
+def measure(done: TrainedStep, parts: RunParts, counters: Counters) -> Metrics:
+    """All metrics of a step whose weights are live. Controllers adapt to them, and tokens are counted."""
+    with_gap = parts.config.actor_rollout_ref.rollout.calculate_log_probs
+    metrics = step_metrics(done, with_gap=with_gap)
+    merge_metrics(metrics, parts.objective.observe(done.update.metrics))
+    merge_metrics(metrics, parts.engine_metrics())
+    if parts.kl_reward is not None:
+        merge_metrics(metrics, parts.kl_reward.observe())
+    merge_metrics(metrics, counters.count_tokens(metrics))
+    return metrics
+
+
+def step_metrics(done: TrainedStep, *, with_gap: bool = True) -> Metrics:
     """What the update gave, and rewards, advantages and lengths of its batch, beside the sampler's own counts.
 
     `with_gap` adds how far the trainer's log-probs are from the engine's.
@@ -155,7 +170,7 @@ def _by_token(update: Update) -> dict[str, Tensor]:
 def write_groups(
     log: GroupLog,
     step: int,
-    done: Trained,
+    done: TrainedStep,
     texts: Mapping[int, str],
     judged: list[tuple[Group, str]],
     beat: Callable[[], None],

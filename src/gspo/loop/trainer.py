@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from gspo.build.role_settings import order_seed
-from gspo.build.run import RunParts, build, choose_backend
+from gspo.build.run import Inputs, RunParts, build, choose_backend
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.checkpoint.resume import Resume, find_resume
@@ -21,36 +18,35 @@ from gspo.checkpoint.saver import CheckpointSaver
 from gspo.config import ResolvedConfig, TrainerConfig, resolve
 from gspo.distributed.backend import Backend
 from gspo.distributed.rank_group import RankFailed
-from gspo.evaluation.evaluator import Evaluation
-from gspo.exit_codes import EXIT_PAUSED
-from gspo.loop import ending as closing
-from gspo.loop import step_records as records
+from gspo.loop import ending, recovery, step_records
+from gspo.loop.callbacks import Callback, open_callbacks
 from gspo.loop.counters import Counters
-from gspo.loop.guards.alarms import LR_FACTOR, Alarms, Paused, checkpoint_before
-from gspo.loop.guards.bad_numbers import BadNumbers as BadNumbers
-from gspo.loop.guards.bad_numbers import check_numbers, skipped_updates
+from gspo.loop.guards.alarms import LR_FACTOR, Alarms, Paused
+from gspo.loop.guards.bad_numbers import BadNumbers, check_numbers, skipped_updates
 from gspo.loop.guards.stop_request import StopRequest
 from gspo.loop.guards.watchdog import Watchdog
-from gspo.loop.step_records import Trained
+from gspo.loop.recorder import Recorder
+from gspo.loop.step_records import TrainedStep, measure
+from gspo.metrics import Metrics, merge_metrics
+from gspo.plugins import import_plugins
 from gspo.runs.clock import Clock
 from gspo.runs.console import Console
 from gspo.runs.environment import describe
 from gspo.runs.files import write_atomic
-from gspo.runs.group_log import GroupLog
-from gspo.runs.sinks import open_sinks
+from gspo.runs.sinks import RunInfo, Sink, open_sinks
 from gspo.sampling.errors import DataExhausted, SamplingError
+from gspo.sampling.filters import GroupFilter
 from gspo.training.batch.batching import collate
 from gspo.training.policy import Update
-from gspo.types import AdvantageBatch, Group, Metrics, merge_metrics
-
-RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
+from gspo.types import AdvantageBatch
 
 
 class Trainer:
     """Trains as a config says: `Trainer(cfg, reward_fn=…, train_dataset=…, val_dataset=…).fit()`.
 
-    `cfg` is a TrainerConfig or what `gspo.config.load` returns. Datasets are lists of rows (dicts in verl's format,
-    or gspo.data.Row); without them those named in the config are used. `backend` replaces the one trainer.backend names.
+    `cfg` is a TrainerConfig or what `gspo.load_config` returns. Datasets are lists of rows (dicts in verl's format, or
+    gspo.data.Row); without them the config's files are read. `sinks`, `callbacks` and `group_filter` add to those that
+    the config names (docs/extend.md). `backend` replaces the one of `trainer.backend`.
     """
 
     def __init__(
@@ -62,6 +58,9 @@ class Trainer:
         *,
         val_reward_fn: Any = None,
         tokenizer: Any = None,
+        sinks: Sequence[Sink] = (),
+        callbacks: Sequence[Callback] = (),
+        group_filter: GroupFilter | None = None,
         console: Console | None = None,
         backend: Backend | None = None,
     ) -> None:
@@ -70,126 +69,135 @@ class Trainer:
         self.console = console or Console(every=self.config.trainer.console_table_freq)
         for warning in self.resolved.warnings:
             self.console.warn(str(warning).removeprefix("warning: "))
-        self.clock = Clock()
-        self.stop = StopRequest()
-        self._num_rank_failures = 0
-        self._backend = backend or choose_backend(self.config)
+        self._inputs = Inputs(
+            reward_fn=reward_fn,
+            val_reward_fn=val_reward_fn,
+            train_dataset=None if train_dataset is None else list(train_dataset),
+            val_dataset=None if val_dataset is None else list(val_dataset),
+            tokenizer=tokenizer,
+            group_filter=group_filter,
+        )
+        import_plugins(self.config.trainer.plugins)
+        self.callbacks = open_callbacks(self.config.trainer.callbacks, callbacks)
+        self.clock, self.stop = Clock(), StopRequest()
+        self.num_rank_failures = 0  # since the last whole step
+        self.backend = backend or choose_backend(self.config)
         resume: Resume = find_resume(self.resolved)
         self.run = resume.run.open()
         try:
-            for note in resume.notes:
-                self.console.say(note)
-            self._given = {
-                "reward_fn": reward_fn,
-                "val_reward_fn": val_reward_fn,
-                "train_dataset": None if train_dataset is None else list(train_dataset),
-                "val_dataset": None if val_dataset is None else list(val_dataset),
-                "tokenizer": tokenizer,
-                "backend": self._backend,
-            }
-            trainer = self.config.trainer
-            self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
-            self.writer = BackgroundWriter(self.clock, self.console.warn)
-            self.saving = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer)
-            self._assemble(resume.checkpoint)
-            self._clock_started = time.monotonic()
-            write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
-            self.run.write_environment(describe())
-            self.sinks = open_sinks(
-                list(self.config.trainer.logger),
-                folder=self.run.path,
-                project=self.config.trainer.project_name,
-                run=self.run.name,
-                config=self.resolved.to_dict(),
-            )
+            self._open(resume, sinks)
         except BaseException:
-            with contextlib.ExitStack() as stack:  # whatever one of them raises
+            with contextlib.ExitStack() as stack:  # each is called, whatever another raises
                 stack.callback(self.run.remove_if_empty)
                 stack.callback(self.run.close)
-                if self._backend is not None:
-                    stack.callback(self._backend.close)
-                if hasattr(self, "parts"):
-                    stack.callback(self.parts.close)
+                self._close_parts(stack)
             raise
 
+    def _open(self, resume: Resume, sinks: Sequence[Sink]) -> None:
+        for note in resume.notes:
+            self.console.say(note)
+        trainer = self.config.trainer
+        self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
+        self.writer = BackgroundWriter(self.clock, self.console.warn)
+        self.saver = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer)
+        self.recorder = Recorder(
+            self.run, self.clock, self.writer, self.console, save_groups=trainer.save_groups
+        )
+        self._assemble(resume.checkpoint)
+        self._started = time.monotonic()
+        write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
+        self.run.write_environment(describe())
+        info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
+        self.recorder.sinks = [*open_sinks(trainer.logger, info), *sinks]
+
     def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
-        """Build the parts and take up the state of a checkpoint, or of the beginning."""
+        """Build the parts, and restore the state of a checkpoint where there is one."""
+        self.recorder.restart()
         self.parts: RunParts = build(
             self.config,
+            self._inputs,
             weights_from=loaded.path if loaded else None,
-            record=self._record,
+            backend=self.backend,
+            record=self.recorder.group,
             watch=self._watch_sampling,
             folder=self.run.path,
             notify=self.console.warn,
-            **self._given,
         )
-        self.group_log = GroupLog(self.run.groups)
-        self.step = 0
-        self.total_steps = self.parts.total_steps
-        self.counters = Counters()
+        self.step, self.total_steps, self.counters = 0, self.parts.total_steps, Counters()
         if loaded is not None:
             self._restore(loaded)
-        self.saving.resumed(loaded)
+        self.saver.resumed(loaded)
         self.run.cut_after(self.step or -1)  # step 0 is evaluated again
         self.alarms.restore(self.step, list(self.run.rows()))
         self.counters.rollbacks = max(self.counters.rollbacks, self.alarms.num_rollbacks())
         self.parts.roles.scale_lr(LR_FACTOR**self.counters.rollbacks)
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end, or until asked to stop; returns what the last line of `gspo train` prints."""
-        self._clock_started = time.monotonic() - self.counters.seconds
+        """Train to the end, or until a signal or an alarm stops it. Returns what `gspo train` prints as its last line."""
+        self._started = time.monotonic() - self.counters.seconds
         if self.step < self.total_steps:  # a finished run that was made longer is unfinished again
             self.run.result_file.unlink(missing_ok=True)
         with contextlib.closing(self), self.stop, self._watchdog(), self.writer:
             self.console.say(self.parts.summary(self.run.path, self.total_steps))
             self.clock.reset()
-            if self.step == 0:
-                self._evaluate_and_track_start()
-            try:
-                while self.step < self.total_steps and self.stop.signal is None:
-                    try:
-                        self.train_step()
-                        self._num_rank_failures = 0
-                    except RankFailed as failure:
-                        self._replace_ranks(failure)
-            except DataExhausted as end:
-                self.console.say(str(end))
-                self.total_steps = self.step
-            except Paused as pause:
-                return self._pause(pause)
-            except (SamplingError, BadNumbers):  # raised between updates, so the weights are those of a step
-                self._save_unless_saved()
-                raise
-            if self.stop.signal is not None and self.step < self.total_steps:
-                return self._stop_early()
-            return self._finish()
+            self.callbacks.on_train_begin(self)
+            result = self._run()
+            self.callbacks.on_train_end(self, result)
+            return result
+
+    def _run(self) -> dict[str, Any]:
+        if self.step == 0 and self.config.trainer.val_before_train and self.parts.evaluator is not None:
+            self._record_row(self._evaluate())
+        try:
+            while self.step < self.total_steps and self.stop.signal is None:
+                try:
+                    self.train_step()
+                    self.num_rank_failures = 0
+                except RankFailed as failure:
+                    recovery.replace_ranks(self, failure)
+        except DataExhausted as end:
+            self.finish_early(str(end))
+        except Paused as pause:
+            self._save_unless_saved()
+            return ending.paused(self.console, self.run, self.step, self.counters, pause, self.alarms.file)
+        except (SamplingError, BadNumbers):  # raised between updates, so the weights are those of a step
+            self._save_unless_saved()
+            raise
+        self._save_unless_saved()
+        if self.stop.signal is not None and self.step < self.total_steps:
+            total, code = self.total_steps, self.stop.exit_code
+            return ending.stopped(self.console, self.run, self.step, self.counters, total, code)
+        if self.config.trainer.val_after_train and not ending.is_evaluated(self.run, self.step):
+            self.run.amend_metrics(self.step, {k: m.result() for k, m in self._evaluate().items()})
+        num_examples = self.config.trainer.log_val_generations
+        return ending.finished(self.console, self.run, self.step, self.counters, num_examples)
 
     def train_step(self) -> None:
         """One training step. What it leaves behind is written while the next one generates."""
         done = self._train()
         self.step += 1
-        metrics = self._measure(done)
-        if self.config.trainer.save_groups:
-            self._log_groups(done)
+        metrics = measure(done, self.parts, self.counters)
+        step_records.warn_of_failures(self.step, done.sampling, self.console.warn)
+        self.recorder.groups(self.step, done, self.parts.token_text)
         if self._evaluation_is_due():
-            merge_metrics(metrics, self._evaluate().metrics)
-        values = self._track(metrics)
+            merge_metrics(metrics, self._evaluate())
+        values = self._record_row(metrics)
         action = self.alarms.heed(self.step, values, self.counters.rollbacks)
         if action == "rollback":
-            self._roll_back()
+            recovery.roll_back(self)
             return
         if action == "pause":
-            raise Paused(
-                f"an alarm paused the run at step {self.step} (trainer.on_alarm={self.config.trainer.on_alarm})"
-            )
+            key = f"trainer.on_alarm={self.config.trainer.on_alarm}"
+            raise Paused(f"an alarm paused the run at step {self.step} ({key})")
         self.counters.count_step(bad=skipped_updates(metrics))
         limit = self.config.trainer.max_skipped_steps
         check_numbers(self.step, metrics, self.counters.bad_steps_in_row, limit, self.console.warn)
+        self.callbacks.on_step_end(self, self.step, values)
         if self._save_is_due():
             self._begin_save()
 
-    def _train(self) -> Trained:
-        """Stage by stage from nothing to new weights."""
+    def _train(self) -> TrainedStep:
+        """From prompts to new weights, stage by stage."""
         parts, roles, clock = self.parts, self.parts.roles, self.clock
         with clock("gen"):
             groups, sampling = parts.sampler.next_batch()
@@ -202,11 +210,14 @@ class Trainer:
         if roles.critic is not None:
             with clock("values"):
                 batch = roles.critic.score(batch)
-        baselines, extra = self._greedy_baselines(groups)
+        baselines, extra = None, {}
+        if parts.baseline is not None:
+            with clock("baseline"):
+                baselines, extra = parts.baseline.score(groups, self.step)
         with clock("adv"):
-            weights = records.row_weights(groups, sampling.weights)
+            weights = step_records.row_weights(groups, sampling.weights)
             batch = parts.objective.with_advantages(batch, weights, baselines)
-        self.writer.wait()  # the last step's checkpoint is made of the weights that change now
+        self.writer.wait()  # the checkpoint of the last step is made of the weights that change now
         if roles.critic is not None:
             with clock("update_critic"):
                 extra |= roles.critic.update(batch, step=self.step)
@@ -215,35 +226,7 @@ class Trainer:
         with clock("update_weights"):
             parts.engine.load_weights(None, version=self.step + 1)
             parts.sampler.release(groups)
-        return Trained(groups, sampling, update, extra)
-
-    def _measure(self, done: Trained) -> Metrics:
-        """The metrics of a step whose weights are live; controllers take note of them."""
-        parts = self.parts
-        with_gap = self.config.actor_rollout_ref.rollout.calculate_log_probs
-        metrics = records.step_metrics(done, with_gap=with_gap)
-        merge_metrics(metrics, parts.objective.observe(done.update.metrics))
-        merge_metrics(metrics, parts.engine_metrics())
-        if parts.kl_reward is not None:
-            merge_metrics(metrics, parts.kl_reward.observe())
-        merge_metrics(metrics, self.counters.count_tokens(metrics))
-        records.warn_of_failures(self.step, done.sampling, self.console.warn)
-        return metrics
-
-    def _log_groups(self, done: Trained) -> None:
-        """Have the groups of this step written, before its checkpoint."""
-        with self.clock("log_groups"):
-            judged = self.group_log.take(kept=done.groups)
-            texts = {t: self.parts.token_text(t) for t in done.tokens()}  # a tokenizer is not for two threads
-        write = functools.partial(records.write_groups, self.group_log, self.step, done, texts, judged)
-        self.writer.do("log_groups", write)
-
-    def _greedy_baselines(self, groups: list[Group]) -> tuple[Tensor | None, Metrics]:
-        """The baseline of each row where the estimator takes one (remax), and its metrics."""
-        if self.parts.baseline is None:
-            return None, {}
-        with self.clock("baseline"):
-            return self.parts.baseline.score(groups, self.step)
+        return TrainedStep(groups, sampling, update, extra)
 
     def _update_policy(self, batch: AdvantageBatch) -> Update:
         """Train the policy, unless only the critic is trained yet (`trainer.critic_warmup`)."""
@@ -254,44 +237,81 @@ class Trainer:
             return Update({}, log_probs, batch.with_rows(rows, log_probs[rows], entropy[rows]))
         return roles.update_policy(batch, objective.loss(), step=self.step, regulariser=objective.regulariser)
 
+    def _record_row(self, metrics: Metrics) -> dict[str, float]:
+        values = self.recorder.row(self.step, self.total_steps, metrics)
+        self.counters.seconds = time.monotonic() - self._started
+        return values
+
+    def _evaluation_is_due(self) -> bool:
+        if self.step == self.total_steps:
+            return self.config.trainer.val_after_train
+        every = self.config.trainer.test_freq
+        return every > 0 and self.step % every == 0
+
+    def _evaluate(self) -> Metrics:
+        """The metrics of the held-out prompts; {} without any."""
+        if self.parts.evaluator is None:
+            return {}
+        with self.clock("testing"):
+            evaluation = self.parts.evaluator.run(self.step)
+            self.recorder.evaluation(self.step, evaluation)
+        self.callbacks.on_evaluate(self, self.step, evaluation)
+        return dict(evaluation.metrics)
+
+    def finish_early(self, reason: str) -> None:
+        """End the run after this step as if it were the last one: with a checkpoint, an evaluation and a report."""
+        self.console.say(reason)
+        self.total_steps = self.step
+
     def save(self) -> None:
-        """Write a checkpoint of this step boundary; returns when it is on disk."""
+        """Write a checkpoint of this step boundary. Returns when it is on disk."""
         self._begin_save()
         self.writer.wait()
 
     def _begin_save(self) -> None:
-        self.saving.begin(self.step, self.parts.roles, self.parts.tokenizer, self._state)
+        self.saver.begin(self.step, self.parts.roles, self.parts.tokenizer, self._state)
+        self.callbacks.on_save(self, self.step)
+
+    def _save_is_due(self) -> bool:
+        last = self.step == self.total_steps or self.stop.signal is not None
+        return last or self.saver.is_due(self.step)
+
+    def _save_unless_saved(self) -> None:
+        self.writer.wait()
+        if self.saver.saved != self.step:
+            self.save()
 
     def _state(self) -> dict[str, Any]:
-        """What a resume needs beside tensors, and what a checkpoint tells about its run."""
+        """What a resume needs beside tensors, and what a checkpoint says about its run."""
+        callbacks = self.callbacks.state_dict()
         return {
             **self.parts.state_dict(),
             "counters": self.counters.state_dict(),
             "config": self.resolved.to_dict(),
             "fingerprint": self.parts.fingerprint,
+            **({"callbacks": callbacks} if callbacks else {}),
         }
 
-    def close(self) -> None:
-        """End everything, whatever one of them raises; the lock on the run folder goes last."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.run.close)
-            if self._backend is not None:
-                stack.callback(self._backend.close)
-            if hasattr(self, "parts"):  # not where new ones could not be built
-                stack.callback(self.parts.close)
-            for sink in reversed(self.sinks):
-                stack.callback(sink.close)
-            stack.callback(self.writer.close)
-            self.console.stop()
-
     def _restore(self, loaded: checkpoint.Loaded) -> None:
-        parts = self.parts
-        parts.check_fingerprint(loaded.state["fingerprint"])
+        parts, state = self.parts, loaded.state
+        parts.check_fingerprint(state["fingerprint"])
         self.step = loaded.step
         parts.roles.load(loaded)
         parts.engine.load_weights(None, version=self.step)
-        parts.load_state_dict(loaded.state)
-        self.counters.load_state_dict(loaded.state["counters"])
+        parts.load_state_dict(state)
+        self.counters.load_state_dict(state["counters"])
+        self.callbacks.load_state_dict(state.get("callbacks", {}))
+
+    def rebuild(self, path: Path) -> None:
+        """Continue from a checkpoint with new parts. The old ones go first, so that no device holds two models."""
+        self.writer.wait()
+        loaded = checkpoint.load(path)
+        try:
+            self.parts.close()
+        finally:
+            del self.parts
+        gc.collect()  # modules and their hooks refer to each other
+        self._assemble(loaded)
 
     def _watchdog(self) -> Watchdog:
         trainer = self.config.trainer
@@ -309,99 +329,17 @@ class Trainer:
         self.clock.beat()
         self.console.generating(self.step + 1, self.total_steps, kept, needed)
 
-    def _record(self, group: Group, fate: str, version: int) -> None:
-        """The sampler's account of a group. Trained ones are logged with their step, so `kept` is passed over."""
-        if self.config.trainer.save_groups and fate != "kept":
-            self.group_log.add(group, fate)
+    def close(self) -> None:
+        """End everything, whatever one of them raises; the lock on the run folder goes last."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.run.close)
+            self._close_parts(stack)
+            stack.callback(self.recorder.close)
+            stack.callback(self.writer.close)
+            self.console.stop()
 
-    def _evaluate_and_track_start(self) -> None:
-        if not self.config.trainer.val_before_train or self.parts.evaluator is None:
-            return
-        self._track(dict(self._evaluate().metrics))
-
-    def _evaluate(self) -> Evaluation:
-        if self.parts.evaluator is None:
-            return Evaluation([], {}, None, None)
-        with self.clock("testing"):
-            evaluation = self.parts.evaluator.run(self.step)
-            records.write_evaluation(self.run, self.step, evaluation)
-        return evaluation
-
-    def _track(self, metrics: Metrics) -> dict[str, float]:
-        """One row for this step: to the run folder first, then to whoever watches. Time from now on is the next one's."""
-        merge_metrics(metrics, self.clock.metrics())
-        self.clock.reset()
-        values = {name: metric.result() for name, metric in metrics.items()}
-        self.counters.seconds = time.monotonic() - self._clock_started
-        values |= records.speed(values)
-        self.run.append_metrics(self.step, values)
-        for sink in self.sinks:
-            sink.log(self.step, values)
-        self.console.step(self.step, self.total_steps, values)
-        return values
-
-    def _evaluation_is_due(self) -> bool:
-        if self.step == self.total_steps:
-            return self.config.trainer.val_after_train
-        every = self.config.trainer.test_freq
-        return every > 0 and self.step % every == 0
-
-    def _save_is_due(self) -> bool:
-        last = self.step == self.total_steps or self.stop.signal is not None
-        return last or self.saving.is_due(self.step)
-
-    def _save_unless_saved(self) -> None:
-        self.writer.wait()
-        if self.saving.saved != self.step:
-            self.save()
-
-    def _roll_back(self) -> None:
-        """Go back to the last checkpoint before this step, with a lower learning rate."""
-        path = checkpoint_before(self.run.checkpoints, self.step)
-        assert path is not None  # an alarm asks for a rollback only when there is one
-        step = self.step
-        self._rebuild(path)
-        self.console.say(
-            f"rolled back from step {step} to {path}; the learning rate is now {LR_FACTOR:g} of what it was"
-        )
-
-    def _replace_ranks(self, failure: RankFailed) -> None:
-        """Go on from the last checkpoint with new ranks where the backend can start some; else the failure ends the run."""
-        self._num_rank_failures += 1
-        self.writer.wait()
-        path, _ = checkpoint.latest(self.run.checkpoints)
-        if self._backend is None or path is None or self._num_rank_failures > RANK_RESTARTS:
-            raise failure
-        self.console.warn(f"{failure}\nnew trainer ranks go on from {path}")
-        failure.with_traceback(None)  # its frames hold the parts
-        self._rebuild(path)
-
-    def _rebuild(self, path: Path) -> None:
-        """Take up a checkpoint with new parts; the old ones go first, so that no device holds two models."""
-        self.writer.wait()
-        loaded = checkpoint.load(path)
-        try:
-            self.parts.close()
-        finally:
-            del self.parts
-        gc.collect()  # modules and their hooks refer to each other
-        self._assemble(loaded)
-
-    def _pause(self, pause: Paused) -> dict[str, Any]:
-        self._save_unless_saved()
-        closing.say_paused(self.console, self.run, str(pause), self.alarms.file.name)
-        return {**closing.result(self.run, self.step, self.counters), "stopped": EXIT_PAUSED}
-
-    def _stop_early(self) -> dict[str, Any]:
-        self._save_unless_saved()
-        closing.say_stopped(self.console, self.run, self.step, self.total_steps)
-        return {**closing.result(self.run, self.step, self.counters), "stopped": self.stop.exit_code}
-
-    def _finish(self) -> dict[str, Any]:
-        self._save_unless_saved()
-        if self.config.trainer.val_after_train and not records.evaluation_file(self.run, self.step).exists():
-            evaluation = self._evaluate()
-            self.run.amend_metrics(self.step, {k: m.result() for k, m in evaluation.metrics.items()})
-        result = closing.result(self.run, self.step, self.counters)
-        closing.conclude(self.console, self.run, result, self.config.trainer.log_val_generations)
-        return result
+    def _close_parts(self, stack: contextlib.ExitStack) -> None:
+        if self.backend is not None:
+            stack.callback(self.backend.close)
+        if hasattr(self, "parts"):  # not where new ones could not be built
+            stack.callback(self.parts.close)

@@ -13,7 +13,7 @@ def embedded_path() -> Path:
 
 
 def resolve(path: str | Path) -> str:
-    """What `from_pretrained` should be given: the packaged folder for "embedded", a local folder, or a hub name."""
+    """The argument for `from_pretrained`: the packaged folder for "embedded", a local folder, or a hub name."""
     if str(path) == EMBEDDED:
         return str(embedded_path())
     local = Path(path).expanduser()

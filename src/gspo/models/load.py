@@ -1,4 +1,4 @@
-"""Loading a model and its tokenizer: safetensors only, and no code from the folder unless it was asked for."""
+"""Loading a model and its tokenizer: safetensors only, and no code from the folder unless it is trusted."""
 
 from __future__ import annotations
 
@@ -116,20 +116,20 @@ def _check_tensors(path: str, info: Mapping[str, Any], overrides: Mapping[str, A
 
 
 def _only_from_cache(resolved: str) -> bool:
-    """Whether a hub name must be read from the cache, the hub being out of reach; a ModelError when it is not there."""
+    """Whether a hub name must be read from the cache because the hub is unreachable; ModelError when it is not cached."""
     if Path(resolved).is_dir():
         return False
     reason = hub.why_unreachable(resolved, "model")
     if reason and not hub.is_cached(resolved, "model"):
         raise ModelError(
-            f"{resolved}: is no folder here, and the hub cannot be reached ({reason}); give a folder, or check the name "
+            f"{resolved}: is not a local folder, and the hub cannot be reached ({reason}); give a folder, or check the name "
             "in actor_rollout_ref.model.path and the connection"
         )
     return bool(reason)
 
 
 def check_weights(folder: Path) -> list[Path]:
-    """The weight files of a folder; a ModelError when they are no safetensors, lie elsewhere or have a bad header."""
+    """The weight files of a folder; ModelError when they are not safetensors, lie elsewhere or have a bad header."""
     index = folder / _INDEX
     if (folder / _SINGLE).is_file():
         files = [folder / _SINGLE]
@@ -152,7 +152,7 @@ def _shards(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index}: is no index of weights ({type(error).__name__}: {error})") from None
+        raise ModelError(f"{index}: is not an index of weights ({type(error).__name__}: {error})") from None
     for name in names:
         if not isinstance(name, str) or name != Path(name).name or not name.endswith(".safetensors"):
             raise ModelError(f"{index}: names {name!r}; expected safetensors files in the same folder")
@@ -162,7 +162,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _check_header(file: Path) -> None:
-    """Read a safetensors header as what it is, a length and JSON, before any library allocates by it."""
+    """Check a safetensors header, a length and JSON, before any library allocates memory by it."""
     size = file.stat().st_size
     with file.open("rb") as f:
         length = int.from_bytes(f.read(8), "little")
@@ -184,7 +184,7 @@ def _check_header(file: Path) -> None:
 
 @contextmanager
 def _explained(path: str, what: str) -> Iterator[None]:
-    """Turn what transformers raises about a folder or name into a ModelError that names it."""
+    """Turn errors of transformers about a folder or name into a ModelError that names it."""
     from safetensors import SafetensorError
 
     try:
@@ -193,14 +193,14 @@ def _explained(path: str, what: str) -> Iterator[None]:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         remedy = "give a folder or hub name with a decoder's config.json, safetensors and tokenizer files"
         if "trust_remote_code" in str(error):
-            first = "comes with code of its own, which is not run"
+            first = "needs Python code from its folder, which is not run"
             remedy = "set trust_remote_code=true if you have read and trust it"
         raise ModelError(f"{path}: the {what} cannot be loaded: {first}; {remedy}") from error
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers from drawing its own progress bars over ours."""
+    """Prevent transformers from drawing progress bars over ours."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""A model's output layer as a function of hidden states: the same logits for the trainer and the engine, in float32."""
+"""A model's output layer as a function of hidden states: the same float32 logits for the trainer and the engine."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gspo.kernels import UnsupportedModel
+
 Multiply = Callable[[Tensor, Tensor], Tensor]  # (hidden [N,H], weight [V,H]) → [N,V]
-
-
-class UnsupportedModel(ValueError):
-    """The model's output head is not one we can reproduce chunk by chunk."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The model's output layer as a function of hidden states: float32 logits, then softcap or scale as it does."""
+    """The output layer of one model: float32 logits, then the model's own scale and softcap."""
 
     linear: nn.Linear
     softcap: float | None = None
     scale: float = 1.0
-    multiply: Multiply | None = None  # in place of `wide_linear`
+    multiply: Multiply | None = None  # instead of `wide_linear`
 
     @staticmethod
     def of(model: Any) -> Head:
@@ -45,9 +43,9 @@ class Head:
         return head
 
     def logits(self, hidden: Tensor, multiply: Multiply | None = None) -> Tensor:
-        """Logits in float32 or wider; low-precision weights are raised first, so that no logit is rounded to bf16.
+        """Logits in float32 or wider; low-precision weights are converted first, so that no logit is rounded to bf16.
 
-        `multiply` takes the place of the product, which is then its own business.
+        `multiply` computes the product instead and decides about its precision.
         """
         out = (multiply or self.multiply or wide_linear)(hidden, self.linear.weight)
         if self.linear.bias is not None:
@@ -68,7 +66,7 @@ class Head:
             )
         ours = self.logits(decode_hidden(model, ids)[0])
         worst = (own[0].float() - ours).abs().max().item()
-        # The model's own logits may be rounded to bf16, whose spacing is 2^-8 of the value.
+        # The model may round its logits to bf16, whose spacing is 2^-8 of the value.
         size = max(1.0, own.abs().max().item())
         allowed = size * (1e-4 if own.dtype == torch.float32 else 2**-6)
         if not worst <= allowed:
@@ -81,8 +79,8 @@ class Head:
 def wide_linear(hidden: Tensor, weight: Tensor) -> Tensor:
     """hidden [N,H] times weight [V,H], float32 or wider and unrounded.
 
-    A GPU adds up products of half-precision numbers in float32 anyway: where no gradient is wanted it is asked for
-    those sums, and the weights need not be raised.
+    A GPU sums products of half-precision numbers in float32 anyway: where no gradient is needed those sums are the
+    result, and the weights need not be converted.
     """
     if halves_on_gpu(hidden, weight) and not (torch.is_grad_enabled() and weight.requires_grad):
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
@@ -91,10 +89,10 @@ def wide_linear(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def halves_on_gpu(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether both are half-precision tensors of one kind on a GPU."""
+    """Whether both are half-precision tensors of the same type on a GPU."""
     return hidden.is_cuda and hidden.dtype == weight.dtype and hidden.dtype in (torch.bfloat16, torch.float16)
 
 
 def decode_hidden(model: Any, input_ids: Tensor) -> Tensor:
-    """Final hidden states [b, L, H] of right-padded rows. Causality alone keeps padding out, so no mask is built."""
+    """Final hidden states [b, L, H] of right-padded rows. Causal attention hides the padding, so no mask is needed."""
     return model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, dense or mixture of experts, and what follows from them: parameters, operations, bytes."""
+"""The shape of a decoder, dense or mixture of experts, and what follows from it: parameters, operations, bytes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gspo.models import resolve
+
 UNGATED = {"gpt2", "gpt_neox", "gptj", "opt", "phi", "falcon", "bloom", "starcoder2"}
 
 
 class ShapeError(ValueError):
-    """A model that cannot be planned for. The message names the key or name, what was found and the remedy."""
+    """A model whose shape is unknown or not supported. The message names the key, the value and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder by its sizes. `experts` 0 is dense; `dense_layers` of a mixture have an ordinary MLP."""
+    """The sizes of a decoder. With `experts` 0 it is dense; `dense_layers` of a mixture have an ordinary MLP."""
 
     name: str
     layers: int
@@ -48,7 +50,7 @@ class ModelShape:
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer, with its two norms."""
+        """Of attention in one layer, with the two norms of the layer."""
         projections = self.hidden * (self.q_size + 2 * self.kv_size) + self.q_size * self.hidden
         biases = self.q_size + 2 * self.kv_size if self.qkv_bias else 0
         return projections + biases + 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
@@ -62,72 +64,76 @@ class ModelShape:
         return self._mlp(self.expert_intermediate)
 
     @property
+    def mlp_width(self) -> int:
+        """Width of the MLP for one token; in a mixture, the sum over its experts."""
+        if self.experts:
+            return self.experts_per_token * self.expert_intermediate + self.shared_intermediate
+        return self.intermediate
+
+    @property
     def sparse_layers(self) -> int:
         return self.layers - self.dense_layers if self.experts else 0
 
     @property
     def shared_body(self) -> int:
-        """Parameters of the layers that every token uses, without experts."""
+        """Parameters of all layers that every token uses: without experts, embedding and output head."""
         dense = (self.layers - self.sparse_layers) * self._mlp(self.intermediate)
         shared = self._mlp(self.shared_intermediate) + (self.hidden if self.shared_intermediate else 0)
         sparse = self.sparse_layers * (shared + self.hidden * self.experts)
         return self.layers * self.attention_parameters + dense + sparse + self.hidden
 
     @property
-    def head(self) -> int:
+    def head_parameters(self) -> int:
         return self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All of them, a tied embedding once."""
+        """All parameters; a tied embedding counts once."""
         experts = self.sparse_layers * self.experts * self.expert_parameters
-        return self.shared_body + experts + self.head * (1 if self.tied else 2)
+        return self.shared_body + experts + self.head_parameters * (1 if self.tied else 2)
 
     @property
     def active_body(self) -> int:
-        """Parameters of the layers that one token multiplies with."""
+        """Parameters of all layers that one token uses."""
         return self.shared_body + self.sparse_layers * self.experts_per_token * self.expert_parameters
 
     @property
     def active(self) -> int:
-        """With the output head."""
-        return self.active_body + self.head
+        """Parameters that one token uses, with the output head."""
+        return self.active_body + self.head_parameters
 
     @property
     def layer_parameters(self) -> int:
-        """Of the largest layer: what FSDP gathers at once."""
+        """Of the largest layer, which FSDP gathers as one unit."""
         if not self.experts:
             return self.attention_parameters + self._mlp(self.intermediate)
         shared = self._mlp(self.shared_intermediate)
         return self.attention_parameters + shared + self.experts * (self.expert_parameters + self.hidden)
 
     def read_bytes(self, rows: int | float, size: int) -> float:
-        """Weights one decode step of that many rows reads: of a mixture only the experts that some row chose."""
+        """Bytes of weights that a decode step of `rows` rows reads; of a mixture, only experts that some row chose."""
         touched = 0.0
         if self.experts:
             share = 1 - (1 - self.experts_per_token / self.experts) ** max(1.0, rows)
             touched = self.sparse_layers * self.experts * share * self.expert_parameters
-        return size * (self.shared_body + touched + self.head)
+        return size * (self.shared_body + touched + self.head_parameters)
 
     def kv_bytes(self, size: int) -> int:
-        """Keys and values of one token in all layers."""
+        """Bytes of the keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_size * size
 
     def kept_bytes(self, size: int) -> float:
-        """Bytes a token that one layer keeps for its backward, counted as transformers' layers keep them.
+        """Bytes per token that one layer keeps for its backward, counted as the layers of transformers keep them.
 
-        Each norm keeps its input, in a narrow precision also in float32; attention keeps queries, keys, values and its
-        result; the MLP the four tensors of its width.
+        Each norm keeps its input, in half precision also in float32. Attention keeps queries, keys, values and its
+        result; the MLP keeps four tensors of its width.
         """
-        width, gathered = self.intermediate, 0
-        if self.experts:
-            width = self.experts_per_token * self.expert_intermediate + self.shared_intermediate
-            gathered = 2 * self.experts_per_token * self.hidden
-        numbers = 4 * width + 6 * self.hidden + 2 * self.q_size + 2 * self.kv_size + gathered
+        gathered = 2 * self.experts_per_token * self.hidden  # 0 for a dense model
+        numbers = 4 * self.mlp_width + 6 * self.hidden + 2 * self.q_size + 2 * self.kv_size + gathered
         return size * (numbers + (2 * self.hidden if size < 4 else 0))
 
     def attention_operations(self, pairs: float) -> float:
-        """Of all layers for that many pairs of a token and one it attends to: scores and their use."""
+        """Operations of attention in all layers for `pairs` pairs of a token and one it attends to."""
         return 4.0 * self.layers * self.q_size * pairs
 
 
@@ -164,13 +170,11 @@ SHAPES: dict[str, ModelShape] = {
 
 
 def shape_of(model: str) -> ModelShape:
-    """The shape a word asks for: a known size, `hidden=…,layers=…`, a folder or config.json, or a hub name."""
+    """The shape by name: a known size, `hidden=…,layers=…`, a folder or config.json, or a hub name."""
     if model.lower() in SHAPES:
         return SHAPES[model.lower()]
     if "=" in model:
         return _from_words(model)
-    from gspo.models import resolve
-
     path = Path(resolve(model)).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
@@ -184,13 +188,13 @@ def shape_of(model: str) -> ModelShape:
     config = config.get("text_config") or config
     if config.get("kv_lora_rank"):
         raise ShapeError(
-            f"{model}: kv_lora_rank={config['kv_lora_rank']}: multi-head latent attention is not planned for"
+            f"{model}: kv_lora_rank={config['kv_lora_rank']}: multi-head latent attention is not supported"
         )
     return from_config(config, model)
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """From the keys of a Hugging Face config.json; a missing size is an error that names it."""
+    """The shape in a Hugging Face config.json; a missing size is an error that names its key."""
 
     def need(key: str) -> int:
         value = config.get(key)
@@ -228,7 +232,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
-    """Layers of a mixture without experts: those named, those before the first, those between two sparse ones."""
+    """Layers of a mixture without experts: listed by number, before the first sparse layer, or between two of them."""
     step = int(config.get("decoder_sparse_step") or 1)
     named = set(config.get("mlp_only_layers") or ())
     first = int(config.get("first_k_dense_replace") or 0)
@@ -236,13 +240,13 @@ def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
 
 
 def _from_words(text: str) -> ModelShape:
-    """`hidden=4096,layers=32[,intermediate=…,heads=…,kv_heads=…,head_dim=…,vocab=…,experts=…,…]`."""
+    """The shape in `hidden=4096,layers=32[,intermediate=…,heads=…,kv_heads=…,head_dim=…,vocab=…,experts=…,…]`."""
     kinds = {f.name: f.type for f in dataclasses.fields(ModelShape) if f.name != "name"}
     given: dict[str, Any] = {}
     for word in text.split(","):
         key, _, value = word.strip().partition("=")
         if key not in kinds:
-            raise ShapeError(f"--model: {key!r} is no size of a model; expected some of {', '.join(kinds)}")
+            raise ShapeError(f"--model: unknown size {key!r}; expected some of {', '.join(kinds)}")
         if kinds[key] == "bool" and value.lower() in ("true", "false"):
             given[key] = value.lower() == "true"
         elif kinds[key] == "int" and value.isdigit() and int(value) > 0:
@@ -253,7 +257,7 @@ def _from_words(text: str) -> ModelShape:
             )
     for key in ("hidden", "layers"):
         if key not in given:
-            raise ShapeError(f"--model: {text!r} lacks {key}; write hidden=4096,layers=32")
+            raise ShapeError(f"--model: {text!r} has no {key}; write, for example, hidden=4096,layers=32")
     hidden = given["hidden"]
     head_dim = given.setdefault("head_dim", min(128, hidden))
     given.setdefault("heads", max(1, hidden // head_dim))
@@ -261,12 +265,12 @@ def _from_words(text: str) -> ModelShape:
     given.setdefault("intermediate", 4 * hidden)
     given.setdefault("vocab", 151936)
     if given.get("experts") and not (given.get("experts_per_token") and given.get("expert_intermediate")):
-        raise ShapeError("--model: experts needs experts_per_token and expert_intermediate beside it")
+        raise ShapeError("--model: experts also needs experts_per_token and expert_intermediate")
     return ModelShape(name=text, **given)
 
 
 def _from_hub(model: str) -> Path:
-    """The config.json of a hub name, from the cache or the hub."""
+    """The config.json of a model on the hub, from the cache if it is there."""
     known = (
         f"expected one of {', '.join(SHAPES)}, hidden=…,layers=…, a folder with config.json, or a hub name"
     )
@@ -278,4 +282,6 @@ def _from_hub(model: str) -> Path:
         return Path(hf_hub_download(model, "config.json"))
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        raise ShapeError(f"--model {model!r}: its config.json could not be had ({first}); {known}") from error
+        raise ShapeError(
+            f"--model {model!r}: its config.json could not be read ({first}); {known}"
+        ) from error

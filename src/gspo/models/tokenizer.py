@@ -1,4 +1,4 @@
-"""The embedded model's tokenizer: one token a character, made without any training data."""
+"""The embedded model's tokenizer: one token per character, made without any training data."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer without merges: an ASCII character is one token, any other one token a UTF-8 byte.
+    """A byte-level tokenizer without merges: an ASCII character is one token, any other one token per UTF-8 byte.
 
-    Every text therefore survives encoding and decoding, and no text is unknown.
+    So every text survives encoding and decoding, and no token is unknown.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""A prediction held against a run folder's measured stage times."""
+"""Predicted stage times compared with those that a run measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from gspo.config import TrainerConfig, load
 from gspo.models.shape import ModelShape, shape_of
 from gspo.plan.constants import DEVICES, Device, in_float32
-from gspo.plan.predict import Prediction, Split, predict
+from gspo.plan.predict import predict
+from gspo.plan.split import Split
 from gspo.plan.workload import Workload, workload_of
 from gspo.runs.run import Run, is_run, read_run
 
@@ -24,12 +25,10 @@ class CheckError(ValueError):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Seconds by stage: (stage, predicted, measured). Measured are medians over steps, the first left out."""
+    """Rows of (stage, predicted seconds, measured seconds); measured are medians over all steps but the first."""
 
     shape: ModelShape
     device: Device
-    work: Workload
-    prediction: Prediction
     num_steps: int
     rows: list[tuple[str, float, float]]
 
@@ -47,7 +46,7 @@ class Comparison:
 
 
 def check_run(folder: Path, gpu: str | None = None, model: str | None = None) -> Comparison:
-    """Predict the run's own config with its measured lengths and keep rate, stage by stage."""
+    """Compare a run with the prediction for its config, lengths and keep rate."""
     if not is_run(folder):
         raise CheckError(
             f"--check {folder}: not a run folder; expected one with config.yaml and metrics.jsonl"
@@ -63,13 +62,13 @@ def check_run(folder: Path, gpu: str | None = None, model: str | None = None) ->
     device = _device(run, config, gpu)
     shape = shape_of(model or config.actor_rollout_ref.model.path)
     work = _work(config, rows)
-    prediction = predict(shape, device, work, split_of(config))
+    prediction = predict(shape, device, work, Split.of(config))
     if prediction is None:
         raise CheckError(
-            f"--check {folder}: the prediction does not fit into a {device.name}; is --gpu right?"
+            f"--check {folder}: by the prediction this run does not fit on a {device.name}; check --gpu"
         )
     stages = dict(prediction.stages)
-    if prediction.eta:  # the loop's "gen" is then what it waits, not what the workers take
+    if prediction.eta:  # the run then measures how long it waits for generation, not how long that takes
         stages["gen"] = prediction.step_s - sum(s for n, s in stages.items() if n in STAGES and n != "gen")
     found: list[tuple[str, float, float]] = []
     for name in STAGES:
@@ -77,24 +76,7 @@ def check_run(folder: Path, gpu: str | None = None, model: str | None = None) ->
         if seconds:
             found.append((name, stages.get(name, 0.0), median(seconds)))
     found.append(("all of these", prediction.step_s, sum(m for _, _, m in found)))
-    return Comparison(shape, device, work, prediction, len(rows), found)
-
-
-def split_of(config: TrainerConfig) -> Split:
-    """The split a config asks for."""
-    trainer, actor, rollout = config.trainer, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    ranks = trainer.nnodes * (trainer.n_gpus_per_node or 1) if actor.strategy == "fsdp2" else 1
-    separate = rollout.mode == "async" and rollout.max_head_offpolicyness > 0
-    tp = rollout.tensor_model_parallel_size
-    size = actor.fsdp_config.fsdp_size
-    return Split(
-        trainers=ranks,
-        rollout=rollout.num_workers * tp if separate else ranks,
-        separate=separate,
-        tp=tp,
-        shard=ranks if size < 1 else min(size, ranks),
-        checkpointing=config.actor_rollout_ref.model.enable_gradient_checkpointing,
-    )
+    return Comparison(shape, device, len(rows), found)
 
 
 def _device(run: Run, config: TrainerConfig, gpu: str | None) -> Device:
@@ -102,14 +84,14 @@ def _device(run: Run, config: TrainerConfig, gpu: str | None) -> Device:
     key = gpu or next((d for d in DEVICES if d in name), None)
     if key is None:
         raise CheckError(
-            f"--check {run.path}: device {name!r} is not known; name one with --gpu: {', '.join(DEVICES)}"
+            f"--check {run.path}: device {name!r} is unknown; choose one with --gpu: {', '.join(DEVICES)}"
         )
     device = DEVICES[key]
     return in_float32(device) if config.actor_rollout_ref.model.dtype == "float32" else device
 
 
 def _work(config: TrainerConfig, rows: list[dict[str, Any]]) -> Workload:
-    """The config's work with the means, the longest answer and the keep rate that the run had."""
+    """The work of the config with the mean lengths, the longest response and the keep rate of the run."""
     mean = _mean(rows, "response_length/mean")
     longest = max((float(row.get("response_length/max") or 0) for row in rows), default=0.0)
     kept, made = (sum(float(r.get(f"train/groups_{n}") or 0) for r in rows) for n in ("kept", "generated"))

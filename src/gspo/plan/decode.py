@@ -1,4 +1,4 @@
-"""The cost of generating: one decode step, and a batch of answers of differing lengths through it."""
+"""The time of generation: one decode step, and a batch of responses of different lengths."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, ROW_PASSES, SAMPLING_PA
 from gspo.plan.lengths import Lengths
 from gspo.plan.seconds_by_part import SecondsByPart
 
-WEIGHTS, CACHE, LAUNCH = "reading weights", "reading the KV cache", "starting kernels"
+WEIGHTS, CACHE, LAUNCH = "reading weights", "reading the KV cache", "launching kernels"
 PRODUCTS, HEAD, EXCHANGE = (
-    "decoding's matrix products",
+    "matrix products of decoding",
     "output head and sampling",
-    "tensor-parallel exchange",
+    "tensor-parallel communication",
 )
-TAIL, PREFILL = "waiting for the longest answers", "prefill"
-TAIL_SHARE = 0.25  # below this share of its first rows an engine is waiting for its last answers
+TAIL, PREFILL = "waiting for the longest responses", "prefill"
+TAIL_SHARE = 0.25  # an engine with a smaller share of its first rows left is waiting for its last responses
 
 
 @dataclass(frozen=True)
-class Engine:
-    """One copy of the model that decodes, over `tp` devices."""
+class DecodeCost:
+    """Seconds of decoding on one engine, a copy of the model over `tp` devices."""
 
     shape: ModelShape
     device: Device
     tp: int = 1
     eager: bool = False
-    fused_head: bool = True
 
     def step(self, rows: float, context: float) -> SecondsByPart:
-        """Seconds of one decode step of so many rows with so many tokens behind each on average.
+        """Seconds of one decode step of `rows` rows with `context` tokens before each on average.
 
-        Kernels have a floor that does not grow with the batch; above it the larger of bytes over bandwidth (weights once,
-        cache, intermediate results and a floor of their own a row) and operations over rate; then the head in float32 and sampling.
+        Launching kernels takes a time that does not grow with the batch. To it comes the larger of bytes over bandwidth
+        (weights once; cache, intermediate results and a fixed time for each row) and operations over rate, then the
+        output head in float32 and sampling.
         """
         s, d = self.shape, self.device
         size, rate = d.number_bytes, self.tp * d.reached_bandwidth
@@ -48,36 +48,36 @@ class Engine:
             parts[PRODUCTS] = products
         else:
             parts[WEIGHTS], parts[CACHE] = weights, cache
-        head = 2.0 * rows * s.head / (self.tp * d.head_rate(self.fused_head))
+        head = 2.0 * rows * s.head_parameters / (self.tp * d.head_rate)
         parts[HEAD] = head + SAMPLING_PASSES * rows * s.vocab * 4 / rate
         if self.tp > 1:
             sent = 2 * rows * s.hidden * size / (d.link * COLLECTIVE_SHARE)
             parts[EXCHANGE] = 2 * s.layers * (HOP_S + sent)
         if self.eager and parts[LAUNCH] > parts.total - parts[LAUNCH]:
-            return SecondsByPart(
-                {LAUNCH: parts[LAUNCH]}
-            )  # the device waits for the host, which runs beside it
+            # The device waits for the host, which launches kernels while it computes.
+            return SecondsByPart({LAUNCH: parts[LAUNCH]})
         return parts
 
     def step_seconds(self, rows: float, context: float) -> float:
         return self.step(rows, context).total
 
     def prefill_seconds(self, groups: float, prompt: float) -> float:
-        """Seconds for so many prompts, each once for its group."""
+        """Seconds to prefill the prompts of `groups` groups, each once."""
         s, d = self.shape, self.device
         operations = groups * (
-            prompt * 2 * s.active_body + s.attention_operations(prompt**2 / 2) + 2 * s.head
+            prompt * 2 * s.active_body + s.attention_operations(prompt**2 / 2) + 2 * s.head_parameters
         )
         return operations / (self.tp * d.matmul)
 
 
 def generate(
-    engine: Engine, rows: float, num_engines: int, slots: int, lengths: Lengths, prompt: float, group: int
+    engine: DecodeCost, rows: float, num_engines: int, slots: int, lengths: Lengths, prompt: float, group: int
 ) -> SecondsByPart:
-    """Seconds until the last of `num_engines` engines has answered its `rows` answers, `slots` of them at a time.
+    """Seconds until each of `num_engines` engines has generated `rows` responses, `slots` of them at a time.
 
-    With more answers than slots an engine runs full, then drains: what is left of an answer met at a random moment has
-    the survival ∫S/mean (renewal theory). A length is waited for with the chance that some engine still has one.
+    With more responses than slots an engine runs full, then drains: the rest of a response observed at a random moment has
+    the survival function ∫S/mean (renewal theory). A length counts with the probability that some engine still has an
+    response of that length.
     """
     parts = SecondsByPart({PREFILL: engine.prefill_seconds(rows / group, prompt)})
     start = min(rows, float(slots))
@@ -102,11 +102,11 @@ def generate(
 
 
 def steady(
-    engine: Engine, rows: float, prompt: float, lengths: Lengths, group: int
+    engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, group: int
 ) -> tuple[float, SecondsByPart]:
-    """Tokens a second of one engine that always has `rows` answers under way, and the parts of a decode step.
+    """(tokens per second, seconds of a decode step) of one engine that always generates `rows` responses at once.
 
-    Prefill of the prompts that come in is part of the step.
+    The decode step includes the prefill of new prompts.
     """
     parts = engine.step(rows, prompt + lengths.residual_mean)
     parts.add({PREFILL: engine.prefill_seconds(rows / lengths.mean / group, prompt)})

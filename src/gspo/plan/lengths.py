@@ -1,4 +1,4 @@
-"""How long answers are: a log-normal with a long tail, cut at the longest allowed."""
+"""The lengths of responses: a log-normal distribution with a long tail, cut at the longest length allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POINTS = 96
 
 @dataclass(frozen=True)
 class Lengths:
-    """Lengths with a mean after the cut, the spread (standard deviation over mean) before it, and the longest."""
+    """`mean` is taken after the cut at `longest`; `spread` is the standard deviation over the mean before the cut."""
 
     mean: float
     longest: int
@@ -24,12 +24,12 @@ class Lengths:
     def __post_init__(self) -> None:
         if not 0 < self.mean <= self.longest:
             raise ValueError(
-                f"mean answer {self.mean:g} must be above 0 and at most the longest, {self.longest}"
+                f"mean response {self.mean:g} must be above 0 and at most the longest, {self.longest}"
             )
 
     @property
     def constant(self) -> bool:
-        """Whether every answer has the longest length, or there is no spread."""
+        """Whether all responses have the same length."""
         return self.spread == 0 or self.mean >= self.longest * 0.999
 
     @property
@@ -38,7 +38,7 @@ class Lengths:
 
     @cached_property
     def _mu(self) -> float:
-        """Location for which the mean after the cut is the wanted one, by bisection."""
+        """The location parameter for which the mean after the cut is `mean`, by bisection."""
         low, high = math.log(self.mean) - 3, math.log(self.longest) + 20
         for _ in range(80):
             middle = (low + high) / 2
@@ -54,7 +54,7 @@ class Lengths:
         return below + self.longest * (1 - _NORMAL.cdf(z))
 
     def survival(self, length: float) -> float:
-        """Share of answers longer than this."""
+        """Share of responses longer than this."""
         if length >= self.longest:
             return 0.0
         if self.constant:
@@ -62,7 +62,7 @@ class Lengths:
         return 1.0 if length <= 0 else 1 - _NORMAL.cdf((math.log(length) - self._mu) / self.sigma)
 
     def quantile(self, share: float) -> float:
-        """The length below which that share of answers lies."""
+        """The length below which that share of responses lies."""
         if self.constant:
             return self.mean
         if share >= 1:
@@ -71,23 +71,23 @@ class Lengths:
 
     @cached_property
     def grid(self) -> Sequence[tuple[float, float]]:
-        """(middle, width) of pieces that cover 0 to the longest, narrow where answers end."""
+        """(middle, width) of intervals that cover 0 to the longest, narrow where most responses end."""
         end = self.mean if self.constant else float(self.longest)
         edges = [end * (i / POINTS) ** 1.5 for i in range(POINTS + 1)]
         return [((a + b) / 2, b - a) for a, b in pairwise(edges)]
 
     def longest_of(self, count: float) -> float:
-        """Expected length of the longest of so many answers."""
+        """Expected length of the longest of `count` responses."""
         return sum(width * (1 - (1 - self.survival(x)) ** count) for x, width in self.grid)
 
     @cached_property
     def residual_mean(self) -> float:
-        """What is left, on average, of an answer met at a random moment: E[L²] / 2E[L]."""
+        """Mean number of tokens left in a response observed at a random moment: E[L²] / 2E[L]."""
         return sum(width * x * self.survival(x) for x, width in self.grid) / self.mean
 
     @cached_property
     def residuals(self) -> Sequence[float]:
-        """At each piece's middle, the share of answers met at a random moment with more than that left."""
+        """For the middle of each interval: share of responses observed at a random moment with more tokens than that left."""
         tail, out = 0.0, []
         for x, width in reversed(self.grid):
             here = width * self.survival(x)

@@ -1,129 +1,160 @@
-"""Memory a device: what a trainer's rank and an engine's device hold, by name."""
+"""What a device holds, in bytes: the memory model of both `gspo plan` and `gspo doctor`.
+
+A rank that trains holds weights, masters, moments, gradients, activations and a chunk of logits. An engine holds weights,
+its KV cache, a prefill and the logits of a decode step. Some of these live only in some stages of a step, so the stage
+that holds most decides. `gspo plan` estimates the model from its shape; `gspo doctor` measures it on its own modules.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from gspo.kernels.sizes import CHUNK_ELEMENTS, FUSED_CHUNK_ELEMENTS
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import (
     COMPILED_KEPT,
+    DECODE_LOGIT_COPIES,
     FRAGMENTATION,
-    FUSED_CHUNK_ELEMENTS,
     LOGIT_COPIES,
     RESERVED,
-    Device,
+    Chip,
 )
-from gspo.plan.train_time import TrainCost, chunk_rows
+from gspo.plan.split import Split, is_captured, is_offloaded
 from gspo.plan.workload import Workload
 
 FLOAT = 4
-TRAINING = ("activations of a micro-batch", "temporaries of a layer", "logits of a chunk", "gradients")
+GENERATION, EVALUATION = GENERATING = ("generation", "evaluation")
+UPDATE, CRITIC_UPDATE, SCORING = TRAINING = ("update", "critic update", "scoring")
+STAGES = (*GENERATING, *TRAINING)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """What memory depends on in a model. `layer_kept` and `other_kept`: bytes per token kept for the backward."""
+
+    shape: ModelShape
+    parameters: int
+    trained: int
+    layer_kept: float  # by one layer
+    other_kept: float  # beside the layers
+
+    @staticmethod
+    def of(shape: ModelShape, number_bytes: int) -> ModelSize:
+        """Estimated from the shape, all parameters trained."""
+        return ModelSize(
+            shape,
+            shape.parameters,
+            shape.parameters,
+            shape.kept_bytes(number_bytes),
+            3.0 * shape.hidden * number_bytes,
+        )
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device by what holds them."""
+    """Bytes of one device by part. A part is held all the time, or in the stages that `only` names for it."""
 
-    held: dict[str, float] = field(default_factory=dict)
+    held: Mapping[str, float]
+    only: Mapping[str, Collection[str]] = field(default_factory=dict)
+    on_host: float = 0.0  # what the optimiser keeps in host memory instead
+
+    def in_stage(self, stage: str) -> dict[str, float]:
+        """The parts held in one stage."""
+        return {name: size for name, size in self.held.items() if stage in self.only.get(name, STAGES)}
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Bytes by stage, of the stages that this device takes part in."""
+        named = {stage for stages in self.only.values() for stage in stages}
+        return {stage: sum(self.in_stage(stage).values()) for stage in STAGES if stage in named or not named}
+
+    @property
+    def peak_stage(self) -> str:
+        stages = self.stages
+        return max(stages, key=lambda stage: stages[stage])
+
+    @property
+    def at_peak(self) -> dict[str, float]:
+        """The parts held in the stage that holds most; they add up to `total`."""
+        return self.in_stage(self.peak_stage)
 
     @property
     def total(self) -> float:
-        return sum(self.held.values())
+        return max(self.stages.values())
 
-    def with_reserve(self, device: Device) -> Memory:
-        """With what the libraries and the allocator take for themselves."""
-        if device.name == "cpu":
+    def with_reserve(self, chip: Chip) -> Memory:
+        """With what the libraries and the allocator of a GPU need for themselves."""
+        if not chip.is_gpu:
             return self
-        held = {**self.held, "libraries": float(RESERVED)}
-        return Memory({**held, "fragmentation": (FRAGMENTATION - 1) * sum(held.values())})
+        spare = (FRAGMENTATION - 1) * (self.total + RESERVED)
+        held = {**self.held, "libraries": float(RESERVED), "fragmentation": spare}
+        return Memory(held, self.only, self.on_host)
 
-    def fits(self, device: Device) -> bool:
-        return self.total <= device.memory
-
-
-def trainer_memory(
-    shape: ModelShape, device: Device, work: Workload, *, ranks: int, shard: int, checkpointing: bool
-) -> Memory:
-    """Of one rank in a shard group of `shard`: one rank alone keeps whole weights, several a shard and two layers."""
-    size, numbers = device.number_bytes, shape.parameters
-    held: dict[str, float] = {}
-    trainer = TrainCost(shape, device, ranks, shard, checkpointing)
-    offloaded = trainer.offloads(work)
-    if shard == 1:
-        held["parameters"] = float(size * numbers)
-        if size < FLOAT and not offloaded:
-            held["float32 masters"] = float(FLOAT * numbers)
-    else:
-        held["parameters"] = (
-            FLOAT * numbers / shard
-        )  # the masters themselves; the narrow copy is what is gathered
-        ends = shape.head * (1 if shape.tied else 2)
-        held["gathered layers"] = float(size * (2 * shape.layer_parameters + ends))
-    if not offloaded:
-        held["optimiser"] = 2 * FLOAT * numbers / shard
-    held["gradients"] = gradient_bytes(trainer, work) * numbers / shard
-    if work.reference:
-        held["reference"] = size * numbers / shard
-    if work.critic:
-        held["critic"] = (size + 3 * FLOAT + (FLOAT if size < FLOAT else 0)) * numbers / shard
-    tokens = micro_tokens(work, ranks)
-    kept = shape.kept_bytes(size)
-    if checkpointing:  # each layer's input, and all of one: what it does not keep its backward makes again
-        layers = shape.layers * shape.hidden * size + kept
-    else:
-        layers = shape.layers * kept * (COMPILED_KEPT if trainer.compiles(work) else 1.0)
-    transient = size * (3 * widest(shape) + 4 * shape.hidden)
-    held["activations of a micro-batch"] = tokens * (layers + 3 * shape.hidden * size)
-    held["temporaries of a layer"] = tokens * transient
-    held["logits of a chunk"] = logits_bytes(
-        shape, device, tokens * work.lengths.longest / work.longest, work.fused_head
-    )
-    return Memory(held)
+    def fits(self, chip: Chip) -> bool:
+        return self.total <= chip.memory
 
 
-def gradient_bytes(trainer: TrainCost, work: Workload) -> int:
-    """A parameter: float32 sums, beside the narrow gradients that graphs write; those of one micro-batch are their own sums."""
-    size = trainer.device.number_bytes
-    if trainer.ranks == 1 and work.is_one_micro_batch:
-        return size
-    return FLOAT + (size if trainer.captures(work) else 0)
-
-
-def engine_memory(shape: ModelShape, device: Device, work: Workload, *, tp: int, slots: float) -> Memory:
-    """Of one of the `tp` devices of an engine with so many slots."""
-    size = device.number_bytes
-    length = work.prompt + work.lengths.mean if is_paged(device, work) else work.longest
-    held = {
-        "parameters": size * shape.parameters / tp,
-        "KV cache": slots * length * shape.kv_bytes(size) / tp,
-        "prefill": min(work.prefill_tokens, slots * work.longest_prompt)
-        * (size * (3 * widest(shape) + 4 * shape.hidden) + shape.kv_bytes(size))
-        / tp,
-        "logits of a step": LOGIT_COPIES * slots * shape.vocab * FLOAT / tp,
+def trainer_memory(model: ModelSize, chip: Chip, work: Workload, split: Split) -> Memory:
+    """Of one rank that trains."""
+    shape, size = model.shape, chip.number_bytes
+    held, on_host = _weights(model, chip, work, split)
+    forward = work.largest_forward(split.trainers, packed=chip.is_half_gpu)
+    captured = is_captured(shape, chip, work, split)
+    sums, narrow = _gradient_bytes(size, forward.is_only and split.trainers == 1, captured)
+    if sums:
+        held["gradients"] = sums * model.trained / split.shard
+    held["activations of a micro-batch"] = forward.tokens * _kept(model, size, split.checkpointing, captured)
+    held["temporaries of a layer"] = forward.tokens * _temporaries(shape, size)
+    held["logits of a chunk"] = logits_bytes(shape, chip, forward.responses * work.lengths.longest)
+    only: dict[str, Collection[str]] = {
+        "gradients": (UPDATE,),
+        "logits of a chunk": (UPDATE, SCORING),
+        "temporaries of a layer": TRAINING if work.critic else (UPDATE, SCORING),
     }
-    return Memory(held)
+    if captured:  # a CUDA graph keeps its memory to itself, whatever runs meanwhile
+        held["gradients in CUDA graphs"] = float(narrow * model.trained)
+    else:
+        only["activations of a micro-batch"] = (UPDATE,)
+    if work.critic:  # its layers are not compiled
+        sums, _ = _gradient_bytes(size, forward.is_only and split.trainers == 1, captured=False)
+        held["gradients of the critic"] = sums * model.parameters / split.shard
+        held["activations of the critic"] = forward.tokens * _kept(model, size, split.checkpointing, False)
+        only["gradients of the critic"] = only["activations of the critic"] = (CRITIC_UPDATE,)
+    return Memory(held, only, on_host)
 
 
-def colocated_memory(trainer: Memory, engine: Memory, *, one_process: bool, paged: bool) -> Memory:
-    """Both on one device; in one process the engine reads the trainer's weights.
+def engine_memory(
+    model: ModelSize, chip: Chip, work: Workload, *, tp: int, slots: float, slot_tokens: float
+) -> Memory:
+    """Of one of the `tp` devices of an engine with `slots` slots and a cache of `slot_tokens` tokens for each."""
+    shape, size = model.shape, chip.number_bytes
+    # Pages are written in place; without them a prefill makes its keys and values first.
+    prefill = _temporaries(shape, size) + (0 if chip.is_gpu else shape.kv_bytes(size))
+    held = {
+        "parameters": size * model.parameters / tp,
+        "KV cache": slots * slot_tokens * shape.kv_bytes(size) / tp,
+        "prefill": min(work.prefill_tokens, slots * work.longest_prompt) * prefill / tp,
+        "logits of a step": DECODE_LOGIT_COPIES * slots * shape.vocab * FLOAT / tp,
+    }
+    only: dict[str, Collection[str]] = {"prefill": GENERATING}
+    if not chip.is_gpu or work.eager:  # else a CUDA graph keeps them
+        only["logits of a step"] = GENERATING
+    return Memory(held, only)
 
-    There its cache stays while the trainer works, which takes what a prefill freed; a paged one of another process
-    sleeps.
+
+def colocated_memory(trainer: Memory, engine: Memory, chip: Chip, *, one_process: bool) -> Memory:
+    """Both on one device. In one process the engine uses the trainer's weights, and its cache stays during training.
+
+    In another process it has its own weights; on a GPU it frees its cache while the trainer works.
     """
-    held = dict(trainer.held)
-    other = {name: size for name, size in engine.held.items() if name != "parameters"}
-    if one_process:
-        beyond = other.pop("prefill", 0.0) - sum(held[n] for n in TRAINING)
-        return Memory({**held, **other, **({"prefill": beyond} if beyond > 0 else {})})
-    held["engine's weights"] = engine.held["parameters"]
-    if paged:
-        training = sum(held.pop(n) for n in TRAINING)
-        generating = sum(other.values())
-        name = "generation (cache, prefill)" if generating > training else "training (activations, gradients)"
-        held[name] = max(training, generating)
-        return Memory(held)
-    return Memory({**held, **other})
+    parts = {name: size for name, size in engine.held.items() if name != "parameters"}
+    only = {**trainer.only, **engine.only}
+    if not one_process:
+        if chip.is_gpu:
+            only |= dict.fromkeys(parts, GENERATING)
+        parts["engine's weights"] = engine.held["parameters"]
+    return Memory({**trainer.held, **parts}, only, trainer.on_host)
 
 
 def most_slots(fits: Callable[[int], bool], wanted: float) -> int:
@@ -135,33 +166,68 @@ def most_slots(fits: Callable[[int], bool], wanted: float) -> int:
     return low
 
 
-def micro_tokens(work: Workload, ranks: int) -> float:
-    """Tokens of a rank's largest forward, all answers as long as can be: the budget, but one answer at least."""
-    share = work.rows / work.mini_batches / ranks * work.longest
-    return max(float(work.longest), min(share, float(work.token_budget)))
+def logits_bytes(shape: ModelShape, chip: Chip, targets: float) -> float:
+    """One chunk of the output head in float32.
 
-
-def widest(shape: ModelShape) -> int:
-    """Width of the MLP a token passes."""
-    if shape.experts:
-        return shape.experts_per_token * shape.expert_intermediate + shape.shared_intermediate
-    return shape.intermediate
-
-
-def is_paged(device: Device, work: Workload) -> bool:
-    """Whether the cache is pages: on a GPU, unless it cannot be."""
-    return work.paged and device.name != "cpu"
-
-
-def logits_bytes(shape: ModelShape, device: Device, targets: float, fused: bool) -> float:
-    """One chunk of the head in float32, and what is wide beside it when the weights are narrow.
-
-    The fused head keeps a chunk's logits and their narrow gradient, and the weight's gradient in float32; the plain one
-    some copies of a smaller chunk, and the weights raised to float32.
+    The fused head of a GPU holds a chunk's logits with their narrow gradient, and the weight's gradient in float32. The
+    plain head holds copies of a smaller chunk, and float32 weights where they are narrower.
     """
-    size = device.number_bytes
-    if fused and size < FLOAT:
-        chunk = min(targets, FUSED_CHUNK_ELEMENTS // shape.vocab)
-        return chunk * shape.vocab * (FLOAT + size) + shape.head * FLOAT
-    chunk = min(targets, chunk_rows(shape.vocab))
-    return LOGIT_COPIES * chunk * shape.vocab * FLOAT + (shape.head * FLOAT if size < FLOAT else 0)
+    size = chip.number_bytes
+    if chip.is_half_gpu:
+        chunk = min(targets, max(1, FUSED_CHUNK_ELEMENTS // shape.vocab))
+        return chunk * shape.vocab * (FLOAT + size) + shape.head_parameters * FLOAT
+    chunk = min(targets, max(1, CHUNK_ELEMENTS // shape.vocab))
+    return LOGIT_COPIES * chunk * shape.vocab * FLOAT + (shape.head_parameters * FLOAT if size < FLOAT else 0)
+
+
+def _weights(model: ModelSize, chip: Chip, work: Workload, split: Split) -> tuple[dict[str, float], float]:
+    """What stays from the first step to the last, by part; and the bytes of it that are kept in host memory.
+
+    A rank alone holds whole weights. One of several holds a shard of the masters, and two gathered layers at a time.
+    """
+    size, shape, shard = chip.number_bytes, model.shape, split.shard
+    masters = FLOAT if size < FLOAT else 0
+    held: dict[str, float] = {}
+    if shard == 1:
+        held["parameters"] = float(size * model.parameters)
+        optimizer = {"float32 masters": float(masters * model.trained)} if masters else {}
+    else:
+        held["parameters"] = FLOAT * model.parameters / shard
+        ends = shape.head_parameters * (1 if shape.tied else 2)
+        held["gathered layers"] = float(size * (2 * shape.layer_parameters + ends))
+        optimizer = {}
+    optimizer["optimiser"] = 2 * FLOAT * model.trained / shard
+    on_host = sum(optimizer.values()) if is_offloaded(chip, work, split) else 0.0
+    if not on_host:
+        held |= optimizer
+    if work.reference and not work.shares_reference:
+        held["reference"] = size * model.parameters / shard
+    if work.critic:
+        held["critic"] = (size + masters + 2 * FLOAT) * model.parameters / shard
+    return held, on_host
+
+
+def _gradient_bytes(size: int, is_one: bool, captured: bool) -> tuple[int, int]:
+    """Of a parameter: (gradients of an update, narrow gradients that a CUDA graph keeps).
+
+    Gradients of several micro-batches are summed in float32; those of a single one are used as they are.
+    """
+    if captured:
+        return (0 if is_one else FLOAT), size
+    return (size if is_one else FLOAT), 0
+
+
+def _kept(model: ModelSize, size: int, checkpointing: bool, captured: bool) -> float:
+    """Bytes per token that a forward keeps for its backward.
+
+    With gradient checkpointing: the input of each layer, and all of the one layer that is recomputed.
+    """
+    shape = model.shape
+    if checkpointing:
+        return shape.layers * shape.hidden * size + model.layer_kept + model.other_kept
+    return shape.layers * model.layer_kept * (COMPILED_KEPT if captured else 1.0) + model.other_kept
+
+
+def _temporaries(shape: ModelShape, size: int) -> float:
+    """Bytes per token that a layer's forward or backward uses and frees: its widest tensors and their products."""
+    return size * (3 * shape.mlp_width + 4 * shape.hidden)

@@ -1,4 +1,4 @@
-"""One step predicted: how long each stage takes, what a device holds, and what limits it, for a given split."""
+"""The prediction of one step for a given split: seconds of each stage, memory of each device, and what limits it."""
 
 from __future__ import annotations
 
@@ -8,40 +8,21 @@ from typing import Any
 
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import HOST_COPY, Device
-from gspo.plan.decode import Engine, generate, steady
-from gspo.plan.memory import Memory, colocated_memory, engine_memory, is_paged, most_slots, trainer_memory
-from gspo.plan.network import checkpoint_seconds, publish_seconds
+from gspo.plan.decode import DecodeCost, generate, steady
+from gspo.plan.memory import Memory, ModelSize, colocated_memory, engine_memory, most_slots, trainer_memory
 from gspo.plan.seconds_by_part import SecondsByPart
+from gspo.plan.split import Split
 from gspo.plan.train_time import TrainCost
+from gspo.plan.transfers import checkpoint_seconds, publish_seconds
 from gspo.plan.workload import Workload
 
 PUBLISH = "publishing weights"
-STALE = "the longest answers within the staleness bound"
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Who does what. Without `separate` every device trains and generates; `tp` devices share an engine."""
-
-    trainers: int
-    rollout: int
-    separate: bool
-    tp: int = 1
-    shard: int = 1
-    checkpointing: bool = False
-
-    @property
-    def engines(self) -> int:
-        return self.rollout // self.tp
-
-    @property
-    def devices(self) -> int:
-        return self.trainers + self.rollout if self.separate else self.trainers
+STALE = "longest responses under the staleness bound"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a split would do. `parts` are the seconds of what decides the step, by what they are spent on."""
+    """What a split would do. `parts`: where the time of the step goes, of the slowest side if two run at once."""
 
     split: Split
     eta: int
@@ -51,21 +32,21 @@ class Prediction:
     trainer_memory: Memory
     rollout_memory: Memory
     slots: int
-    rows: float  # answers an engine runs at once, on average when it is full
+    rows: float  # responses that an engine generates at once, on average
     decode_step_s: float
-    single_step_s: float
-    group_s: float  # from a group's start to its last answer
+    single_step_s: float  # a decode step with a single group
+    group_s: float  # from the start of a group to the end of its last response
     checkpoint_s: float
     trained_tokens: float
 
     @property
     def limit(self) -> str:
-        """What most of the step is spent on."""
+        """What takes most of the step."""
         return self.parts.largest
 
     @property
     def tokens_per_s(self) -> float:
-        """Answer tokens trained on, a second."""
+        """Response tokens trained on per second."""
         return self.trained_tokens / self.step_s
 
     @property
@@ -88,8 +69,8 @@ class Prediction:
             "limit": self.limit,
             "stages_s": self.stages,
             "parts_s": dict(self.parts.ranked()),
-            "trainer_bytes": self.trainer_memory.held,
-            "rollout_bytes": self.rollout_memory.held,
+            "trainer_bytes": self.trainer_memory.at_peak,
+            "rollout_bytes": self.rollout_memory.at_peak,
             "slots": self.slots,
             "rows": self.rows,
             "decode_step_s": self.decode_step_s,
@@ -99,17 +80,20 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class TrainingPart:
-    """The training part of a prediction."""
+class TrainingTime:
+    """Seconds of training in one step, by stage and by part."""
 
     stages: dict[str, float]
     parts: SecondsByPart
-    seconds: float
+
+    @property
+    def seconds(self) -> float:
+        return self.parts.total
 
 
-def training_part(shape: ModelShape, device: Device, work: Workload, split: Split) -> TrainingPart:
-    """Scoring, reference, critic and update on the split's ranks."""
-    trainer = TrainCost(shape, device, split.trainers, split.shard, split.checkpointing, work.reshard)
+def training_time(shape: ModelShape, device: Device, work: Workload, split: Split) -> TrainingTime:
+    """Seconds of scoring, reference, critic and update on the ranks of a split."""
+    trainer = TrainCost(shape, device, split, work.reshard)
     found = {"old_log_prob": trainer.score(work), "update_actor": trainer.update(work)}
     if work.reference:
         found["ref"] = trainer.reference(work)
@@ -119,104 +103,107 @@ def training_part(shape: ModelShape, device: Device, work: Workload, split: Spli
     parts = SecondsByPart()
     for stage in found.values():
         parts.add(stage)
-    return TrainingPart({name: stage.total for name, stage in found.items()}, parts, parts.total)
+    return TrainingTime({name: stage.total for name, stage in found.items()}, parts)
 
 
 def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> Prediction | None:
-    """The step of this split; None when it does not fit into the devices' memory."""
-    alone = trainer_memory(
-        shape, device, work, ranks=split.trainers, shard=split.shard, checkpointing=split.checkpointing
-    )
+    """The prediction for this split; None when it does not fit into the memory of the devices."""
+    model = ModelSize.of(shape, device.number_bytes)
+    alone = trainer_memory(model, device, work, split)
     if not alone.with_reserve(device).fits(device) or split.engines < 1:
         return None
 
-    def both(slots: int) -> Memory:
-        engine = engine_memory(shape, device, work, tp=split.tp, slots=slots)
-        if split.separate:
-            return engine.with_reserve(device)
-        one = split.trainers == 1
-        return colocated_memory(alone, engine, one_process=one, paged=is_paged(device, work)).with_reserve(
-            device
-        )
+    # Pages hold the tokens in use; a slot without pages has room for the longest response.
+    slot_tokens = work.mean_prompt + work.lengths.mean if device.is_gpu else work.slot_tokens
 
-    wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group / split.engines))
-    slots = most_slots(lambda n: both(n).fits(device), wanted)
+    def rollout_memory(slots: int) -> Memory:
+        engine = engine_memory(model, device, work, tp=split.tp, slots=slots, slot_tokens=slot_tokens)
+        if not split.separate:
+            one_process = split.trainers == 1
+            engine = colocated_memory(alone, engine, device, one_process=one_process)
+        return engine.with_reserve(device)
+
+    wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group_size / split.engines))
+    slots = most_slots(lambda n: rollout_memory(n).fits(device), wanted)
     if slots == 0:
         return None
     rollout, training = (
-        _rollout_part(shape, device, work, split, slots),
-        training_part(shape, device, work, split),
+        _rollout_time(shape, device, work, split, slots),
+        training_time(shape, device, work, split),
     )
     publish = publish_seconds(shape, device, split.trainers, split.rollout, split.separate)
     stages = {"gen": rollout.seconds, **training.stages, "update_weights": publish}
-    step_s, parts = _decide(work, rollout, training, publish, stages)
+    step_s, parts = _step_time(work, rollout, training, publish, stages)
     return Prediction(
         split=split,
         eta=work.eta,
         step_s=step_s,
         stages=stages,
         parts=parts,
-        trainer_memory=alone.with_reserve(device) if split.separate else both(slots),
-        rollout_memory=both(slots),
+        trainer_memory=alone.with_reserve(device) if split.separate else rollout_memory(slots),
+        rollout_memory=rollout_memory(slots),
         slots=slots,
         rows=rollout.rows,
         decode_step_s=rollout.step_s,
         single_step_s=rollout.single_s,
-        group_s=work.lengths.longest_of(work.group) * rollout.step_s,
+        group_s=work.lengths.longest_of(work.group_size) * rollout.step_s,
         checkpoint_s=checkpoint_seconds(shape, device, split.trainers),
         trained_tokens=work.rows * work.lengths.mean,
     )
 
 
 @dataclass(frozen=True)
-class RolloutPart:
-    """The generating part of a prediction."""
+class RolloutTime:
+    """Seconds of generation for one step."""
 
     seconds: float
     parts: SecondsByPart
-    rows: float
-    step_s: float
-    single_s: float  # a decode step with one group alone
-    longest_s: float  # until the longest answer of a step is there
+    rows: float  # responses that an engine generates at once
+    step_s: float  # a decode step
+    single_s: float  # a decode step with a single group
+    longest_s: float  # until the longest response of a step is finished
 
 
-def _rollout_part(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> RolloutPart:
-    """Generation for one step: a whole batch waited for, or a stream that is never empty."""
-    engine, lengths = Engine(shape, device, split.tp, work.eager, work.fused_head), work.lengths
-    context = work.prompt + lengths.residual_mean
-    single = engine.step_seconds(float(work.group), context)
-    if not work.eta and not work.carry:
+def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> RolloutTime:
+    """Generation for one step: a batch that is waited for, or a stream that never drains."""
+    engine, lengths = DecodeCost(shape, device, split.tp, work.eager), work.lengths
+    context = work.mean_prompt + lengths.residual_mean
+    single = engine.step_seconds(float(work.group_size), context)
+    if not work.eta and not work.max_staleness:
         parts = SecondsByPart()
         for groups in work.rounds:
-            asked = groups * work.group / split.engines
-            parts.add(generate(engine, asked, split.engines, slots, lengths, work.prompt, work.group))
-        rows = min(work.rounds[0] * work.group / split.engines, float(slots))
-        return RolloutPart(parts.total, parts, rows, engine.step_seconds(rows, context), single, 0.0)
-    under_way = work.groups_at_once * work.group * work.alive
-    rows = min(float(slots), max(1.0, under_way / split.engines))
-    speed, decode = steady(engine, rows, work.prompt, lengths, work.group)
-    engines = min(float(split.engines), under_way / rows)
-    answers = work.generated_groups * work.group
-    seconds, step = answers * lengths.mean / (engines * speed), decode.total
+            asked = groups * work.group_size / split.engines
+            parts.add(
+                generate(engine, asked, split.engines, slots, lengths, work.mean_prompt, work.group_size)
+            )
+        rows = min(work.rounds[0] * work.group_size / split.engines, float(slots))
+        return RolloutTime(parts.total, parts, rows, engine.step_seconds(rows, context), single, 0.0)
+    running = work.groups_at_once * work.group_size * work.running_share
+    rows = min(float(slots), max(1.0, running / split.engines))
+    speed, decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
+    engines = min(float(split.engines), running / rows)
+    responses = work.generated_groups * work.group_size
+    seconds, step = responses * lengths.mean / (engines * speed), decode.total
     parts = decode.times(seconds / step)
-    longest = lengths.longest_of(answers) * step
-    if not work.eta:  # carried groups go on in the next steps' generation, not beside training
-        bound = longest / (work.carry + 1)
+    longest = lengths.longest_of(responses) * step
+    if not work.eta:  # carried groups continue when the next step generates, not during training
+        bound = longest / (work.max_staleness + 1)
         if bound > seconds:
             seconds, parts = bound, SecondsByPart({STALE: bound})
-        return RolloutPart(seconds, parts, rows, step, single, longest)
+        return RolloutTime(seconds, parts, rows, step, single, longest)
     pause = shape.parameters * device.number_bytes / split.tp / HOST_COPY
     parts[PUBLISH] = pause
-    return RolloutPart(seconds + pause, parts, rows, step, single, longest)
+    return RolloutTime(seconds + pause, parts, rows, step, single, longest)
 
 
-def _decide(
-    work: Workload, rollout: RolloutPart, training: TrainingPart, publish: float, stages: dict[str, float]
+def _step_time(
+    work: Workload, rollout: RolloutTime, training: TrainingTime, publish: float, stages: dict[str, float]
 ) -> tuple[float, SecondsByPart]:
-    """Seconds of a step and what they are spent on: the sum of the stages in turn, or the slowest of three at once.
+    """Seconds of a step and where they go: the sum of all stages, or with η > 0 the slowest of three at once.
 
-    With η, (η+1) batches may be outstanding, one of them in training, so η batches are generated at once. A group begun
-    right after a publication must be trained within η steps more: (η+1) steps hold its generation and one training.
+    With η, (η+1) batches may be outstanding, one of them in training, so η batches are generated at once. A group started
+    right after a publication must be trained on within the next η steps: (η+1) steps include its generation and one
+    training.
     """
     train = SecondsByPart({**training.parts, PUBLISH: publish})
     if not work.eta:

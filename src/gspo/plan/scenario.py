@@ -1,4 +1,4 @@
-"""What is simulated, and what came of it."""
+"""What is simulated, and the outcome."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from gspo.plan.constants import (
     TRAINER_RESTART_S,
     WORKER_RESTART_S,
 )
-from gspo.plan.faults import daly_interval
 from gspo.plan.lengths import Lengths
 from gspo.plan.predict import Prediction
+from gspo.plan.transfers import daly_interval
 from gspo.plan.workload import Workload
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A cluster at work. Times in seconds; a worker is one engine with `places` groups at once."""
+    """A run on a cluster. Times are in seconds; a worker is one engine that generates `group_slots` groups at once."""
 
     workers: int
-    places: int
+    group_slots: int
     batch: int
-    group: int
+    group_size: int
     lengths: Lengths
     token_s: float  # a decode step of a full worker
-    single_s: float  # of one with a single group; between the two in proportion
-    train_s: float  # of a step, publication included
+    single_s: float  # a decode step with a single group; linear in between
+    train_s: float  # per step, publication included
     save_s: float
     eta: int = 0
-    in_flight: int | None = None  # groups generated at once; None = as the budget allows
-    in_turn: bool = False  # generation stands still while the trainer works
+    in_flight: int | None = None  # groups generated at once; None: as many as the staleness budget allows
+    sync: bool = False  # nothing is generated while the trainer works
     keep_rate: float = 1.0
     worker_devices: int = 1
     trainer_devices: int = 1
@@ -46,13 +46,13 @@ class Scenario:
     sigma: float = STRAGGLER_SIGMA
     slow_share: float = SLOW_SHARE
     slow_factor: float = SLOW_FACTOR
-    save_interval_s: float | None = None  # None: Daly's
+    save_interval_s: float | None = None  # None: the best by Daly's formula
     steps: int = 200
     seed: int = 0
 
     @property
     def trainer_mtbf_s(self) -> float:
-        """Between two failures of any rank."""
+        """Mean time between failures of any rank."""
         return self.mtbf_s / self.trainer_devices
 
     @property
@@ -65,21 +65,21 @@ class Scenario:
 
 
 def scenario_of(prediction: Prediction, work: Workload, **changes: Any) -> Scenario:
-    """The scenario of a predicted split. In one pool every device is a trainer's: any failure stops the run."""
+    """The scenario of a predicted split. In one pool every device trains, so any failure stops the run."""
     split = prediction.split
     train = sum(s for n, s in prediction.stages.items() if n not in ("gen", "staleness bound"))
     facts: dict[str, Any] = {
         "workers": split.engines,
-        "places": max(1, math.ceil(prediction.rows / (work.group * work.alive))),
+        "group_slots": max(1, math.ceil(prediction.rows / (work.group_size * work.running_share))),
         "batch": work.prompts,
-        "group": work.group,
+        "group_size": work.group_size,
         "lengths": work.lengths,
         "token_s": prediction.decode_step_s,
         "single_s": min(prediction.single_step_s, prediction.decode_step_s),
         "train_s": train,
         "save_s": prediction.checkpoint_s,
-        "eta": prediction.eta or work.carry,
-        "in_turn": not prediction.eta,
+        "eta": prediction.eta or work.max_staleness,
+        "sync": not prediction.eta,
         "in_flight": None if prediction.eta else max(work.prompts, math.ceil(work.groups_at_once)),
         "keep_rate": work.keep_rate,
         "worker_devices": split.tp if split.separate else 0,
@@ -90,7 +90,7 @@ def scenario_of(prediction: Prediction, work: Workload, **changes: Any) -> Scena
 
 @dataclass
 class Outcome:
-    """What a simulated run did. Counts of groups add up: `submitted` is the sum of where they ended."""
+    """What a simulated run did. `submitted` is the sum of the groups in all states from `trained` to `training`."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class Outcome:
     in_flight: int = 0
     queued: int = 0
     training: int = 0
-    regenerated: int = 0  # times a group was begun again after its worker failed; not a group more
+    regenerated: int = 0  # restarts of groups whose worker failed; they count once in `submitted`
     worker_failures: int = 0
     trainer_failures: int = 0
     saves: int = 0
@@ -110,24 +110,23 @@ class Outcome:
     training_s: float = 0.0
     saving_s: float = 0.0
     down_s: float = 0.0
-    busy_places_s: float = 0.0
-    places: int = 1
+    busy_slots_s: float = 0.0
+    group_slots: int = 1
     staleness: Counter[int] = field(default_factory=Counter)
-    step_ends: list[float] = field(default_factory=list)
 
     @property
     def trainer_idle(self) -> float:
-        """Share of the time in which the trainer waits for groups."""
+        """Share of the time that the trainer waits for groups."""
         return max(0.0, 1 - (self.training_s + self.saving_s + self.down_s) / self.seconds)
 
     @property
     def rollout_idle(self) -> float:
-        """Share of the workers' places without a group, failures included."""
-        return max(0.0, 1 - self.busy_places_s / (self.places * self.seconds))
+        """Share of the group slots that are empty, failures included."""
+        return max(0.0, 1 - self.busy_slots_s / (self.group_slots * self.seconds))
 
     @property
     def step_s(self) -> float:
-        """Seconds a step that was kept, all losses included."""
+        """Seconds per step that was kept, with all time lost."""
         return self.seconds / max(1, self.steps)
 
     def to_dict(self) -> dict[str, Any]:

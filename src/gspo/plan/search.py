@@ -1,4 +1,4 @@
-"""The best split of a cluster between rollout and training, found by trying those that make sense."""
+"""The best split of a cluster between rollout and training, found by trying the candidates that make sense."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import Device
-from gspo.plan.memory import trainer_memory
-from gspo.plan.predict import Prediction, Split, predict, training_part
+from gspo.plan.memory import ModelSize, trainer_memory
+from gspo.plan.predict import Prediction, predict, training_time
+from gspo.plan.split import Split
 from gspo.plan.workload import Workload
 
-MAX_CANDIDATES = 32  # ways to share a large cluster between the two pools
+MAX_CANDIDATES = 32  # numbers of trainer ranks to try on a large cluster
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The best prediction of each mode, the fastest first; none fits when `found` is empty."""
+    """The best prediction of each mode, fastest first. `found` is empty when nothing fits."""
 
     shape: ModelShape
     device: Device
@@ -32,23 +33,23 @@ class Plan:
 
 
 def search(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Plan:
-    """Try one pool in turn, two pools in turn, and two pools at once when η > 0; keep the fastest of each that fits."""
+    """The fastest split that fits, of one pool, of two pools, and with eta > 0 of two pools that run at once."""
     if gpus < 1:
         raise ValueError(f"--gpus {gpus}: expected at least 1")
     best: list[Prediction] = []
     tried = 0
-    in_turn = dataclasses.replace(work, eta=0)
+    sync_work = dataclasses.replace(work, eta=0)
     modes = [
-        (in_turn, _one_pool(shape, device, gpus, in_turn)),
-        (in_turn, _two_pools(shape, device, gpus, in_turn)),
+        (sync_work, _one_pool(shape, device, gpus, sync_work)),
+        (sync_work, _two_pools(shape, device, gpus, sync_work)),
     ]
     if work.eta:
         modes.append((work, _two_pools(shape, device, gpus, work)))
-    for asked, splits in modes:
+    for mode_work, splits in modes:
         fastest: Prediction | None = None
         for split in splits:
             tried += 1
-            made = predict(shape, device, asked, split)
+            made = predict(shape, device, mode_work, split)
             if made is not None and (fastest is None or made.step_s < fastest.step_s):
                 fastest = made
         if fastest is not None:
@@ -57,7 +58,7 @@ def search(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Plan
 
 
 def smallest_cluster(shape: ModelShape, device: Device, work: Workload, limit: int = 1024) -> int | None:
-    """The least power of two of devices on which some split fits, for messages; None above the limit."""
+    """The smallest power of two of devices on which some split fits; None if that is above `limit`."""
     gpus = 1
     while gpus <= limit:
         if search(shape, device, gpus, work).best is not None:
@@ -69,12 +70,12 @@ def smallest_cluster(shape: ModelShape, device: Device, work: Workload, limit: i
 def _one_pool(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
     for tp in tensor_parallel(shape, device, gpus):
         for shard in shard_sizes(gpus):
-            for again in _checkpointing(work):
-                yield Split(gpus, gpus, False, tp, shard, again)
+            for recompute in _checkpointing(work):
+                yield Split(gpus, gpus, False, tp, shard, recompute)
 
 
 def _two_pools(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
-    """Each share of the cluster with its own fastest way of training that fits, and every engine size."""
+    """For each number of ranks: the fastest way to train that fits, with every engine size."""
     for trainers in trainer_counts(gpus, device.per_machine):
         best = _best_training(shape, device, work, trainers)
         if best is None:
@@ -85,13 +86,13 @@ def _two_pools(shape: ModelShape, device: Device, gpus: int, work: Workload) -> 
 
 def _best_training(shape: ModelShape, device: Device, work: Workload, trainers: int) -> Split | None:
     best: tuple[float, Split] | None = None
+    model = ModelSize.of(shape, device.number_bytes)
     for shard in shard_sizes(trainers):
-        for again in _checkpointing(work):
-            memory = trainer_memory(shape, device, work, ranks=trainers, shard=shard, checkpointing=again)
-            if not memory.with_reserve(device).fits(device):
+        for recompute in _checkpointing(work):
+            split = Split(trainers, 0, True, 1, shard, recompute)
+            if not trainer_memory(model, device, work, split).with_reserve(device).fits(device):
                 continue
-            split = Split(trainers, 0, True, 1, shard, again)
-            seconds = training_part(shape, device, work, split).seconds
+            seconds = training_time(shape, device, work, split).seconds
             if best is None or seconds < best[0]:
                 best = (seconds, split)
     return None if best is None else best[1]
@@ -102,7 +103,7 @@ def _checkpointing(work: Workload) -> tuple[bool, ...]:
 
 
 def tensor_parallel(shape: ModelShape, device: Device, devices: int) -> list[int]:
-    """Engine sizes that divide the heads, stay inside a machine and fill the devices."""
+    """Numbers of devices per engine that divide the heads and the devices, within one machine."""
     sizes = [2**i for i in range(8)]
     return [
         t
@@ -112,12 +113,12 @@ def tensor_parallel(shape: ModelShape, device: Device, devices: int) -> list[int
 
 
 def shard_sizes(ranks: int) -> list[int]:
-    """Sizes of a shard group: powers of two that divide the ranks, and all of them."""
+    """Sizes of a shard group: powers of two that divide the ranks, and all ranks."""
     return sorted({2**i for i in range(14) if 2**i <= ranks and ranks % 2**i == 0} | {ranks})
 
 
 def trainer_counts(gpus: int, per_machine: int) -> list[int]:
-    """Ranks to try: every number on one machine, whole machines beyond, thinned out on large clusters."""
+    """Numbers of ranks to try: every number on two machines, whole machines beyond, fewer on large clusters."""
     if gpus <= 2 * per_machine:
         return list(range(1, gpus))
     whole = list(range(per_machine, gpus, per_machine))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 
 class SecondsByPart(dict[str, float]):
-    """Named seconds that add up."""
+    """Seconds by the name of what they are spent on."""
 
     @property
     def total(self) -> float:
@@ -14,11 +14,11 @@ class SecondsByPart(dict[str, float]):
 
     @property
     def largest(self) -> str:
-        """The name most is spent on."""
+        """The name with the most seconds."""
         return max(self, key=lambda name: self[name])
 
     def add(self, other: Mapping[str, float], times: float = 1.0) -> None:
-        """Add another's seconds, so many times over."""
+        """Add the seconds of `other`, multiplied by `times`."""
         for name, seconds in other.items():
             self[name] = self.get(name, 0.0) + seconds * times
 
@@ -26,5 +26,5 @@ class SecondsByPart(dict[str, float]):
         return SecondsByPart({name: seconds * factor for name, seconds in self.items()})
 
     def ranked(self) -> list[tuple[str, float]]:
-        """Largest first, without those of no time."""
+        """Largest first, without those that take no time."""
         return sorted(((n, s) for n, s in self.items() if s > 0), key=lambda item: -item[1])

@@ -1,4 +1,4 @@
-"""A plan in words and tables for a terminal."""
+"""Plans, simulations and comparisons as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,44 +6,46 @@ from collections.abc import Iterable, Sequence
 
 from gspo.plan import constants
 from gspo.plan.check import Comparison
-from gspo.plan.constants import DEVICES, GB, Device, Figure
-from gspo.plan.faults import daly_interval, useful_share, young_interval
+from gspo.plan.constants import DEVICES, GB, Constant, Device
 from gspo.plan.memory import Memory
 from gspo.plan.predict import Prediction
 from gspo.plan.scenario import Outcome, Scenario
 from gspo.plan.search import Plan
+from gspo.plan.transfers import daly_interval, useful_share, young_interval
 
 SHOWN_PARTS = 6
+LAYOUTS = {"shared": "packed with shared prompts", "packed": "packed", "plain": "padded"}
 
 
 def plan_text(plan: Plan) -> str:
-    """Everything predicted, the fastest mode first; only for a plan in which something fits."""
+    """Everything predicted, fastest mode first. Some mode must fit."""
     best = plan.best
     assert best is not None
     lines = [
-        *_asked(plan),
+        *_work(plan),
         "",
         *_modes(plan.found),
         "",
-        *_step(best),
+        *_times(best),
         "",
         *_memory(plan, best),
         "",
-        *_faults(plan, best),
+        *_failures(best),
     ]
-    lines += ["", "keys: " + " ".join(keys_of(best, plan.device))]
+    lines += ["", "keys for this split: " + " ".join(keys_of(best, plan.device))]
     return "\n".join(lines) + "\n"
 
 
-def _asked(plan: Plan) -> list[str]:
+def _work(plan: Plan) -> list[str]:
     s, w = plan.shape, plan.work
     active = f", {count(s.active)} active" if s.experts else ""
     kept = f", {w.keep_rate:.0%} of groups kept" if w.keep_rate < 1 else ""
     return [
         f"plan: {s.name} ({count(s.parameters)} parameters{active}) on {plan.gpus:,} {plan.device.name}; "
         f"{plan.tried:,} splits tried. Predictions, not measurements.",
-        f"work: {w.prompts:,} prompts × {w.group}, prompts of {w.prompt:,.0f} tokens, answers of {w.lengths.mean:,.0f} on "
-        f"average and {w.lengths.longest:,} at most{kept}, {w.mini_batches} mini-batches × {w.epochs}, {w.layout} rows",
+        f"work per step: {w.prompts:,} prompts × {w.group_size} responses{kept}; prompts of {w.mean_prompt:,.0f} tokens, responses "
+        f"of {w.lengths.mean:,.0f} tokens on average and {w.lengths.longest:,} at most; "
+        f"{w.mini_batches} × {w.epochs} optimiser steps (mini-batches × epochs), rows {LAYOUTS[w.layout]}",
     ]
 
 
@@ -59,49 +61,48 @@ def _modes(found: Sequence[Prediction]) -> list[str]:
     return table(head, rows, left=(0, 8))
 
 
-def _step(best: Prediction) -> list[str]:
+def _times(best: Prediction) -> list[str]:
     rows = [[name, seconds(s)] for name, s in best.stages.items()]
     parts = [[n, seconds(s), f"{s / best.step_s:.0%}"] for n, s in best.parts.ranked()[:SHOWN_PARTS]]
     engine = (
-        f"an engine has {best.slots:,} slots, {best.rows:,.0f} of them busy; a decode step takes "
-        f"{best.decode_step_s * 1e3:.2f} ms, a group {seconds(best.group_s)}"
+        f"each engine: {best.slots:,} slots, {best.rows:,.0f} busy on average; {best.decode_step_s * 1e3:.2f} ms per decode "
+        f"step, {seconds(best.group_s)} per group"
     )
     return [
-        f"stages ({best.mode})", *table(["stage", "time"], rows), "",
-        "what the step is spent on", *table(["", "time", "share"], parts), "", engine,
+        f"time per stage ({best.mode})", *table(["stage", "time"], rows), "",
+        "where the step time goes", *table(["", "time", "share"], parts), "", engine,
     ]  # fmt: skip
 
 
 def _memory(plan: Plan, best: Prediction) -> list[str]:
-    one = best.split.separate
-    lines = [f"memory a device, of {plan.device.memory / GB:,.0f} GB"]
-    for title, memory in (
-        (("trainer", best.trainer_memory), ("rollout", best.rollout_memory))
-        if one
-        else (("device", best.trainer_memory),)
-    ):
-        lines += [f"  {title}: {memory.total / GB:,.1f} GB = {_held(memory)}"]
-    return lines
+    devices = {"device": best.trainer_memory}
+    if best.split.separate:
+        devices = {"trainer": best.trainer_memory, "rollout": best.rollout_memory}
+    return [
+        f"memory per device, of {plan.device.memory / GB:,.0f} GB",
+        *(f"  {name}: {m.total / GB:,.1f} GB in {m.peak_stage} = {_parts(m)}" for name, m in devices.items()),
+    ]
 
 
-def _held(memory: Memory) -> str:
-    items = sorted(memory.held.items(), key=lambda item: -item[1])
+def _parts(memory: Memory) -> str:
+    items = sorted(memory.at_peak.items(), key=lambda item: -item[1])
     return " + ".join(f"{name} {size / GB:,.1f}" for name, size in items if size >= 0.05 * GB)
 
 
-def _faults(plan: Plan, best: Prediction) -> list[str]:
+def _failures(best: Prediction) -> list[str]:
     mtbf = constants.MTBF_DEVICE_S / best.split.trainers
     interval = daly_interval(best.checkpoint_s, mtbf)
     share = useful_share(interval, best.checkpoint_s, constants.TRAINER_RESTART_S, mtbf)
     return [
-        f"faults: a rank fails every {seconds(mtbf)}; a checkpoint takes {seconds(best.checkpoint_s)}; best every "
-        f"{seconds(interval)} of work (Daly; Young {seconds(young_interval(best.checkpoint_s, mtbf))}), "
-        f"{max(1, round(interval / best.step_s)):,} steps; {share:.1%} of the time is then work that is kept"
+        f"failures: some trainer rank fails every {seconds(mtbf)} on average. A checkpoint takes "
+        f"{seconds(best.checkpoint_s)}; the best interval is {seconds(interval)} of work or "
+        f"{max(1, round(interval / best.step_s)):,} steps (Daly; by Young's formula "
+        f"{seconds(young_interval(best.checkpoint_s, mtbf))}). Then {share:.1%} of the time is useful work"
     ]
 
 
 def keys_of(best: Prediction, device: Device) -> list[str]:
-    """Settings that ask for this split."""
+    """The config keys that select this split."""
     s = best.split
     devices, rollout, per_machine = s.devices, "actor_rollout_ref.rollout", device.per_machine
     out = []
@@ -123,32 +124,35 @@ def keys_of(best: Prediction, device: Device) -> list[str]:
         out += [f"{rollout}.name=vllm", f"{rollout}.tensor_model_parallel_size={s.tp}"]
     held = best.rollout_memory
     share = (held.total if s.tp > 1 else held.held.get("KV cache", 0.0)) / device.memory
-    if share > 0.5:  # of vLLM's own memory, or of the native engine's cache
+    if share > 0.5:  # the key bounds all of vLLM's memory, but only the cache of the native engine
         out += [f"{rollout}.gpu_memory_utilization={min(0.95, share):.2f}"]
     return [*out, f"{rollout}.max_num_seqs={best.slots}"]
 
 
 def outcome_text(scenario: Scenario, real: Outcome, ideal: Outcome) -> str:
-    """A simulated run against the same without stragglers and failures."""
+    """A simulated run compared with one without stragglers and failures."""
     ages = sum(real.staleness.values()) or 1
     spread = ", ".join(f"{age}: {count / ages:.0%}" for age, count in sorted(real.staleness.items()))
     rows = [
-        ["steps kept, groups trained", f"{real.steps:,}, {real.trained:,}"],
-        ["time", seconds(real.seconds)],
-        ["a step", f"{seconds(real.step_s)}; {seconds(ideal.step_s)} without stragglers and failures"],
+        ["steps kept, groups trained on", f"{real.steps:,}, {real.trained:,}"],
+        ["total time", seconds(real.seconds)],
+        ["time per step", f"{seconds(real.step_s)}; {seconds(ideal.step_s)} without stragglers and failures"],
         ["goodput", f"{ideal.step_s / real.step_s:.1%}"],
-        ["idle: trainer, rollout places", f"{real.trainer_idle:.1%}, {real.rollout_idle:.1%}"],
+        ["idle: trainer, rollout slots", f"{real.trainer_idle:.1%}, {real.rollout_idle:.1%}"],
         ["failures: workers, trainer", f"{real.worker_failures:,}, {real.trainer_failures:,}"],
-        ["groups generated again, steps lost", f"{real.regenerated:,}, {real.lost_steps:,}"],
-        ["checkpoints", f"{real.saves:,}, every {seconds(scenario.interval_s)}"],
-        ["staleness of trained groups", spread],
+        ["groups restarted, steps lost", f"{real.regenerated:,}, {real.lost_steps:,}"],
+        ["checkpoints", f"{real.saves:,}, one every {seconds(scenario.interval_s)}"],
+        ["staleness of groups trained on", spread],
     ]
-    title = f"simulated: {scenario.workers:,} workers of {scenario.places} groups, {scenario.trainer_devices:,} trainers"
-    return "\n".join([f"{title}, seed {scenario.seed}", *table(["", ""], rows, left=(0, 1))[1:]]) + "\n"
+    title = (
+        f"simulated: {scenario.workers:,} workers with {scenario.group_slots} groups each, "
+        f"{scenario.trainer_devices:,} trainer ranks, seed {scenario.seed}"
+    )
+    return "\n".join([title, *table(["", ""], rows, left=(0, 1))[1:]]) + "\n"
 
 
 def comparison_text(found: Comparison) -> str:
-    """Predicted against measured, stage by stage."""
+    """Predicted and measured seconds, stage by stage."""
     rows = [[n, f"{p:.4f}", f"{m:.4f}", f"{p / m:.2f}" if m > 1e-3 else "–"] for n, p, m in found.rows]
     title = (
         f"{found.shape.name} on {found.device.name}: predicted against the median of {found.num_steps} steps"
@@ -157,7 +161,7 @@ def comparison_text(found: Comparison) -> str:
 
 
 def constants_text() -> str:
-    """Every device and constant with where it comes from."""
+    """Every device and constant with its source."""
     rows = [
         [
             d.name,
@@ -168,7 +172,7 @@ def constants_text() -> str:
         ]
         for d in DEVICES.values()
     ]
-    named = [(name, value) for name, value in vars(constants).items() if isinstance(value, Figure)]
+    named = [(name, value) for name, value in vars(constants).items() if isinstance(value, Constant)]
     named += [(f"MEASURED_MATMUL {name}", value) for name, value in constants.MEASURED_MATMUL.items()]
     figures = [[name, f"{value:.4g}", value.kind, value.source] for name, value in named]
     devices = table(["device", "memory", "bandwidth", "matrix products", "source"], rows, left=(0, 4))
@@ -179,7 +183,7 @@ def constants_text() -> str:
 
 
 def seconds(value: float) -> str:
-    """A time in the unit one would say it in."""
+    """A time in a readable unit."""
     for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
         if value >= 2 * size:
             return f"{value / size:,.1f} {unit}"
@@ -192,7 +196,7 @@ def count(value: float) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
-    """Aligned columns; those in `left` to the left, the others to the right."""
+    """Aligned columns: those in `left` to the left, the others to the right."""
     cells = [list(head), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return [

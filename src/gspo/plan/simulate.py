@@ -1,8 +1,13 @@
-"""A run of thousands of devices, event by event: stragglers, failures, checkpoints, bounded staleness.
+"""A run on thousands of devices, simulated event by event: stragglers, failures, checkpoints, bounded staleness.
 
-RolloutPart workers answer groups; the trainer takes the oldest batch under the same staleness budget as a real run. A worker
-that fails loses its groups, which are generated again elsewhere. A trainer's rank that fails sends the run back to its
-last checkpoint. Every group ends in exactly one place, and one seed gives one run.
+    submitted ──▶ worker ──▶ queue ──▶ trainer ──▶ trained
+        ▲           │  │       │           │
+        └───────────┘  │       └─ stale    └─ rolled back with everything else when a rank fails
+       worker failed   └─ filtered
+
+The trainer takes the oldest batch under the staleness budget of a real run, and waits while a group in flight must come
+first. Groups of a failed worker are generated again by others. When a rank fails, the run returns to its last
+checkpoint. Every group ends in exactly one state, and a seed determines the run.
 """
 
 from __future__ import annotations
@@ -22,64 +27,69 @@ DRAWS = 4096  # random numbers drawn at once
 MAX_EVENTS = 20_000_000
 
 
+class SimulationError(RuntimeError):
+    """A run that makes no progress. The message says how often it fails."""
+
+
 @dataclass(slots=True)
 class _Group:
     version: int
-    worker: int = -1
-    begun: float = 0.0
+    worker: int = -1  # -1: its worker failed
+    started: float = 0.0
     attempt: int = 0
 
 
 class Simulation:
-    """The state of a simulated run; `run` goes on until `steps` steps are trained and kept."""
+    """The state of a simulated run."""
 
     def __init__(self, scenario: Scenario) -> None:
-        self.s = scenario
+        self.scenario = scenario
         self.random = np.random.default_rng(scenario.seed)
         self.budget = StalenessBudget(scenario.batch, scenario.eta)
-        self.now, self.version, self.number, self.epoch = 0.0, 0, 0, 0
+        self.now, self.version, self.event_number, self.epoch = 0.0, 0, 0, 0
         self.events: list[tuple[float, int, str, Any]] = []
-        self.held: list[set[int]] = [set() for _ in range(scenario.workers)]
-        self.up = [True] * scenario.workers
+        self.groups_of: list[set[int]] = [set() for _ in range(scenario.workers)]
+        self.is_up = [True] * scenario.workers
+        # A heap of (number of groups, worker); entries with another number of groups are out of date.
         self.free: list[tuple[int, int]] = [(0, w) for w in range(scenario.workers)]
-        self.groups: dict[int, _Group] = {}  # under way, by number
-        self.again: deque[int] = deque()  # lost their worker
-        self.pending: Counter[int] = Counter()  # under way, by version
+        self.groups: dict[int, _Group] = {}  # in flight, by number
+        self.lost: deque[int] = deque()  # groups whose worker failed
+        self.pending: Counter[int] = Counter()  # groups in flight by version
         self.queue: deque[int] = deque()  # versions of groups that wait for the trainer, oldest first
-        self.queued: Counter[int] = Counter()
+        self.queued: Counter[int] = Counter()  # the same, counted by version
         self.training: list[int] | None = None  # versions of the batch in training
-        self.blocked = False  # the trainer saves, or is down
-        self.halted = False  # down
+        self.blocked = False  # the trainer saves a checkpoint or is down
+        self.halted = False  # the trainer is down
         self.saved_at, self.saved_version = 0.0, 0
         self.saved_ages: Counter[int] = Counter()
-        self.out = Outcome(places=scenario.workers * scenario.places)
+        self.out = Outcome(group_slots=scenario.workers * scenario.group_slots)
         self._draws: deque[tuple[float, float]] = deque()
         self.speed = self._speeds()
         grid = np.linspace(0.0, 1.0, 2049)
         self._grid, self._table = grid, np.array([scenario.lengths.quantile(float(q)) for q in grid])
 
     def _speeds(self) -> np.ndarray:
-        s = self.s
+        s = self.scenario
         spread = np.exp(self.random.normal(0.0, s.sigma, s.workers)) if s.sigma > 0 else np.ones(s.workers)
         slow = self.random.random(s.workers) < s.slow_share
         return np.where(slow, spread * s.slow_factor, spread)
 
     def run(self) -> Outcome:
-        """Simulate until enough steps are kept."""
-        s = self.s
+        """Simulate until `scenario.steps` steps are trained and kept."""
+        s = self.scenario
         for worker in range(s.workers):
-            self._plan_failure(worker)
-        self._plan_trainer_failure()
-        self._admit()
+            self._schedule_worker_failure(worker)
+        self._schedule_trainer_failure()
+        self._start_groups()
         for _ in range(MAX_EVENTS):
             if self.out.steps >= s.steps:
                 return self._close()
             time, _, kind, payload = heapq.heappop(self.events)
             self.now = time
             getattr(self, f"_on_{kind}")(payload)
-        raise RuntimeError(
-            f"the simulated run did not reach {s.steps} steps in {MAX_EVENTS:,} events: at these failures it makes no "
-            f"progress (trainer fails every {s.trainer_mtbf_s:,.0f} s, a step trains {s.train_s:,.0f} s)"
+        raise SimulationError(
+            f"the simulated run did not reach {s.steps} steps in {MAX_EVENTS:,} events: it makes no progress because a "
+            f"trainer rank fails every {s.trainer_mtbf_s:,.0f} s and a step takes {s.train_s:,.0f} s of training"
         )
 
     def _close(self) -> Outcome:
@@ -88,62 +98,68 @@ class Simulation:
         out.in_flight, out.queued, out.training = len(self.groups), len(self.queue), len(self.training or ())
         for group in self.groups.values():
             if group.worker >= 0:
-                out.busy_places_s += self.now - group.begun
+                out.busy_slots_s += self.now - group.started
         return out
 
     def _schedule(self, delay: float, kind: str, payload: Any = None) -> None:
-        self.number += 1
-        heapq.heappush(self.events, (self.now + delay, self.number, kind, payload))
+        self.event_number += 1
+        heapq.heappush(self.events, (self.now + delay, self.event_number, kind, payload))
 
-    def _admit(self) -> None:
-        """Begin groups while the staleness budget and the workers have room; lost ones come first."""
-        if self.halted or (self.s.in_turn and (self.blocked or self.training is not None)):
+    def _start_groups(self) -> None:
+        """Start groups while the staleness budget and the workers have room, lost ones first."""
+        if self.halted or (self.scenario.sync and (self.blocked or self.training is not None)):
             return
         waiting = self.training or ()
         while self.free:
             room = self.budget.room(len(self.groups) + len(self.queue) + len(waiting))
-            if self.s.in_flight is not None:
-                room = min(room, self.s.in_flight - len(self.groups))
-            if not self.again and room <= 0:
+            if self.scenario.in_flight is not None:
+                room = min(room, self.scenario.in_flight - len(self.groups))
+            if not self.lost and room <= 0:
                 return
-            worker = self._place()
+            worker = self._choose_worker()
             if worker is None:
                 return
-            if self.again:
-                number = self.again.popleft()
+            if self.lost:
+                number = self.lost.popleft()
             else:
                 number = self.out.submitted
                 self.out.submitted += 1
                 self.groups[number] = _Group(self.version)
                 self.pending[self.version] += 1
-            self._begin(number, worker)
+            self._start(number, worker)
 
-    def _place(self) -> int | None:
-        """The least loaded worker with a free place."""
+    def _choose_worker(self) -> int | None:
+        """The worker with the fewest groups that has a free slot."""
         while self.free:
             load, worker = heapq.heappop(self.free)
-            if self.up[worker] and load == len(self.held[worker]) and load < self.s.places:
+            if (
+                self.is_up[worker]
+                and load == len(self.groups_of[worker])
+                and load < self.scenario.group_slots
+            ):
                 return worker
         return None
 
-    def _begin(self, number: int, worker: int) -> None:
+    def _start(self, number: int, worker: int) -> None:
         group = self.groups[number]
-        group.worker, group.begun, group.attempt = worker, self.now, group.attempt + 1
-        self.held[worker].add(number)
-        heapq.heappush(self.free, (len(self.held[worker]), worker))
+        group.worker, group.started, group.attempt = worker, self.now, group.attempt + 1
+        self.groups_of[worker].add(number)
+        heapq.heappush(self.free, (len(self.groups_of[worker]), worker))
         length, _ = self._draw()
-        seconds = length * self._token_s(len(self.held[worker])) * float(self.speed[worker])
+        seconds = length * self._token_s(len(self.groups_of[worker])) * float(self.speed[worker])
         self._schedule(seconds, "done", (number, group.attempt))
 
     def _token_s(self, load: int) -> float:
-        s = self.s
-        share = (load - 1) / (s.places - 1) if s.places > 1 else 1.0
+        s = self.scenario
+        share = (load - 1) / (s.group_slots - 1) if s.group_slots > 1 else 1.0
         return s.single_s + share * (s.token_s - s.single_s)
 
     def _draw(self) -> tuple[float, float]:
-        """The longest answer of a group, and a uniform number that decides whether it is kept."""
+        """The longest response of a group, and a uniform number that decides whether it is kept."""
         if not self._draws:
-            longest = np.interp(self.random.random(DRAWS) ** (1 / self.s.group), self._grid, self._table)
+            longest = np.interp(
+                self.random.random(DRAWS) ** (1 / self.scenario.group_size), self._grid, self._table
+            )
             self._draws.extend(zip(longest.tolist(), self.random.random(DRAWS).tolist()))
         return self._draws.popleft()
 
@@ -151,29 +167,29 @@ class Simulation:
         number, attempt = payload
         group = self.groups.get(number)
         if group is None or group.worker < 0 or group.attempt != attempt:
-            return  # its worker failed, or the run went back, since
-        worker, begun = group.worker, group.begun
+            return  # its worker failed since, or the run returned to a checkpoint
+        worker, started = group.worker, group.started
         del self.groups[number]
-        self.held[worker].discard(number)
-        heapq.heappush(self.free, (len(self.held[worker]), worker))
-        self.out.busy_places_s += self.now - begun
+        self.groups_of[worker].discard(number)
+        heapq.heappush(self.free, (len(self.groups_of[worker]), worker))
+        self.out.busy_slots_s += self.now - started
         self.pending[group.version] -= 1
-        if self._draw()[1] < self.s.keep_rate:
+        if self._draw()[1] < self.scenario.keep_rate:
             self._enqueue(group.version)
         else:
             self.out.filtered += 1
         self._train()
-        self._admit()
+        self._start_groups()
 
     def _enqueue(self, version: int) -> None:
-        place = len(self.queue)
-        while place and self.queue[place - 1] > version:
-            place -= 1
-        self.queue.insert(place, version)
+        index = len(self.queue)
+        while index and self.queue[index - 1] > version:
+            index -= 1
+        self.queue.insert(index, version)
         self.queued[version] += 1
 
     def _train(self) -> None:
-        """Take the oldest batch when there is one and no younger group would take an older one's last place."""
+        """Start training on the oldest batch, unless that could make a group in flight too old."""
         if self.blocked or self.training is not None:
             return
         while self.queue and self.budget.is_stale(self.queue[0], self.version):
@@ -181,118 +197,116 @@ class Simulation:
             self.out.stale += 1
         pending = {v: n for v, n in self.pending.items() if n}
         queued = {v: n for v, n in self.queued.items() if n}
-        if len(self.queue) < self.s.batch or self.budget.must_wait(pending, queued, self.version):
+        if len(self.queue) < self.scenario.batch or self.budget.must_wait(pending, queued, self.version):
             return
-        self.training = [self.queue.popleft() for _ in range(self.s.batch)]
+        self.training = [self.queue.popleft() for _ in range(self.scenario.batch)]
         for version in self.training:
             self.queued[version] -= 1
-        self._work(self.s.train_s, "trained")
+        self._occupy(self.scenario.train_s, "trained")
 
-    def _work(self, seconds: float, kind: str) -> None:
-        """The trainer is busy; in turn, what is being generated stands still meanwhile."""
+    def _occupy(self, seconds: float, kind: str) -> None:
+        """Keep the trainer busy; in a synchronous run generation stops meanwhile."""
         self._schedule(seconds, kind, self.epoch)
-        if self.s.in_turn:
+        if self.scenario.sync:
             self.events = [(t + seconds if k == "done" else t, n, k, p) for t, n, k, p in self.events]
             heapq.heapify(self.events)
             for group in self.groups.values():
-                group.begun += seconds
+                group.started += seconds
 
     def _on_trained(self, epoch: int) -> None:
         if epoch != self.epoch or self.training is None:
             return
         out = self.out
-        out.training_s += self.s.train_s
+        out.training_s += self.scenario.train_s
         out.trained += len(self.training)
         out.staleness.update(self.version - v for v in self.training)
         out.steps += 1
-        out.step_ends.append(self.now)
         self.training = None
         self.version += 1
-        if self.now - self.saved_at >= self.s.interval_s:
+        if self.now - self.saved_at >= self.scenario.interval_s:
             self.blocked = True
-            self._work(self.s.save_s, "saved")
+            self._occupy(self.scenario.save_s, "saved")
         self._train()
-        self._admit()
+        self._start_groups()
 
     def _on_saved(self, epoch: int) -> None:
         if epoch != self.epoch:
             return
         self.out.saves += 1
-        self.out.saving_s += self.s.save_s
+        self.out.saving_s += self.scenario.save_s
         self.blocked = False
         self.saved_at, self.saved_version = self.now, self.version
         self.saved_ages = Counter(self.out.staleness)
         self._train()
-        self._admit()
+        self._start_groups()
 
-    def _plan_failure(self, worker: int) -> None:
-        if self.s.worker_devices and not math.isinf(self.s.mtbf_s):
-            mean = self.s.mtbf_s / self.s.worker_devices
+    def _schedule_worker_failure(self, worker: int) -> None:
+        if self.scenario.worker_devices and not math.isinf(self.scenario.mtbf_s):
+            mean = self.scenario.mtbf_s / self.scenario.worker_devices
             self._schedule(float(self.random.exponential(mean)), "worker_failed", worker)
 
-    def _plan_trainer_failure(self) -> None:
-        if not math.isinf(self.s.mtbf_s):
-            self._schedule(float(self.random.exponential(self.s.trainer_mtbf_s)), "trainer_failed")
+    def _schedule_trainer_failure(self) -> None:
+        if not math.isinf(self.scenario.mtbf_s):
+            self._schedule(float(self.random.exponential(self.scenario.trainer_mtbf_s)), "trainer_failed")
 
     def _on_worker_failed(self, worker: int) -> None:
         out = self.out
         out.worker_failures += 1
-        for number in sorted(self.held[worker]):
+        for number in sorted(self.groups_of[worker]):
             group = self.groups[number]
-            out.busy_places_s += self.now - group.begun
+            out.busy_slots_s += self.now - group.started
             group.worker = -1
-            self.again.append(number)
+            self.lost.append(number)
             out.regenerated += 1
-        self.held[worker].clear()
-        self.up[worker] = False
-        self._schedule(self.s.worker_restart_s, "worker_up", worker)
-        self._admit()
+        self.groups_of[worker].clear()
+        self.is_up[worker] = False
+        self._schedule(self.scenario.worker_restart_s, "worker_up", worker)
+        self._start_groups()
 
     def _on_worker_up(self, worker: int) -> None:
-        self.up[worker] = True
-        heapq.heappush(self.free, (len(self.held[worker]), worker))
-        self._plan_failure(worker)
-        self._admit()
+        self.is_up[worker] = True
+        heapq.heappush(self.free, (len(self.groups_of[worker]), worker))
+        self._schedule_worker_failure(worker)
+        self._start_groups()
 
     def _on_trainer_failed(self, _: None) -> None:
-        """Back to the last checkpoint: what was trained since, and everything under way, is done again."""
-        out, s = self.out, self.s
+        """Return to the last checkpoint: steps since then and all groups in flight are lost."""
+        out, s = self.out, self.scenario
         out.trainer_failures += 1
         lost = self.version - self.saved_version
         out.lost_steps += lost
         out.steps -= lost
-        del out.step_ends[len(out.step_ends) - lost :]
         out.trained -= lost * s.batch
         out.staleness = Counter(self.saved_ages)
         out.rolled_back += lost * s.batch + len(self.groups) + len(self.queue) + len(self.training or ())
         for group in self.groups.values():
             if group.worker >= 0:
-                out.busy_places_s += self.now - group.begun
+                out.busy_slots_s += self.now - group.started
         self.groups.clear()
-        self.again.clear()
+        self.lost.clear()
         self.queue.clear()
         self.pending.clear()
         self.queued.clear()
         self.training = None
         self.version = self.saved_version
-        self.held = [set() for _ in range(s.workers)]
+        self.groups_of = [set() for _ in range(s.workers)]
         self.free = []
         self.epoch += 1
         self.blocked = self.halted = True
         self._schedule(s.trainer_restart_s, "trainer_up", self.epoch)
-        self._plan_trainer_failure()
+        self._schedule_trainer_failure()
 
     def _on_trainer_up(self, epoch: int) -> None:
         if epoch != self.epoch:
             return
-        self.out.down_s += self.s.trainer_restart_s
+        self.out.down_s += self.scenario.trainer_restart_s
         self.blocked = self.halted = False
         self.saved_at = self.now
-        self.free = [(0, w) for w in range(self.s.workers) if self.up[w]]
+        self.free = [(0, w) for w in range(self.scenario.workers) if self.is_up[w]]
         heapq.heapify(self.free)
-        self._admit()
+        self._start_groups()
 
 
 def simulate(scenario: Scenario) -> Outcome:
-    """One run of the scenario."""
+    """The outcome of one simulated run."""
     return Simulation(scenario).run()

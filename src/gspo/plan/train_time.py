@@ -1,16 +1,15 @@
-"""The cost of training: scoring, update and FSDP's exchange, for a mini-batch spread over ranks."""
+"""The time of training: scoring, update and FSDP communication, for a mini-batch spread over ranks."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from gspo.kernels.sizes import KEEP_ELEMENTS
 from gspo.models.shape import ModelShape
 from gspo.plan.constants import (
     CAPTURED_SHARE,
-    CHUNK_ELEMENTS,
     COMPILED_TRAIN_SHARE,
-    KEEP_ELEMENTS,
     KERNEL_S,
     KERNELS_LAYER,
     LOGIT_PASSES,
@@ -20,41 +19,43 @@ from gspo.plan.constants import (
     TRAFFIC_PASSES,
     Device,
 )
-from gspo.plan.network import gather_seconds, reduce_seconds
 from gspo.plan.seconds_by_part import SecondsByPart
+from gspo.plan.split import Split, is_captured, is_compiled, is_offloaded
+from gspo.plan.transfers import gather_seconds, reduce_seconds
 from gspo.plan.workload import Workload
 
-PRODUCTS, HEAD, TRAFFIC = "training's matrix products", "training's output head", "training's memory traffic"
-ATTENTION = "training's attention"
-LAUNCH, OPTIMIZER, EXCHANGE = "starting training kernels", "optimiser", "FSDP exchange"
-UNEVEN = "ranks without an answer to train on"
+PRODUCTS, HEAD, TRAFFIC = (
+    "matrix products of training",
+    "output head in training",
+    "memory traffic of training",
+)
+ATTENTION = "attention in training"
+LAUNCH, OPTIMIZER, EXCHANGE = "launching training kernels", "optimiser", "FSDP communication"
+UNEVEN = "imbalance between ranks"
 
 
 @dataclass(frozen=True)
 class TrainCost:
-    """The ranks that train: `ranks` devices in shard groups of `shard`."""
+    """Seconds of training on the ranks of a split."""
 
     shape: ModelShape
     device: Device
-    ranks: int = 1
-    shard: int = 1
-    checkpointing: bool = False
+    split: Split = field(default_factory=Split)
     reshard: bool = True
 
     def score(self, work: Workload) -> SecondsByPart:
-        """Seconds of π_old: a forward over the share of the batch that needs one."""
+        """Seconds to compute π_old: a forward over the share of the batch that needs one."""
         return self._passes(work, work.score_share, body=1, head=1, gathers=1, policy=True)
 
     def reference(self, work: Workload) -> SecondsByPart:
-        """Seconds of the reference's forward over the whole batch."""
+        """Seconds of a forward of the reference over the whole batch."""
         return self._passes(work, 1.0, body=1, head=1, gathers=1, policy=False)
 
     def update(self, work: Workload) -> SecondsByPart:
-        """Seconds of all optimiser steps: forward, backward (twice a forward), what is computed again, exchange."""
-        body = 4 if self.checkpointing else 3
-        logits = work.targets / work.mini_batches / self.ranks * self.shape.vocab
-        fused = work.fused_head and self.device.number_bytes < 4
-        head = 4 if fused or logits > KEEP_ELEMENTS else 3
+        """Seconds of all optimiser steps: forward, backward (two forwards), recomputation and communication."""
+        body = 4 if self.split.checkpointing else 3
+        logits = work.targets / work.mini_batches / self.split.trainers * self.shape.vocab
+        head = 4 if self.device.is_half_gpu or logits > KEEP_ELEMENTS else 3
         scatter = 4 / self.device.number_bytes  # gradients are reduced in float32
         gathers = (2 if self.reshard else 1) + scatter
         parts = self._passes(work, float(work.epochs), body, head, gathers, policy=True)
@@ -62,36 +63,24 @@ class TrainCost:
         parts.add({OPTIMIZER: self._optimizer(work), EXCHANGE: self._reduce()}, steps)
         return parts
 
-    def compiles(self, work: Workload) -> bool:
-        """Whether the policy's layers are compiled: dense, packed, in half precision, whole weights."""
-        whole = self.ranks == 1 and not self.shape.experts
-        return whole and work.compiled and work.layout != "plain" and self.device.number_bytes < 4
-
-    def captures(self, work: Workload) -> bool:
-        """Whether forward and backward are captured as well: nothing is recomputed."""
-        return self.compiles(work) and not self.checkpointing
-
-    def offloads(self, work: Workload) -> bool:
-        """Whether masters and moments lie in host memory."""
-        return work.offload and self.ranks == 1 and self.device.name != "cpu"
-
     def _passes(
         self, work: Workload, share: float, body: float, head: float, gathers: float, policy: bool
     ) -> SecondsByPart:
         if share <= 0:
             return SecondsByPart()
-        part = 1 / (work.mini_batches * self.ranks)  # of the batch, one rank's share of a mini-batch
+        part = 1 / (work.mini_batches * self.split.trainers)  # one rank's share of a mini-batch, of the batch
         tokens = work.train_tokens * part
-        longest = work.prompt + work.lengths.longest_of(work.rows / work.mini_batches)
+        longest = work.mean_prompt + work.lengths.longest_of(work.rows / work.mini_batches)
         own = max(tokens, min(longest, float(work.longest)))
-        compute = self._compute(work, part, tokens, body, head, policy and self.compiles(work))
+        compiled = policy and is_compiled(self.shape, self.device, work, self.split)
+        compute = self._compute(work, part, tokens, body, head, compiled)
         scale = own / tokens
         micros = math.ceil(own / max(work.token_budget, longest))
         launches = self.shape.layers * KERNELS_LAYER * KERNEL_S * micros * body / self.device.train_share
-        if policy and self.captures(work):
+        if policy and is_captured(self.shape, self.device, work, self.split):
             launches *= CAPTURED_SHARE
-        if self.device.name == "cpu":
-            launches = 0.0  # inside the products: nothing runs beside the host
+        if not self.device.is_gpu:
+            launches = 0.0  # part of the products: the host is the device
         exchange = self._exchange(micros, gathers)
         hidden = min(exchange, OVERLAP * (compute.total * scale + launches))
         parts = SecondsByPart(compute)
@@ -114,28 +103,24 @@ class TrainCost:
             {
                 PRODUCTS: body * products / d.matmul / reached,
                 ATTENTION: body * attention / d.attention_rate,
-                HEAD: head * 2.0 * targets * s.head / d.head_rate(work.fused_head) / reached,
+                HEAD: head * 2.0 * targets * s.head_parameters / d.head_rate / reached,
                 TRAFFIC: traffic / d.reached_bandwidth / reached,
             }
         )
 
     def _exchange(self, micros: int, gathers: float) -> float:
-        """FSDP's gathers of weights and scatter of gradients, a micro-batch each."""
+        """FSDP gathers weights and scatters gradients once per micro-batch."""
         size = float(self.shape.parameters * self.device.number_bytes)
-        return micros * gathers * gather_seconds(self.device, self.shard, size, self.shape.layers)
+        return micros * gathers * gather_seconds(self.device, self.split.shard, size, self.shape.layers)
 
     def _reduce(self) -> float:
-        return reduce_seconds(self.device, self.ranks // self.shard, 4.0 * self.shape.parameters / self.shard)
+        shard = self.split.shard
+        return reduce_seconds(self.device, self.split.trainers // shard, 4.0 * self.shape.parameters / shard)
 
     def _optimizer(self, work: Workload) -> float:
-        """AdamW as memory goes by; masters and moments in host memory come and go beside it, at once."""
-        d, numbers = self.device, self.shape.parameters / self.shard
+        """AdamW is limited by memory bandwidth, or by the copies of masters and moments that are kept in host memory."""
+        d, numbers = self.device, self.shape.parameters / self.split.shard
         own = OPTIMIZER_BYTES * numbers / d.reached_bandwidth / d.train_share
-        if not self.offloads(work):
+        if not is_offloaded(d, work, self.split):
             return own
         return max(own, (12 if d.number_bytes < 4 else 8) * numbers / OFFLOAD_COPY)
-
-
-def chunk_rows(vocab: int) -> int:
-    """Positions of one chunk of the head."""
-    return max(1, CHUNK_ELEMENTS // vocab)

@@ -1,4 +1,4 @@
-"""Counter-based uniforms: the draw of a token is a hash of (seed, submission, response, position), nothing else."""
+"""Counter-based random numbers: the draw of a token is a hash of (seed, submission, response, position)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gspo.seeding import derive_seed
 
-# SplitMix64 (Steele, Lea, Flood 2014), its constants as signed 64-bit numbers.
+# The constants of SplitMix64 (Steele, Lea, Flood 2014) as signed 64-bit numbers.
 _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 _MIX_A = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_B = 0x94D049BB133111EB - 2**64
@@ -32,5 +32,5 @@ def uniform(keys: Tensor, positions: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """A shift that fills with zeros; torch's own keeps the sign."""
+    """A shift that fills with zeros; torch's >> keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

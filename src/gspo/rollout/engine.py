@@ -1,12 +1,13 @@
-"""The rollout protocol: what the sampler and the evaluator ask of an engine."""
+"""The rollout engine: what the sampler, the evaluator and the loop ask of whatever generates responses."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from gspo.types import Group, Prompt, Rollout
+from gspo.types import Group, Metrics, Prompt, Rollout
 
 
 class EngineError(ValueError):
@@ -24,6 +25,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # benchmarks: always run to max_tokens
 
+    def stop_tokens(self, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
+        """Every token that ends a response, given the model's end-of-sequence tokens."""
+        return self.stop_token_ids if self.ignore_eos else (*eos_token_ids, *self.stop_token_ids)
+
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
@@ -38,43 +43,96 @@ class GroupRequest:
     partial: tuple[Rollout, ...] = field(default=())  # responses begun before a restart, to be continued
 
 
-class RolloutEngine(Protocol):
-    """Generates groups. All calls come from one thread; for the same calls an engine gives the same tokens."""
+class RolloutEngine(ABC):
+    """Generates groups. All calls come from one thread; for the same calls an engine gives the same tokens.
+
+    The last five members are about processes and memory; an engine that has neither inherits them.
+    """
 
     @property
+    @abstractmethod
     def num_in_flight(self) -> int:
-        """Groups submitted and not yet handed out."""
-        ...
+        """Groups submitted and not yet returned by `step`."""
 
+    @abstractmethod
     def submit(self, request: GroupRequest) -> None:
         """Queue a group. Returns at once."""
-        ...
 
+    @abstractmethod
     def step(self) -> list[Group]:
-        """Advance generation by a bounded amount of work and hand out the groups that finished, in order of submission.
+        """Advance generation by a bounded amount of work and return the groups that finished, in order of submission.
 
         Returns [] when nothing finished. Never blocks for long; does nothing when nothing is in flight.
         """
-        ...
 
+    @abstractmethod
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
-        """Run these to the end and return them in the order given; groups in flight are left as they are."""
-        ...
+        """Run these to the end and return them in the order of the requests; groups in flight are left as they are."""
 
+    @abstractmethod
     def load_weights(self, weights: Any, version: int) -> None:
         """Make new weights live. Unfinished responses go on under them; their caches are rebuilt from their tokens."""
-        ...
 
+    @abstractmethod
     def unfinished(self) -> list[GroupRequest]:
         """The groups in flight as requests with their `partial` responses: the engine's whole state between steps.
 
         Submitting them to a fresh engine with the same weights continues to the same bits, provided that
         `load_weights` was called after the last `step` (tokens are then the whole state).
         """
-        ...
 
+    @abstractmethod
     def clear(self) -> None:
         """Forget every group in flight, as if it had not been submitted; the weights stay."""
-        ...
 
-    def close(self) -> None: ...
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything. May be called twice."""
+
+    @property
+    def num_workers(self) -> int:
+        """Rollout workers in processes of their own; 0 when the calling process generates."""
+        return 0
+
+    def rest(self) -> None:  # noqa: B027
+        """Training is about to use the device: free the memory that can be restored at the next step."""
+
+    def metrics(self) -> Metrics:
+        """Counts of worker failures since the start; {} without workers."""
+        return {}
+
+    def stacks(self) -> str:
+        """What every worker is doing now, for a watchdog; "" without workers. From any thread."""
+        return ""
+
+    def kill(self) -> None:  # noqa: B027
+        """End every worker at once: for a run that ends in a hurry. From any thread."""
+
+
+def check_request(request: GroupRequest, max_length: int) -> None:
+    """Refuse a request that cannot run, with a ValueError that names the prompt."""
+    params, num_prompt = request.params, len(request.prompt.token_ids)
+    where = f"prompt {request.prompt.uid!r}"
+    if not num_prompt:
+        raise ValueError(f"{where}: no tokens; a prompt needs at least one")
+    if request.n < 1 or params.max_tokens < 1:
+        raise ValueError(f"{where}: n={request.n}, max_tokens={params.max_tokens}; both must be at least 1")
+    if params.temperature < 0 or not 0 < params.top_p <= 1:
+        raise ValueError(
+            f"{where}: temperature={params.temperature}, top_p={params.top_p}; expected temperature >= 0 and "
+            "0 < top_p <= 1"
+        )
+    if num_prompt + params.max_tokens > max_length:
+        raise ValueError(
+            f"{where}: {num_prompt} prompt tokens and max_tokens={params.max_tokens} exceed the engine's "
+            f"max_length={max_length}; lower data.max_prompt_length or filter over-long prompts"
+        )
+
+
+def not_finite_error(request: GroupRequest, response: int, version: int) -> FloatingPointError:
+    """The error for log-probs that are NaN or infinite, which stops the run."""
+    return FloatingPointError(
+        f"prompt {request.prompt.uid!r} (submission {request.submission}, response {response}): the model gave "
+        f"log-probs that are not finite under weights version {version}. Resume from an earlier checkpoint with a "
+        "lower learning rate, or in float32."
+    )

@@ -1,4 +1,4 @@
-"""Host-side bookkeeping of groups in flight: what each response has so far, and when a group is whole."""
+"""Host-side bookkeeping of groups in flight: what each response has so far, and when a group is complete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GroupProgress:
     finished: dict[int, Rollout] = field(default_factory=dict)
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         return len(self.finished) == self.request.n
 
     def group(self) -> Group:
@@ -34,7 +34,7 @@ class GroupProgress:
         return Group(prompt=r.prompt, rollouts=rollouts, submission=r.submission, version=r.version)
 
     def as_request(self, unfinished: dict[int, Rollout]) -> GroupRequest:
-        """The request that continues this group; `unfinished` holds its responses begun and not ended."""
+        """The request that continues this group; `unfinished` holds the responses begun and not finished."""
         parts = {**unfinished, **self.finished}
         begun = max((i + 1 for i, part in parts.items() if part.token_ids), default=0)
         return dataclasses.replace(self.request, partial=tuple(parts.get(i, EMPTY) for i in range(begun)))
@@ -42,7 +42,7 @@ class GroupProgress:
 
 @dataclass(eq=False, slots=True)
 class SequenceProgress:
-    """One response in flight: `begun` holds the tokens it had when it was last queued."""
+    """One response in flight; `begun` holds the tokens it had when it was last queued."""
 
     group: GroupProgress
     index: int
@@ -50,12 +50,12 @@ class SequenceProgress:
 
     @property
     def context(self) -> tuple[int, ...]:
-        """Every token known when the response was queued: the prompt and what was begun."""
+        """The prompt and the tokens of `begun`."""
         return (*self.group.request.prompt.token_ids, *self.begun.token_ids)
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sorts responses as a fresh engine would queue them."""
+        """Sort key: responses in the order in which a fresh engine would queue them."""
         return (self.group.request.submission, self.group.arrival, self.index)
 
     @property
@@ -64,7 +64,7 @@ class SequenceProgress:
         return (self.group.arrival, self.index if self.begun.token_ids else -1)
 
     def start(self) -> SlotStart:
-        """How a slot takes this response up: everything but the last token cached, the last one fed first."""
+        """How a slot starts this response: all tokens but the last are cached, the last one is fed first."""
         request, context = self.group.request, self.context
         first = len(request.prompt.token_ids) - 1
         return SlotStart(
@@ -77,7 +77,7 @@ class SequenceProgress:
         )
 
     def extended(self, tokens: Sequence[int], log_probs: Sequence[float], version: int) -> Rollout:
-        """The response with the tokens generated since it was queued, all under `version`; still open."""
+        """The response with the tokens generated since it was queued, all under `version`; not finished."""
         begun, num_new = self.begun, len(tokens)
         return Rollout(
             token_ids=(*begun.token_ids, *tokens),
@@ -87,15 +87,15 @@ class SequenceProgress:
             finish_reason="aborted",
         )
 
-    def finish(self, whole: Rollout, text: str, reason: FinishReason) -> None:
-        """Close the response and hand it to its group."""
-        self.group.finished[self.index] = dataclasses.replace(whole, finish_reason=reason, text=text)
+    def finish(self, rollout: Rollout, text: str, reason: FinishReason) -> None:
+        """Add the finished response to its group."""
+        self.group.finished[self.index] = dataclasses.replace(rollout, finish_reason=reason, text=text)
 
 
 def begin(
     request: GroupRequest, arrival: int, stops: tuple[int, ...] = ()
 ) -> tuple[GroupProgress, list[SequenceProgress]]:
-    """Take up a request: its group, and the responses that still have to run, by index."""
+    """Begin a request: its group, and the responses that still have to run, by index."""
     group = GroupProgress(request, arrival, stops)
     sequences = []
     for index in range(request.n):
@@ -110,7 +110,7 @@ def begin(
 def as_requests(
     groups: Iterable[GroupProgress], unfinished: Iterable[tuple[SequenceProgress, Rollout]]
 ) -> list[GroupRequest]:
-    """The requests that continue these groups, in order of submission; `unfinished` holds what each open response has."""
+    """The requests that continue these groups, in order of submission; `unfinished` lists the responses in flight."""
     parts: dict[int, dict[int, Rollout]] = {}
     for sequence, rollout in unfinished:
         parts.setdefault(sequence.group.arrival, {})[sequence.index] = rollout

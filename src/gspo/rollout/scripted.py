@@ -1,4 +1,4 @@
-"""A rollout engine for tests: answers come from a script, with lengths and timing the test decides."""
+"""A rollout engine without a model: responses come from a script, with lengths and timing that the caller chooses."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.types import Group, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """What a response will be: its tokens (the last one ends it) and its text."""
+    """The tokens of a response (the last one ends it) and its text."""
 
     token_ids: tuple[int, ...]
     text: str = ""
@@ -22,12 +22,12 @@ class ScriptedAnswer:
 Script = Callable[[Prompt, int, int], ScriptedAnswer]  # (prompt, submission, response index)
 
 
-class ScriptedEngine:
-    """A RolloutEngine that recites `script`: one token a response a step, so a group takes as many steps as its longest.
+class ScriptedEngine(RolloutEngine):
+    """A RolloutEngine that recites `script`, one token per response and step.
 
     At most `num_slots` responses run at once (all, when None); the others wait in order of submission. A response
-    is cut at the request's max_tokens ("length"). Log-probs are `log_prob` for every token. `loads` lists the
-    versions loaded, for tests that check when weights were handed over.
+    is cut at the request's max_tokens ("length"). Every token has the log-prob `log_prob`. `loads` lists the versions
+    loaded, for tests that check when weights are updated.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class ScriptedEngine:
         for sequence in self._running[: self._num_slots]:
             self._recite(sequence)
         self._running = [s for s in self._running if s.index not in s.group.finished]
-        whole = [g.group() for g in self._groups if g.is_whole]
-        self._groups = [g for g in self._groups if not g.is_whole]
-        return sorted(whole, key=lambda g: g.submission)
+        complete = [g.group() for g in self._groups if g.is_complete]
+        self._groups = [g for g in self._groups if not g.is_complete]
+        return sorted(complete, key=lambda g: g.submission)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         groups = []
@@ -84,7 +84,7 @@ class ScriptedEngine:
         self.clear()
 
     def _recite(self, sequence: SequenceProgress) -> None:
-        """Add the next token of a response, and close it at the script's end or at max_tokens."""
+        """Add the next token of a response, and finish it at the script's end or at max_tokens."""
         request = sequence.group.request
         answer = self._script(request.prompt, request.submission, sequence.index)
         if not answer.token_ids:

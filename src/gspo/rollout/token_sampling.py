@@ -15,7 +15,7 @@ _BLOCK = 512  # vocabularies above two blocks are searched block first, then ins
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """Sampling parameters of a batch of rows as [B,1] tensors ([1,1] when all rows agree). None: switched off."""
+    """Sampling parameters of a batch of rows as [B,1] tensors, [1,1] when all rows agree; None when switched off."""
 
     temperature: Tensor | None
     greedy: Tensor | None
@@ -26,7 +26,7 @@ class RowSampling:
 
     @staticmethod
     def of(params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> RowSampling:
-        """The parameters of these rows. Rows that share one object (a batch of one run) cost nothing per row."""
+        """The parameters of these rows; cheap when all rows share one object."""
         if len({id(p) for p in params}) == 1 or len(set(params)) == 1:
             params = params[:1]
         greedy = [p.temperature == 0.0 for p in params]
@@ -104,7 +104,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _search(running: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Where `running` passes uniform · total, and how far past the start of that entry the target lies."""
+    """The entry where `running` passes uniform · total, and how far into that entry it does."""
     target = uniforms * running[:, -1]
     index = _locate(running, target)
     start = running.gather(1, (index - 1).clamp(min=0)[:, None])[:, 0]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gspo.types import Metric, Metrics
+from gspo.metrics import Metric, Metrics
 
 
 class Clock:

@@ -12,8 +12,8 @@ Time is counted in calls of `engine.step()`, never in seconds: groups that finis
 next and judged after it. So a batch is a function of the seed, the weights versions and the submission numbers,
 whatever the latency of the rewards, and a resumed run draws the same batches.
 
-Every prompt the source hands out meets exactly one end: trained on, filtered (`all_right`, `all_wrong`,
-`same_score`), `reward_failed`, or skipped by prediction. A kept group that is discarded instead (`stale_dropped`,
+Every prompt that the source hands out ends in exactly one way: trained on, filtered (`all_right`, `all_wrong`,
+`same_score`, `filtered` by a function of the user's own), `reward_failed`, or skipped by prediction. A kept group that is discarded instead (`stale_dropped`,
 `surplus`) ends nothing: its prompt is put back and generated afresh under a new submission number.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.sampling import errors
-from gspo.sampling.filters import judge
+from gspo.sampling.filters import GroupFilter, judge
 from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unpack_request
 from gspo.sampling.kept_groups import KeptQueue, Reserve
 from gspo.sampling.prompt_draw import PromptDraw, PromptSource
@@ -44,7 +44,8 @@ class DynamicSampler:
 
     `record(group, fate, version)` is called once for every group when its fate is known; `watch(kept, needed)` after
     every advance, for a progress line. `num_held()` says how many groups the engine holds at once where that changes
-    during a run, in place of the settings' `max_in_flight`. Call `release` after the weights update that used a batch.
+    during a run, in place of the settings' `max_in_flight`. `keep(group)` replaces the built-in filter. Call `release`
+    after the weights update that used a batch.
     """
 
     def __init__(
@@ -58,10 +59,11 @@ class DynamicSampler:
         record: Record | None = None,
         watch: Callable[[int, int], None] | None = None,
         num_held: Callable[[], int] | None = None,
+        keep: GroupFilter | None = None,
     ) -> None:
         self.version = 0
         self._engine, self._scorer, self._settings = engine, scorer, settings
-        self._budget, self._num_held = settings.budget, num_held
+        self._budget, self._num_held, self._keep = settings.budget, num_held, keep
         self._prompts = PromptDraw(source, settings, seed=seed)
         self._rollout_seed = derive_seed(seed, "rollout")
         self._record = record or (lambda group, fate, version: None)
@@ -278,7 +280,7 @@ class DynamicSampler:
             self._report.fates["stale_dropped"] += 1
             self._put_back([group], "stale_dropped")
             return
-        verdict = judge(group, self._settings.metric, enable=self._settings.enable)
+        verdict = judge(group, self._settings.metric, enable=self._settings.enable, keep=self._keep)
         self._report.fates[verdict.reason] += 1
         self._report.add_prediction(self._prompts.learn(verdict.group))
         if verdict.keep:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gspo.registry import Registry
 from gspo.types import Group, Reward
 
-Reason = Literal["kept", "all_right", "all_wrong", "same_score", "reward_failed"]
+Reason = Literal["kept", "all_right", "all_wrong", "same_score", "filtered", "reward_failed"]
+GroupFilter = Callable[[Group], bool]
+GROUP_FILTERS: Registry[GroupFilter] = Registry("algorithm.filter_groups.function")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,24 @@ def metric_value(reward: Reward, metric: str) -> float:
     return value
 
 
-def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True) -> Verdict:
-    """Keep a group iff its metric differs within it or it was asked for one response.
+def group_filter(name: str) -> Callable[[GroupFilter], GroupFilter]:
+    """Register a function `Group -> bool` (keep it?) under a name for `algorithm.filter_groups.function`."""
 
-    Rollouts without a reward are left out first; a group of several with fewer than two left is dropped, since its
-    advantage would be made up. With `enable=False` only that rule applies. Compared with `max != min`, because the
-    standard deviation of equal numbers need not be zero in floating point.
+    def register(keep: GroupFilter) -> GroupFilter:
+        GROUP_FILTERS.add(name, keep)
+        return keep
+
+    return register
+
+
+def judge(
+    group: Group, metric: str = "seq_reward", *, enable: bool = True, keep: GroupFilter | None = None
+) -> Verdict:
+    """Keep a group iff its metric differs within it or it was asked for one response; `keep` replaces this rule.
+
+    Rollouts without a reward are left out first. A group of several with fewer than two left is dropped, since it has
+    no advantage to compute. With `enable=False` only that rule applies. The metric is compared with `max != min`,
+    because the standard deviation of equal numbers need not be zero in floating point.
     """
     scored = tuple(r for r in group.rollouts if r.reward is not None)
     rest = group if len(scored) == len(group.rollouts) else group.with_rollouts(scored)
@@ -51,6 +67,8 @@ def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True) -> V
     num_asked = len(group.rollouts)
     if len(values) < min(2, num_asked):
         return Verdict(False, "reward_failed", rest)
+    if enable and keep is not None:
+        return Verdict(True, "kept", rest) if keep(rest) else Verdict(False, "filtered", rest)
     if not enable or num_asked == 1 or max(values) != min(values):
         return Verdict(True, "kept", rest)
     return Verdict(False, _why_equal(rest, values[0]), rest)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.types import Group, Metric, Metrics
+from gspo.metrics import Metric, Metrics
+from gspo.types import Group
 
 DROP_REASONS = ("all_right", "all_wrong", "same_score", "reward_failed")
 
@@ -89,8 +90,12 @@ class SamplingCounts:
 
     def seen(self) -> str:
         """One sentence of counts for messages."""
-        counts = ", ".join(f"{self.fates[reason]} {reason}" for reason in DROP_REASONS)
+        counts = ", ".join(f"{self.fates[reason]} {reason}" for reason in self._drop_reasons())
         return f"{self.num_generated} groups judged in this step: {self.fates['kept']} kept, {counts}"
+
+    def _drop_reasons(self) -> tuple[str, ...]:
+        """Why groups may be dropped; `filtered` only where a filter of the user's own dropped some."""
+        return (*DROP_REASONS, *(("filtered",) if "filtered" in self.fates else ()))
 
     def pack(self, num_skipped: int) -> dict[str, Any]:
         """The counts so far as plain JSON, for a checkpoint taken before the step's batch is handed out."""
@@ -111,7 +116,7 @@ class SamplingCounts:
             "groups_generated": self.num_generated,
             "groups_trained": self.num_trained,
             "groups_kept": self.fates["kept"],
-            **{f"groups_{reason}": self.fates[reason] for reason in DROP_REASONS},
+            **{f"groups_{reason}": self.fates[reason] for reason in self._drop_reasons()},
             "groups_carried": self.num_carried,
             "groups_stale_dropped": self.discarded["stale_dropped"],
             "groups_surplus": self.discarded["surplus"],

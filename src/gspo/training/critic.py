@@ -12,21 +12,13 @@ from torch import Tensor, nn
 from gspo.algo.aggregation import count_totals
 from gspo.algo.value_loss import explained_variance, value_loss
 from gspo.kernels.device_memory import upload
+from gspo.metrics import Metric, Metrics, merge_metrics
 from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
-from gspo.types import (
-    AdvantageBatch,
-    Batch,
-    BatchTotals,
-    LossOutput,
-    Metric,
-    Metrics,
-    TrainBatch,
-    merge_metrics,
-)
+from gspo.types import AdvantageBatch, Batch, BatchTotals, LossOutput, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)

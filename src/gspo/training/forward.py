@@ -18,9 +18,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.kernels import cpu_attention
 from gspo.kernels import flash_packed as flash
+from gspo.kernels.attention_swap import configs_of, swapped_attention
 from gspo.kernels.compiled_layers import CompiledLayers, is_dense
 from gspo.kernels.fused_projections import FusedProjections
-from gspo.training.batch.attention import FLASH, FLEX, PADDED, configs_of, packed_attention
+from gspo.training.batch.attention import FLASH, FLEX, PADDED
 from gspo.training.batch.batching import Kind, MicroBatch, micro_batch
 from gspo.training.batch.packing import SpansOf
 from gspo.training.cuda_graphs import GraphedDecoder
@@ -107,7 +108,7 @@ class Forward:
         """Around forwards and their backwards: attention by layout, and checkpointed layers that keep dropout off."""
         with ExitStack() as stack:
             if self.kind != "plain":
-                stack.enter_context(packed_attention(self.configs, self.kernels))
+                stack.enter_context(swapped_attention(self.configs, self.kernels))
             if self.fused is not None:
                 stack.enter_context(self.fused.active(trained=True))
             if self.layers is not None:
@@ -175,9 +176,9 @@ def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], S
     if flex:
         yield FLEX, None
         return
-    if flash.takes(decoder):
+    if flash.supports(decoder):
         yield FLASH, flash.Spans.of
-    if cpu_attention.takes(decoder):
+    if cpu_attention.supports(decoder):
         yield FLASH, cpu_attention.PackedSequences.of
     yield PADDED, None
 

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 from gspo.algo.kl import KLController, response_kl
+from gspo.metrics import Metric, Metrics
 from gspo.rewards.protocol import Scorer
 from gspo.training.batch.batching import collate
 from gspo.training.roles import PolicyRole, ReferenceRole
-from gspo.types import Group, Metric, Metrics, Reward, Rollout
+from gspo.types import Group, Reward, Rollout
 
 
 class KlScorer:

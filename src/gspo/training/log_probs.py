@@ -10,14 +10,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gspo.kernels import cpu_log_probs
+from gspo.kernels.sizes import CHUNK_ELEMENTS, KEEP_ELEMENTS
 from gspo.models.output_head import Head, UnsupportedModel, decode_hidden, halves_on_gpu
 
-__all__ = ["CHUNK_ELEMENTS", "Head", "UnsupportedModel", "chosen_log_probs", "decode_hidden"]
-
-# Logits of one chunk: at most this many float32 numbers (64 MiB).
-CHUNK_ELEMENTS = 1 << 24
-# Log-probs of all chunks that are kept for the backward rather than computed again (256 MiB).
-KEEP_ELEMENTS = 1 << 26
+__all__ = ["Head", "UnsupportedModel", "chosen_log_probs", "decode_hidden"]
 
 
 def chosen_log_probs(
@@ -64,7 +60,7 @@ def _chunk(
     logits = head.logits(hidden)
     if temperature != 1.0:
         logits = logits / temperature
-    if cpu_log_probs.takes(logits):
+    if cpu_log_probs.supports(logits):
         chosen, entropies = cpu_log_probs.ChosenLogProbs.apply(logits, targets)
         return chosen, (entropies if entropy_grad else entropies.detach()) if entropy else None
     log_probs = F.log_softmax(logits, dim=-1)

@@ -14,6 +14,7 @@ from torch import Tensor
 from gspo.algo.aggregation import count_totals
 from gspo.algo.diagnostics import entropy_metric
 from gspo.kernels.device_memory import keep_freed_memory, upload
+from gspo.metrics import Metric, Metrics, merge_metrics
 from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head_gradient import HeadGradient
@@ -21,17 +22,7 @@ from gspo.training.log_probs import Head, chosen_log_probs
 from gspo.training.optim.adamw import MasterOptimizer, StepResult
 from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
-from gspo.types import (
-    AdvantageBatch,
-    BatchTotals,
-    LossInputs,
-    LossOutput,
-    Metric,
-    Metrics,
-    ScoredBatch,
-    TrainBatch,
-    merge_metrics,
-)
+from gspo.types import AdvantageBatch, BatchTotals, LossInputs, LossOutput, ScoredBatch, TrainBatch
 
 LossFunction = Callable[[LossInputs], LossOutput]
 Seen = tuple[list[int], Tensor, Tensor | None]  # rows, their log-probs and entropies

@@ -19,13 +19,14 @@ from torch import Tensor
 from gspo.checkpoint.folder import Loaded
 from gspo.checkpoint.saver import SavedModels
 from gspo.checkpoint.tensor_sets import TensorSet
+from gspo.metrics import Metrics
 from gspo.training.critic import Critic
 from gspo.training.lora import Adapters, num_trained
 from gspo.training.parallel.fsdp import full
 from gspo.training.policy import LossFunction, Policy, Regulariser, Update
 from gspo.training.reference import Reference
 from gspo.training.router_change import RouterWatch
-from gspo.types import AdvantageBatch, Batch, Metrics, ScoredBatch, TrainBatch
+from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
 
 ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
 SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.metrics import Metric, Metrics
 from gspo.training.batch.batching import micro_batch
 from gspo.training.parallel.ranks import ALONE, Ranks
-from gspo.types import Metric, Metrics, TrainBatch
+from gspo.types import TrainBatch
 
 MAX_SEQUENCES = 8
 

@@ -57,10 +57,3 @@ class SumRank(RankWorker):
 
     def leave(self) -> None:
         pass
-
-
-class Odd(Exception):
-    """An error that pickles and cannot be made again from what was pickled."""
-
-    def __init__(self, first: str, second: str) -> None:
-        super().__init__(first + second)

@@ -9,7 +9,7 @@ import pytest
 from gspo.exit_codes import EXIT_PAUSED
 from gspo.loop.guards import alarms
 from gspo.loop.guards.alarms import RULES, AlarmWatch
-from gspo.loop.run import train as run_train
+from gspo.loop.run import run_program as run_train
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from tests.support.small_run import config, even_first_byte, final_state, make_model

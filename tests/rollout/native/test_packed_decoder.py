@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from gspo.kernels import compiled_layers as compiled
+from gspo.kernels import small_batch_linear
 from gspo.kernels.compiled_layers import CompiledLayers, has_cpp_compiler
 from gspo.rollout.native import packed_decoder
 from gspo.training.lora import Adapters, LoraSettings
@@ -135,8 +136,8 @@ def test_half_precision_runs_as_it_is(traced):
 
 
 def test_a_model_whose_logits_would_change_runs_as_it_is(traced, monkeypatch, caplog):
-    linear = packed_decoder.few_rows.linear
-    monkeypatch.setattr(packed_decoder.few_rows, "linear", lambda *args: linear(*args) * 1.01)
+    linear = small_batch_linear.linear
+    monkeypatch.setattr(small_batch_linear, "linear", lambda *args: linear(*args) * 1.01)
     with caplog.at_level(logging.WARNING):
         engine = make_engine(make_model("llama"))
     assert engine.description == "padded cache" and "logits differ by 0.01" in caplog.text

@@ -17,7 +17,7 @@ def _states(*numbers: float) -> torch.Tensor:
 
 def test_each_row_writes_at_its_own_position_and_reads_the_shared_width():
     cache = SlotCache(num_slots=4, max_length=5)
-    cache.aim(torch.tensor([2, 0, 4]), width=5)
+    cache.begin_step(torch.tensor([2, 0, 4]), width=5)
     keys, values = cache.update(_states(1, 2, 3), -_states(1, 2, 3), layer_idx=0)
     expected = torch.zeros(3, _HEADS, 5, _SIZE)
     for row, position in enumerate([2, 0, 4]):
@@ -27,7 +27,7 @@ def test_each_row_writes_at_its_own_position_and_reads_the_shared_width():
 
 def test_layers_may_differ_in_heads_and_sizes():
     cache = SlotCache(num_slots=2, max_length=3)
-    cache.aim(torch.tensor([1]), width=2)
+    cache.begin_step(torch.tensor([1]), width=2)
     first, _ = cache.update(_states(1), _states(1), layer_idx=0)
     second, _ = cache.update(torch.full((1, 5, 1, 7), 9.0), torch.zeros(1, 5, 1, 7), layer_idx=1)
     assert first.shape == (1, _HEADS, 2, _SIZE) and second.shape == (1, 5, 2, 7)
@@ -37,8 +37,8 @@ def test_layers_may_differ_in_heads_and_sizes():
 def test_a_prefilled_prompt_is_copied_to_every_row_that_shares_it():
     cache = SlotCache(num_slots=4, max_length=4)
     prompts = torch.arange(2 * _HEADS * 3 * _SIZE).float().view(2, _HEADS, 3, _SIZE)
-    cache.store(1, torch.tensor([0, 0, 1]), [(prompts, -prompts)])
-    cache.aim(torch.tensor([3, 3, 3, 3]), width=4)
+    cache.store(1, torch.tensor([0, 0, 1]), [(prompts, -prompts)], [3, 3, 3])
+    cache.begin_step(torch.tensor([3, 3, 3, 3]), width=4)
     keys, values = cache.update(_states(0, 0, 0, 0), _states(0, 0, 0, 0), layer_idx=0)
     assert keys[0, :, :3].eq(0).all()
     assert torch.equal(keys[1:, :, :3], prompts[[0, 0, 1]])
@@ -47,10 +47,10 @@ def test_a_prefilled_prompt_is_copied_to_every_row_that_shares_it():
 
 def test_a_moved_row_keeps_its_tokens():
     cache = SlotCache(num_slots=3, max_length=2)
-    cache.aim(torch.tensor([0, 0, 0]), width=1)
+    cache.begin_step(torch.tensor([0, 0, 0]), width=1)
     cache.update(_states(1, 2, 3), _states(4, 5, 6), layer_idx=0)
     cache.move(torch.tensor([0]), torch.tensor([2]), width=1)
-    cache.aim(torch.tensor([1, 1]), width=2)
+    cache.begin_step(torch.tensor([1, 1]), width=2)
     keys, values = cache.update(_states(7, 8), _states(7, 8), layer_idx=0)
     assert torch.equal(keys[:, :, 0], _states(3, 2)[:, :, 0])
     assert torch.equal(values[:, :, 0], _states(6, 5)[:, :, 0])

@@ -1,7 +1,6 @@
 """The engine on KV pages: the same tokens as on padded rows, shared prompts, few pages, and no page lost.
 
-The kernels need a GPU (tests/rollout/native/test_gpu.py); here plain torch stands in for them, and everything around
-them is the real thing.
+The kernels need a GPU (tests/rollout/native/test_gpu.py); here plain torch stands in for them alone.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ from itertools import pairwise
 
 import pytest
 
+from gspo.kernels.sizes import PAGE
 from gspo.rollout.engine import EngineError
-from gspo.rollout.native.paged_rows import buckets
-from gspo.rollout.native.pages import PAGE, OutOfPages, PageBook
+from gspo.rollout.native.decode_graphs import batch_sizes
+from gspo.rollout.native.pages import OutOfPages, PageAllocator
 from tests.rollout.models import CONFIGS, drain, make_engine, make_model, make_request
 from tests.rollout.native import plain_kernels
 
@@ -26,11 +26,13 @@ def kernels(monkeypatch):
 
 
 def paged_engine(model, *, num_pages: int | None = None, **options):
-    """A paged engine; with `num_pages` usable pages beside the one that belongs to nobody."""
-    engine = make_engine(model, paged=True, **options)
-    assert engine._paged is not None, engine.description
+    """A paged engine; with `num_pages` usable pages beside page 0, by the share of a CPU's nominal 1 GiB they take."""
     if num_pages is not None:
-        engine._paged._memory = (num_pages + 1) * engine._paged.page_bytes
+        c = model.config
+        page_bytes = 2 * PAGE * c.num_key_value_heads * c.head_dim * c.num_hidden_layers * 4
+        options["memory_utilization"] = (num_pages + 1) * page_bytes / 2**30
+    engine = make_engine(model, paged=True, **options)
+    assert engine.description == "paged cache"
     return engine
 
 
@@ -39,8 +41,8 @@ def tokens_of(groups):
 
 
 def all_pages_are_free(engine) -> bool:
-    book = engine._paged.book
-    return book.num_free == len(book._holders) - 1 and not any(book._holders)
+    pages = engine.stats.pages
+    return pages.num_free == pages.num_pages > 0
 
 
 @pytest.mark.parametrize("kind", sorted(set(CONFIGS) - {"gpt2"}))
@@ -48,7 +50,6 @@ def test_greedy_tokens_are_those_of_padded_rows(kind):
     model = make_model(kind)
     requests = [make_request(i, n=2, temperature=0.0, max_tokens=24, length=2 + 9 * i % 37) for i in range(5)]
     engine = paged_engine(model, num_slots=6)
-    assert engine.description == "paged cache"
     expected, got = make_engine(model, num_slots=6).generate(requests), engine.generate(requests)
     assert tokens_of(got) == tokens_of(expected)
     for mine, other in zip(got, expected):
@@ -84,8 +85,9 @@ def test_with_few_pages_responses_take_turns_and_come_out_the_same():
     groups = []
     while engine.num_in_flight:
         groups += engine.step()
-        most = max(most, len(engine._pool._rows))
-    assert most < 8, "nine pages cannot hold eight responses of up to 53 tokens"
+        most = max(most, len(engine.stats.rows))
+    assert engine.stats.pages.num_pages == 9
+    assert 0 < most < 8, "nine pages cannot hold eight responses of up to 53 tokens"
     assert tokens_of(sorted(groups, key=lambda g: g.submission)) == tokens_of(expected)
     assert all_pages_are_free(engine)
 
@@ -94,9 +96,9 @@ def test_a_prompt_is_stored_once_for_its_group():
     engine = paged_engine(make_model(), num_slots=4)
     engine.submit(make_request(0, n=4, length=2 * PAGE + 3, max_tokens=8, ignore_eos=True))
     engine.step()
-    rows = engine._pool._runner._rows
-    assert len({tuple(row.pages[:2]) for row in rows}) == 1, "whole pages are shared"
-    assert len({row.pages[2] for row in rows}) == 4, "the half-filled one is every response's own"
+    pages = engine.stats.pages
+    assert len(engine.stats.rows) == 4
+    assert pages.num_pages - pages.num_free == 2 + 4, "two full pages are shared, the half-filled one is not"
     drain(engine)
     assert all_pages_are_free(engine)
 
@@ -123,36 +125,37 @@ def test_new_weights_keep_no_page_and_a_fresh_engine_continues_to_the_same_token
     assert drain(engine) == drain(fresh)
 
 
-def test_the_book_counts_holders():
-    book = PageBook(5)
-    a, b = book.take(2), book.take(1)
-    book.hold(a)
-    book.drop(a)
-    assert book.num_free == 1
-    book.drop(a)
-    book.drop(b)
-    assert book.num_free == 4 and 0 not in book.take(4)
+def test_a_page_is_free_when_its_last_reference_is_released():
+    pages = PageAllocator(5)
+    a, b = pages.allocate(2), pages.allocate(1)
+    pages.share(a)
+    pages.release(a)
+    assert pages.num_free == 1 and pages.num_usable == 4
+    pages.release(a)
+    pages.release(b)
+    assert pages.num_free == 4 and 0 not in pages.allocate(4)
     with pytest.raises(OutOfPages):
-        book.take(1)
+        pages.allocate(1)
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 8, 9, 24, 100, 256, 1000, 1024])
-def test_buckets_cover_the_slots_without_much_waste(num_slots):
-    sizes = buckets(num_slots)
+def test_batch_sizes_cover_the_slots_without_much_waste(num_slots):
+    sizes = batch_sizes(num_slots)
     assert sizes == sorted(set(sizes)) and sizes[-1] >= num_slots and sizes[0] >= 2
     assert all(b <= 2 * a for a, b in pairwise(sizes))
     assert all(2 * b <= 3 * a for a, b in pairwise(sizes) if a >= 16)
 
 
-def test_an_evaluation_takes_the_pages_of_groups_in_flight_when_it_must():
+def test_an_evaluation_preempts_groups_in_flight_when_pages_run_out():
     model = make_model()
     requests = [make_request(i, n=1, temperature=0.0, max_tokens=40, length=20) for i in range(4)]
-    asked = [make_request(9, n=2, temperature=0.0, max_tokens=8, length=50)]
+    evaluation = [make_request(9, n=2, temperature=0.0, max_tokens=8, length=50)]
     engine = paged_engine(model, num_slots=4, num_pages=7)
     for request in requests:
         engine.submit(request)
     engine.step()
-    assert tokens_of(engine.generate(asked)) == tokens_of(make_engine(model, num_slots=4).generate(asked))
+    expected = make_engine(model, num_slots=4).generate(evaluation)
+    assert tokens_of(engine.generate(evaluation)) == tokens_of(expected)
     expected = make_engine(model, num_slots=4).generate(requests)
     got = sorted(drain(engine), key=lambda group: group.submission)
     assert tokens_of(got) == tokens_of(expected) and all_pages_are_free(engine)

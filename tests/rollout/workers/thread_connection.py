@@ -1,86 +1,93 @@
-"""Connections to workers in threads of this process, and engines that misbehave: the faults of a fleet without its start-up."""
+"""Connections to workers in threads of this process: a fleet without the start-up of processes."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable
-from concurrent.futures import InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
+from gspo.processes import portable_error
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.workers.connection import Ticket, WorkerDied
+from gspo.rollout.workers.connection import WorkerDied
 from gspo.rollout.workers.worker import RolloutWorker
 
 
 class ThreadConnection:
-    """A Connection to a RolloutWorker over an engine that `make` builds, in a thread."""
+    """A Connection to a RolloutWorker over an engine that `make` builds, in a thread. SystemExit ends the worker."""
 
     def __init__(self, make: Callable[[], RolloutEngine], index: int) -> None:
         self.name = f"rollout worker {index}"
-        self.log: list[str] = []  # methods carried out
+        self.log: list[str] = []  # names of the methods that were called
         self._make = make
-        self._death: str | None = None
+        self._ending: str | None = None
         self._lock = threading.Lock()
-        self._waiting: list[Ticket[Any]] = []
+        self._waiting: list[Future[Any]] = []
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threading.Thread(target=self._run, daemon=True).start()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
 
     @property
     def alive(self) -> bool:
-        return self._death is None
+        return self._ending is None
 
-    def send(self, method: str, *args: Any) -> Ticket[Any]:
-        ticket: Ticket[Any] = Ticket()
+    def send(self, method: Callable[..., Any], *args: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
         with self._lock:
-            if self._death is None:
-                self._waiting.append(ticket)
-                self._inbox.put((method, args, ticket))
-                return ticket
-        ticket.set_exception(WorkerDied(self._death))
-        return ticket
+            if self._ending is None:
+                self._waiting.append(answer)
+                self._inbox.put((method.__name__, args, answer))
+                return answer
+        answer.set_exception(WorkerDied(self._ending))
+        return answer
 
     def stacks(self) -> str:
-        return "in a thread"
+        frame = sys._current_frames().get(self.thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def kill(self, reason: str = "it was killed") -> None:
         with self._lock:
-            self._death = self._death or f"{self.name}: {reason}"
+            self._ending = self._ending or f"{self.name}: {reason}"
             waiting, self._waiting = self._waiting, []
         self._inbox.put(None)
-        for ticket in waiting:
+        for answer in waiting:
             with contextlib.suppress(InvalidStateError):
-                ticket.set_exception(WorkerDied(self._death))
+                answer.set_exception(WorkerDied(self._ending))
 
     def close(self) -> None:
         self.kill("it was closed")
 
     def _run(self) -> None:
-        worker = RolloutWorker.__new__(RolloutWorker)
+        worker, failure = RolloutWorker.__new__(RolloutWorker), None
         try:
             worker.engine = self._make()
         except Exception as error:
-            self.kill(f"{type(error).__name__}: {error}")
-        while (call := self._inbox.get()) is not None and self._death is None:
-            method, args, ticket = call
+            failure = error
+        while (call := self._inbox.get()) is not None and self._ending is None:
+            method, args, answer = call
             try:
+                if failure is not None:
+                    raise failure
                 result, error = getattr(worker, method)(*args), None
-            except SystemExit as end:  # how an engine of a test dies
+            except SystemExit as end:
                 self.kill(str(end))
                 return
             except Exception as raised:
-                result, error = None, raised
+                result, error = None, portable_error(raised)
             self.log.append(method)
             with self._lock:
-                if ticket not in self._waiting:
+                if answer not in self._waiting:
                     return
-                self._waiting.remove(ticket)
-            ticket.set_result(result) if error is None else ticket.set_exception(error)
+                self._waiting.remove(answer)
+            answer.set_result(result) if error is None else answer.set_exception(error)
 
 
 class Version(dict[str, Any]):
-    """No tensors, of a version."""
+    """A published version without tensors."""
 
     def __init__(self, version: int) -> None:
         super().__init__()
@@ -88,7 +95,7 @@ class Version(dict[str, Any]):
 
 
 class NoWeights:
-    """A WeightStore for engines that have none; remembers what was published and discarded."""
+    """A WeightStore for engines without weights; records what was published and discarded."""
 
     def __init__(self) -> None:
         self.published: list[int] = []

@@ -1,4 +1,4 @@
-"""An engine without any library, for tests of worker processes: it starts at once and misbehaves when told to."""
+"""An engine without any library, for tests of worker processes: it starts at once and fails on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any
 
-from gspo.rollout.engine import EngineError
+from gspo.rollout.engine import EngineError, RolloutEngine
 from gspo.rollout.workers.worker import EngineSpec
 from gspo.types import Group, Rollout
 
@@ -32,19 +32,20 @@ def build(spec: EngineSpec) -> ToyEngine:
     if spec.options.get("exit"):
         print("no such device", file=sys.stderr, flush=True)
         os._exit(3)
-    return ToyEngine(spec.options)
+    return ToyEngine()
 
 
 class Unpicklable(RuntimeError):
+    """An error that pickle cannot rebuild: its constructor has other arguments than its `args`."""
+
     def __init__(self, one: str, two: str) -> None:
         super().__init__(one + two)
 
 
-class ToyEngine:
-    """`generate` takes words: what to do instead of generating."""
+class ToyEngine(RolloutEngine):
+    """`generate` returns its argument, unless that is a word that says what to do instead."""
 
-    def __init__(self, options: Any) -> None:
-        self.options = options
+    def __init__(self) -> None:
         self._requests: list[Any] = []
 
     @property
@@ -60,12 +61,17 @@ class ToyEngine:
         return [Group(r.prompt, (rollout,) * r.n, r.submission, r.version) for r in done]
 
     def generate(self, requests: Any) -> Any:
-        if requests == ["hang"]:
-            time.sleep(1000)
-        if requests == ["fail"]:
-            raise Unpicklable("one", "two")
-        if requests == ["child"]:
-            return [subprocess.Popen(["sleep", "1000"]).pid]
+        match requests:
+            case ["hang"]:
+                time.sleep(1000)
+            case ["refuse"]:
+                raise ValueError("prompt 'p': no tokens")
+            case ["fail"]:
+                raise Unpicklable("one", "two")
+            case ["die"]:
+                raise SystemExit(3)
+            case ["child"]:
+                return [subprocess.Popen(["sleep", "1000"]).pid]
         return list(requests)
 
     def unfinished(self) -> list[Any]:

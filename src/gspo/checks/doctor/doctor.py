@@ -1,4 +1,4 @@
-"""`gspo doctor`: what a config will compute, what it needs, whether it can work, and what can never act."""
+"""`gspo doctor`: what a config computes, what it needs, whether it can work, and what has no effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from gspo.checks.doctor.formula import formula_lines
 from gspo.config import BatchPlan, ResolvedConfig, resolved_loss
-from gspo.config.batch_plan import never_acts
+from gspo.config.batch_plan import without_effect
 
 GIB = 1 << 30
 LOW_CLIP = 0.005
@@ -17,7 +17,7 @@ LOW_KEEP = 0.05
 
 @dataclass
 class Diagnosis:
-    """Sections of lines for a person, the same facts for a program, and what is wrong."""
+    """The findings: `sections` of text, the same as `facts` for JSON, and `problems`."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     sections: dict[str, list[str]] = field(default_factory=dict)
@@ -28,14 +28,14 @@ class Diagnosis:
         self.problems += problems
 
     def text(self) -> str:
-        """All sections, and the problems last."""
+        """All sections, then the problems."""
         parts = [
             f"{name}\n" + "".join(f"  {line}\n" for line in lines) for name, lines in self.sections.items()
         ]
         if self.problems:
             parts.append("problems\n" + "".join(f"  {problem}\n" for problem in self.problems))
         else:
-            parts.append("no problem found\n")
+            parts.append("no problems found\n")
         return "".join(parts)
 
 
@@ -50,21 +50,21 @@ def examine_environment(diagnosis: Diagnosis) -> None:
         + ", ".join(f"{name} {version}" for name, version in packages.items()),
         f"device {facts['device']}, {facts['cpu_count']} cores, {facts['memory_bytes'] / GIB:.1f} GiB of memory"
         + (f", {facts['gpu_memory_bytes'] / GIB:.1f} GiB on the GPU" if "gpu_memory_bytes" in facts else ""),
-        f"engines: {', '.join(facts['engines'])}"
-        + (f" (vllm is installed and cannot be used: {facts['vllm']})" if "vllm" in facts else "")
-        + f"; extras found: {', '.join(n for n, there in facts['optional'].items() if there) or 'none'}",
+        f"rollout engines: {', '.join(facts['engines'])}"
+        + (f" (vllm is installed but cannot be used: {facts['vllm']})" if "vllm" in facts else "")
+        + f"; optional packages: {', '.join(n for n, there in facts['optional'].items() if there) or 'none'}",
         f"sandbox level {facts['sandbox']['level']}: {facts['sandbox']['means']}",
     ]
     problems = []
     if facts["sandbox"]["level"] == 0:
         from gspo.sandbox import HOW_TO
 
-        problems.append(f"no sandbox: code tasks cannot be rewarded here; {HOW_TO}")
+        problems.append(f"no sandbox: the responses of code tasks cannot be executed here; {HOW_TO}")
     diagnosis.add("environment", facts, lines, problems)
 
 
 def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
-    """The objective as a formula, the batch plan, warnings, and what cannot act."""
+    """The objective as a formula, the batch plan, what has no effect, and warnings."""
     config = resolved.config
     formula = formula_lines(config)
     diagnosis.add("objective", formula, formula)
@@ -74,8 +74,8 @@ def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     ineffective = [
         f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
     ]
-    silent = never_acts(config, ineffective)
-    diagnosis.add("never acts", silent, silent)
+    no_effect = without_effect(config, ineffective)
+    diagnosis.add("no effect", no_effect, no_effect)
     warnings = [
         str(w).replace("\n    ", "; ")
         for w in resolved.warnings
@@ -86,12 +86,13 @@ def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
 
 
 def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
-    """Need against what the machine has."""
+    """The memory that the config needs, compared with what the machine has."""
     import torch
 
     from gspo.build.device import choose_device
     from gspo.checks.doctor.machine import base_memory, total_memory
     from gspo.checks.doctor.memory import plan_memory
+    from gspo.plan.constants import RESERVED
 
     config = resolved.config
     device = choose_device(config.trainer.device)
@@ -100,27 +101,32 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     plan = plan_memory(
         config,
         device,
-        base=0 if on_gpu else base_memory(),
+        base=int(RESERVED) if on_gpu else base_memory(),
         available=available,
         num_val=config.data.val_batch_size or config.data.num_val_samples or 512,
     )
-    lines = [f"{name:<30} {_size(value)}" for name, value in plan.held.items()]
-    lines += [f"{'optimiser, in host memory':<30} {_size(plan.on_host)}"] if plan.on_host else []
-    lines += [f"{'program and libraries':<30} {_size(plan.base)}"] if plan.base else []
-    lines.append(f"{'peak, in ' + plan.stage:<30} {_size(plan.peak)} of {_size(plan.available)}")
+    memory, stage = plan.memory, plan.memory.peak_stage
+    lines = [
+        f"{name:<30} {_size(size):>10}"
+        + (f"  only in {', '.join(only)}" if (only := memory.only.get(name)) else "")
+        for name, size in memory.held.items()
+    ]
+    lines.append(f"{'program and libraries':<30} {_size(plan.base):>10}")
+    lines.append(f"{f'peak ({stage})':<30} {_size(plan.peak):>10} of {_size(plan.available)}")
+    lines += [f"{'optimiser, in host memory':<30} {_size(memory.on_host):>10}"] if memory.on_host else []
     problems = []
     if not plan.fits:
-        largest = max(plan.held, key=lambda name: plan.held[name])
+        largest = max(memory.at_peak, key=lambda name: memory.at_peak[name])
         problems.append(
-            f"memory: {_size(plan.peak)} are needed in {plan.stage} and {_size(plan.available)} are there; the largest "
-            f"part is {largest}. Lower actor.ppo_max_token_len_per_gpu or rollout.max_num_seqs, set "
+            f"memory: {stage} needs {_size(plan.peak)}, but only {_size(plan.available)} are available; the largest part "
+            f"is {largest}. Lower actor.ppo_max_token_len_per_gpu or rollout.max_num_seqs, set "
             "model.enable_gradient_checkpointing=true, or train adapters (model.lora_rank)"
         )
     diagnosis.add("memory plan", plan.to_dict(), lines, problems)
 
 
 def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any) -> None:
-    """Keep rate, lengths, clip fraction, time a step and the noise floor, from a quick sample with the real model."""
+    """Keep rate, lengths, clip fraction, time per step and noise floor, from a quick sample with the real model."""
     from gspo.build.device import choose_device
     from gspo.checks.doctor.noise import noise_problems
     from gspo.checks.doctor.probe import probe
@@ -132,38 +138,38 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
     seen = probe(config, **given)
     reward = "none" if seen.reward is None else f"{seen.reward:.3f}"
     lines = [
-        f"{seen.num_groups} groups of {config.actor_rollout_ref.rollout.n}: {seen.keep_rate:.0%} would be kept, "
-        f"{seen.all_right:.0%} all right; mean reward {reward}",
-        f"answers of {seen.mean_length:.1f} tokens, {seen.cut:.0%} cut at the limit",
-        f"{seen.generated_tokens_per_s:,.0f} tokens a second generated, {seen.scored_tokens_per_s:,.0f} scored: "
-        f"about {seen.step_seconds:.1f} s a step",
+        f"{seen.num_groups} groups of {config.actor_rollout_ref.rollout.n} responses: {seen.keep_rate:.0%} would be kept, in "
+        f"{seen.all_right:.0%} all responses are right; mean reward {reward}",
+        f"responses have {seen.mean_length:.1f} tokens on average; {seen.cut:.0%} are cut at the limit",
+        f"{seen.generated_tokens_per_s:,.0f} tokens per second generated, {seen.scored_tokens_per_s:,.0f} scored: "
+        f"about {seen.step_seconds:.1f} s per step",
     ]
     problems = []
     if config.algorithm.filter_groups.enable and seen.keep_rate < LOW_KEEP:
         remedy = (
-            "use harder data" if seen.all_right > 0.5 else "warm the model up (gspo sft) or use easier data"
+            "use harder data" if seen.all_right > 0.5 else "warm up the model (gspo sft) or use easier data"
         )
         problems.append(
-            f"keep rate: none of {seen.num_groups} sampled groups has a difference in reward; {remedy}"
+            f"keep rate: in none of {seen.num_groups} sampled groups do the rewards differ; {remedy}"
         )
     if seen.clip_fraction is not None:
         lines.append(
-            f"expected clip fraction {seen.clip_fraction:.3f} for that length, were the policy to move as in the paper"
+            f"expected clip fraction {seen.clip_fraction:.3f} at this length, if the policy moves as far as in the GSPO paper"
         )
         if seen.clip_fraction < LOW_CLIP and actor.clip_target is None:
             problems.append(
-                f"clip range: ε = {objective.clip[0]:g}/{objective.clip[1]:g} will hardly clip answers of "
+                f"clip range: ε = {objective.clip[0]:g}/{objective.clip[1]:g} will rarely clip responses of "
                 f"{seen.mean_length:.0f} tokens; set actor.clip_target"
             )
     for noise in seen.noises:
         lines.append(
-            f"noise floor, {noise.between}: {noise.token_rms:.1e} a token, {noise.sequence_rms:.1e} a sequence, "
-            f"{noise.outside:.1%} outside ε"
+            f"noise floor, {noise.between}: {noise.token_rms:.1e} per token, {noise.sequence_rms:.1e} per sequence, "
+            f"{noise.outside:.1%} outside the clip range"
         )
     dtype = compute_dtype(config.actor_rollout_ref.model.dtype, choose_device(config.trainer.device))
     problems += noise_problems(seen.noises, objective, dtype, actor.old_log_prob_source)
     diagnosis.add("quick sample", seen.to_dict(), lines, problems)
 
 
-def _size(num_bytes: int) -> str:
+def _size(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.1f} MiB"

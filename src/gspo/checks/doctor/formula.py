@@ -19,18 +19,18 @@ SUMS = {
 ADVANTAGES = {
     "grpo": "A_i = (R_i - mean of the group) / (std of the group + 1e-6)",
     "dr_grpo": "A_i = R_i - mean of the group",
-    "grpo_passk": "A of the group's best = best - second best, others 0",
-    "rloo": "A_i = R_i - mean of the group's others",
+    "grpo_passk": "A_best = best - second best of the group, 0 for all others",
+    "rloo": "A_i = R_i - mean of the others in the group",
     "opo": "A_i = R_i - Σ_j |y_j| R_j / Σ_j |y_j|",
     "reinforce_plus_plus": "A_it = discounted reward to go (γ = {gamma:g}), whitened over the batch",
     "reinforce_plus_plus_baseline": "A_i = R_i - mean of the group, whitened over the batch",
-    "remax": "A_i = R_i - reward of the greedy answer",
+    "remax": "A_i = R_i - reward of the greedy response",
     "gae": "A_it = Σ_k (γλ)^k δ_(t+k), γ = {gamma:g}, λ = {lam:g}, whitened over the batch",
 }
 
 
 def formula_lines(config: TrainerConfig) -> list[str]:
-    """What is minimised, in lines: loss, ratio, advantages, and the terms beside the loss."""
+    """What is minimised, line by line: the loss, the ratio, the advantages and further terms."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     objective = resolved_loss(actor)
     ratio = (
@@ -49,7 +49,7 @@ def formula_lines(config: TrainerConfig) -> list[str]:
     estimator = algorithm.adv_estimator
     if estimator == "grpo" and not algorithm.norm_adv_by_std_in_grpo:
         estimator = "dr_grpo"
-    form = ADVANTAGES.get(estimator, f"A by {estimator}")
+    form = ADVANTAGES.get(estimator, f"A: as {estimator} computes it")
     lines.append(form.format(gamma=algorithm.gamma, lam=algorithm.lam))
     if actor.use_decoupled_loss:
         cap = (
@@ -67,7 +67,9 @@ def formula_lines(config: TrainerConfig) -> list[str]:
         lines.append(f"L -= {actor.entropy_coeff:g} · entropy")
     if actor.clip_target is not None and objective.clips:
         low, high = actor.clip_target_bounds
-        lines.append(f"ε moves within × {low:g} to {high:g} to clip {actor.clip_target:g} of the sequences")
+        lines.append(
+            f"ε is adjusted, by factors from {low:g} to {high:g}, to clip {actor.clip_target:g} of the sequences"
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What the machine has: memory, devices, and what a process of this program costs before it holds a model."""
+"""The machine: memory, devices, engines, sandbox, and the memory of a process without a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 
 
 def total_memory() -> int:
-    """Bytes of memory this process may use: the machine's, or its container's limit."""
+    """Bytes of memory that this process may use: all of the machine, or the limit of its container."""
     total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
     for name in _CGROUP_LIMITS:
         path = Path(name)
@@ -33,13 +33,13 @@ def total_memory() -> int:
 
 
 def peak_memory() -> int:
-    """Bytes this process has held at most since it started."""
+    """The most bytes that this process has held since it started."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def base_memory() -> int:
-    """Bytes of a fresh process with the program's libraries loaded and no model: measured, in some seconds."""
+    """Bytes of a new process with all libraries and no model. Measured, which takes some seconds."""
     code = (
         "import torch, gspo.loop.run, gspo.checks.doctor.machine as m; torch.ones(8, 8) @ torch.ones(8, 8);"
         "print(m.peak_memory())"
@@ -57,7 +57,7 @@ if not current_platform.device_type:
 
 
 def why_no_vllm() -> str | None:
-    """Why an installed vLLM cannot be used, "" when it can, None when it is not installed: tried by importing it apart."""
+    """Why vLLM cannot be used; "" when it can, None when it is not installed. Tries the import in another process."""
     if find_spec("vllm") is None:
         return None
     try:
@@ -69,18 +69,19 @@ def why_no_vllm() -> str | None:
             timeout=120,
         )
     except subprocess.TimeoutExpired:
-        return "importing it takes over two minutes"
+        return "importing it takes more than two minutes"
     if done.returncode == 0:
         return ""
     said = [line for line in done.stderr.splitlines() if line.strip()]
-    return said[-1].strip() if said else f"importing it ends with exit code {done.returncode}"
+    return said[-1].strip() if said else f"importing it fails with exit code {done.returncode}"
 
 
-def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
-    """Versions, device, memory, sandbox level and engines, JSON-able."""
+def environment() -> dict[str, Any]:
+    """Versions, device, memory, engines and sandbox level, as JSON values."""
     import torch
 
     from gspo.runs.environment import describe
+    from gspo.sandbox import GUARANTEES, examine_level
 
     facts = describe()
     facts["memory_bytes"] = total_memory()
@@ -92,9 +93,6 @@ def environment(*, with_sandbox: bool = True) -> dict[str, Any]:
     if broken:
         facts["vllm"] = broken
     facts["optional"] = {name: find_spec(name) is not None for name in OPTIONAL}
-    if with_sandbox:
-        from gspo.sandbox import GUARANTEES, examine_level
-
-        level = next((n for n in (3, 2, 1) if examine_level(n).granted), 0)
-        facts["sandbox"] = {"level": level, "means": GUARANTEES[level]}
+    level = next((n for n in (3, 2, 1) if examine_level(n).granted), 0)
+    facts["sandbox"] = {"level": level, "means": GUARANTEES[level]}
     return facts

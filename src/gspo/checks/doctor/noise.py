@@ -1,13 +1,12 @@
-"""The noise floor: how far two computations of the same log-probs are apart, against the clip range.
+"""The noise floor: how far two computations of the same log-probs differ, compared with the clip range.
 
-A ratio compares log-probs. Where one batch, scored twice with the same weights, already spreads beyond 1 ± ε, the clip
-acts on rounding and not on learning.
+A ratio compares log-probs. If a batch that is scored twice with the same weights already gives ratios outside 1 ± ε, the
+clip acts on rounding errors instead of learning.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,13 +16,13 @@ from gspo.training.batch.batching import split_by_rows
 from gspo.training.policy import TokenScorer
 from gspo.types import TrainBatch
 
-ALLOWED_SHARE = 0.01  # of sequences (tokens) that noise alone may put outside the clip range
-ALLOWED_SPREAD = 0.1  # of ε that the noise's standard deviation may be
+ALLOWED_SHARE = 0.01  # share of sequences (tokens) that noise alone may put outside the clip range
+ALLOWED_SPREAD = 0.1  # standard deviation of the noise, relative to ε
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Differences of two scorings. Sequence values are of log s, the mean over a sequence's tokens."""
+    """Differences of log-probs between two scorings. Sequence values are means over the tokens of a sequence."""
 
     between: str
     token_rms: float
@@ -32,12 +31,9 @@ class Noise:
     sequence_max: float
     outside: float  # share of sequences (tokens for a token ratio) outside the clip range
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure_noise(scorer: TokenScorer, batch: TrainBatch, objective: ResolvedLoss) -> list[Noise]:
-    """Score a batch as training does, one response at a time, and compare with the engine's own log-probs."""
+    """Compare the scoring of training with that of single responses, and with the log-probs of the engine."""
     trained, _ = scorer.log_probs(batch)
     rows = list(range(batch.num_sequences))
     alone, _ = scorer.log_probs(batch, [split_by_rows(rows, 1)])
@@ -48,7 +44,7 @@ def measure_noise(scorer: TokenScorer, batch: TrainBatch, objective: ResolvedLos
 
 
 def compare(between: str, one: Tensor, other: Tensor, mask: Tensor, objective: ResolvedLoss) -> Noise:
-    """The spread of log-ratios that should all be 0."""
+    """The spread of log-ratios, which would all be 0 without rounding."""
     kept = mask.bool()
     by_token = torch.where(kept, (one - other).double(), 0.0)
     by_sequence = by_token.sum(-1) / kept.sum(-1).clamp(min=1)
@@ -66,7 +62,7 @@ def compare(between: str, one: Tensor, other: Tensor, mask: Tensor, objective: R
 
 
 def noise_problems(noises: list[Noise], objective: ResolvedLoss, dtype: str, source: str) -> list[str]:
-    """What is wrong, with the remedy; nothing when the noise is far below the clip range."""
+    """Problems with their remedies; none when the noise is far below the clip range."""
     if not objective.clips:
         return []
     epsilon = min(objective.clip)
@@ -77,8 +73,8 @@ def noise_problems(noises: list[Noise], objective: ResolvedLoss, dtype: str, sou
             continue
         unit = "sequences" if objective.is_sequence_level else "tokens"
         problems.append(
-            f"noise floor ({noise.between}): rounding alone spreads log-ratios by {spread:.1e} and puts "
-            f"{noise.outside:.0%} of the {unit} outside the clip range, ε = {epsilon:g}, in {dtype}; {_remedy(noise, source)}"
+            f"noise floor ({noise.between}): in {dtype} rounding alone spreads log-ratios by {spread:.1e} and puts "
+            f"{noise.outside:.0%} of the {unit} outside the clip range, ε = {epsilon:g}; {_remedy(noise, source)}"
         )
     return problems
 
@@ -88,10 +84,11 @@ def _remedy(noise: Noise, source: str) -> str:
         return "set actor.old_log_prob_source=recompute, or model.dtype=float32"
     if noise.between.startswith("engine"):
         return (
-            "keep actor.old_log_prob_source=recompute, which compares the trainer with itself; rollout would clip noise. "
-            "model.dtype=float32 removes it, a wider range (actor.clip_target) covers it"
+            "keep actor.old_log_prob_source=recompute, which compares the trainer with itself; with rollout, noise would be "
+            "clipped. model.dtype=float32 removes the noise, a wider clip range (actor.clip_target) covers it"
         )
     return (
-        "ratios stay exact while π_old is scored in the same micro-batches as the update (recompute, the default); any "
-        "other layout clips noise. model.dtype=float32 removes it, a wider range (actor.clip_target) covers it"
+        "ratios stay exact as long as π_old is scored in the same micro-batches as the update (recompute, the default); in "
+        "any other layout noise is clipped. model.dtype=float32 removes the noise, a wider clip range (actor.clip_target) "
+        "covers it"
     )

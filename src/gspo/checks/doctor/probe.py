@@ -1,4 +1,4 @@
-"""A quick look at a run before it starts: a few groups are generated, scored and judged with the real model."""
+"""A quick sample before a run: a few groups are generated, rewarded and scored with the real model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.build.inputs import load_prompts
 from gspo.build.parts import RunParts
-from gspo.build.run import build
+from gspo.build.run import Inputs, build
 from gspo.build.settings import sampling_settings
 from gspo.checks.doctor.noise import Noise, measure_noise
 from gspo.config import BatchPlan, ResolvedLoss, TrainerConfig, resolved_loss
@@ -21,14 +21,14 @@ from gspo.training.batch.batching import collate
 from gspo.types import Group, Prompt
 
 NUM_GROUPS = 8
-MAX_ROWS = 32  # responses scored twice
-SPREAD = 0.0306  # σ of log s times √|y| at which 3e-4/4e-4 clips 15 % of answers of thousands of tokens
-UPDATE_COST = 3.0  # a forward and backward, in forwards
+MAX_ROWS = 32  # responses that are scored twice
+SPREAD = 0.0306  # σ of log s times √|y| at which 3e-4/4e-4 clips 15 % of responses of thousands of tokens
+UPDATE_COST = 3.0  # of forward and backward, relative to a forward
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a quick sample shows. Rates are estimates from `num_groups` groups."""
+    """What a quick sample of `num_groups` groups shows."""
 
     num_groups: int
     keep_rate: float
@@ -47,17 +47,17 @@ class Probe:
 
 
 def probe(config: TrainerConfig, *, num_groups: int = NUM_GROUPS, **given: Any) -> Probe:
-    """Load the model, answer a few training prompts and measure. `given` goes to `build` (a reward function, rows)."""
-    parts = build(config, **given)
+    """Generate and score responses to a few training prompts. `given` is passed to `build` (a reward function, rows)."""
+    parts = build(config, Inputs(**given))
     try:
         prompts = load_prompts(config, parts.tokenizer, "train", given.get("train_dataset"))
         spaced = prompts[:: max(1, len(prompts) // num_groups)][:num_groups]
-        return _look(config, parts, spaced)
+        return _measure(config, parts, spaced)
     finally:
         parts.close()
 
 
-def _look(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> Probe:
+def _measure(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> Probe:
     groups, gen_seconds = _generate(config, parts, prompts)
     generated = sum(g.num_tokens for g in groups)
     verdicts = [judge(g, config.algorithm.filter_groups.metric) for g in groups]
@@ -89,7 +89,7 @@ def _look(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> Prob
 
 
 def _generate(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> tuple[list[Group], float]:
-    """Scored groups of these prompts, and the seconds their generation took."""
+    """(groups with rewards, seconds of their generation)."""
     settings = sampling_settings(config)
     seed = derive_seed(config.trainer.seed, "doctor")
     requests = [GroupRequest(p, i, settings.n, 0, settings.params, seed) for i, p in enumerate(prompts)]
@@ -103,7 +103,7 @@ def _generate(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> 
 
 
 def _first_rows(groups: list[Group], limit: int) -> list[Group]:
-    """Groups of scored responses, together at most `limit` rows."""
+    """The responses with a reward, at most `limit` in all, as groups."""
     out: list[Group] = []
     left = limit
     for group in groups:
@@ -114,14 +114,16 @@ def _first_rows(groups: list[Group], limit: int) -> list[Group]:
         if left <= 0:
             break
     if not out:
-        raise ValueError("no reward could be computed for the sampled answers; try `gspo rewards try`")
+        raise ValueError(
+            "no reward could be computed for the sampled responses; test the reward function with `gspo rewards try`"
+        )
     return out
 
 
 def _step_seconds(
     config: TrainerConfig, keep: float, length: float, prompt: float, speeds: tuple[float, float]
 ) -> float:
-    """Generation of what must be sampled for a batch, scoring, and the updates."""
+    """Estimated seconds per step: generation of all groups that a batch needs, scoring and updates."""
     plan = BatchPlan.of(config)
     filtered = config.algorithm.filter_groups.enable
     needed = plan.prompts / max(keep, 1 / (10 * plan.prompts)) if filtered else plan.prompts
@@ -131,9 +133,9 @@ def _step_seconds(
 
 
 def expected_clip_fraction(objective: ResolvedLoss, length: float) -> float | None:
-    """Share of sequences beyond ε after the first mini-batch, were the policy to move as in the paper's runs.
+    """Share of sequences clipped after the first mini-batch, if the policy moves as far as in the paper's runs.
 
-    log s is a mean over |y| tokens, so its spread falls as 1/√|y|; half of the sequences can clip on each side.
+    log s is a mean over |y| tokens, so its spread decreases as 1/√|y|. Half of the sequences can clip on each side.
     """
     if not objective.clips or not objective.is_sequence_level:
         return None

@@ -22,12 +22,17 @@ from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
 from gspo.config.schema.fields import as_default
+from gspo.plugins import import_installed
 
 MODEL = "actor_rollout_ref.model.path"
+# Keys that are open to names that users register, and where those names are kept.
 REGISTRIES = {
     "actor_rollout_ref.actor.policy_loss.loss_mode": ("gspo.algo.losses", "POLICY_LOSSES"),
     "algorithm.adv_estimator": ("gspo.algo.advantages", "ADVANTAGE_ESTIMATORS"),
+    "actor_rollout_ref.rollout.name": ("gspo.rollout.workers.worker", "ENGINES"),
+    "trainer.logger": ("gspo.runs.sinks", "SINKS"),
 }
+REFERENCES = ("actor_rollout_ref.rollout.name", "trainer.logger")  # keys that also accept module:function
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ def _set(settings: Settings, entry: Entry, problems: list[Problem]) -> None:
         )
         return
     complaint = leaf.info.complaint(value)
-    if complaint and not (leaf.info.open and _is_registered(leaf.key, value, settings)):
+    if complaint and not (leaf.info.open and _are_registered(leaf.key, value, leaf.info.choices, settings)):
         remedy = names.nearest_choice(value, leaf.info.choices) or f"the default is {leaf.default}"
         problems.append(Problem("error", leaf.key, value, entry.origin.text, complaint, remedy))
         return
@@ -198,12 +203,17 @@ def _meant(entry: Entry, leaf: Leaf, value: Any) -> Any:
     return entry.text if is_number and entry.text is not None and str in takes and int not in takes else value
 
 
-def _is_registered(key: str, value: str, settings: Settings) -> bool:
-    """Whether a name beyond the built-in ones exists, or may: a plugin has still to be imported."""
+def _are_registered(key: str, value: str | list[str], built_in: Sequence[str], settings: Settings) -> bool:
+    """Whether names beyond the built-in ones exist, or may exist: `trainer.plugins` are imported later."""
     if settings["trainer.plugins"].value:
         return True
+    others = [name for name in (value if isinstance(value, list) else [value]) if name not in built_in]
+    unknown = [name for name in others if not (":" in name and key in REFERENCES)]
+    if not unknown:
+        return True
+    import_installed()
     module, table = REGISTRIES[key]
-    return module in sys.modules and value in getattr(sys.modules[module], table).names()
+    return module in sys.modules and set(unknown) <= set(getattr(sys.modules[module], table).names())
 
 
 def _put_nested(mapping: dict[str, Any], path: str, value: Any) -> dict[str, Any]:

@@ -20,6 +20,11 @@ class FilterGroupsConfig(Section):
         doc="What must differ within a group: seq_reward (score before KL), seq_final_reward (after KL), acc, score, or "
         "any number the reward function returns.",
     )
+    function: str | None = key(
+        default=None,
+        doc="A function Group -> bool that decides which groups are kept, in place of `metric`: a registered name or "
+        "module:function (docs/extend.md); null = the built-in rule.",
+    )
     max_num_gen_batches: int = key(
         default=0,
         doc="Generation batches a training step may use before `on_limit`; <= 0 is unlimited with a no-progress guard.",

@@ -24,9 +24,11 @@ class ValKwargs(Section):
 class RolloutConfig(Section):
     """Generation: engine, group size, sampling, memory, asynchrony."""
 
-    name: Literal["native", "vllm"] = key(
+    name: str = key(
         default="native",
-        doc="Engine: native runs the trainer's own modules; vllm is an extra.",
+        built_in=("native", "vllm"),
+        doc="Rollout engine: native runs the trainer's own modules; vllm needs the extra of that name; others are "
+        "registered names or module:function (docs/extend.md) and run in worker processes.",
     )
     mode: Literal["sync", "async"] = key(
         default="sync",

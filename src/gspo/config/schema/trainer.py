@@ -35,9 +35,10 @@ class PPOTrainerConfig(Section):
     default_local_dir: str = key(
         default="runs", doc="Folder that holds the run folders.", may_change_on_resume=True
     )
-    logger: list[Literal["console", "tensorboard", "wandb", "trackio"]] = key(
+    logger: list[str] = key(
         factory=lambda: ["console"],
-        doc="Sinks beside the run folder.",
+        built_in=("console", "tensorboard", "wandb", "trackio"),
+        doc="Where metrics go beside the run folder; others are registered names or module:function (docs/extend.md).",
         may_change_on_resume=True,
     )
     log_val_generations: int = key(
@@ -122,7 +123,11 @@ class PPOTrainerConfig(Section):
     )
     plugins: list[str] = key(
         factory=list,
-        doc="Python files or modules imported at start, e.g. with losses or advantages of your own.",
+        doc="Python files or modules imported at the start, which register losses, rewards and others (docs/extend.md).",
+    )
+    callbacks: list[str] = key(
+        factory=list,
+        doc="Callbacks of the loop: registered names or module:function (docs/extend.md).",
     )
     save_groups: bool = key(
         default=True,

@@ -1,8 +1,8 @@
-"""The plan of a run in words: objective, sizes, models, and what can never act."""
+"""The plan of a run as text: objective, sizes, models, and what has no effect."""
 
 from __future__ import annotations
 
-from gspo.config.batch_plan import BatchPlan, never_acts, roles
+from gspo.config.batch_plan import BatchPlan, roles, without_effect
 from gspo.config.loading.resolve import ResolvedConfig
 from gspo.config.resolved_loss import resolved_loss
 
@@ -34,5 +34,5 @@ def dry_run_text(resolved: ResolvedConfig) -> str:
     ineffective = [
         f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
     ]
-    text += ["never acts"] + [f"  {line}" for line in never_acts(config, ineffective)]
+    text += ["no effect"] + [f"  {line}" for line in without_effect(config, ineffective)]
     return "\n".join(text) + "\n"

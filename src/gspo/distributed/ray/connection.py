@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
@@ -14,7 +15,7 @@ from gspo.distributed.rank_stacks import thread_stacks
 from gspo.distributed.ray.actors import go_to, plain_class
 from gspo.distributed.ray.errors import root_cause
 from gspo.processes import portable_error
-from gspo.rollout.workers.connection import Ticket, WorkerDied
+from gspo.rollout.workers.connection import Args, Result, WorkerDied
 from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 
 CLOSE_SECONDS = 5.0  # for a worker to end by itself
@@ -78,15 +79,15 @@ class RayConnection:
     def alive(self) -> bool:
         return self._ended is None
 
-    def send(self, method: str, *args: Any) -> Ticket[Any]:
+    def send(self, method: Callable[[RolloutWorker, *Args], Result], *args: *Args) -> Future[Result]:
         """Call the worker's method; a reference among `args` arrives as what it refers to."""
-        ticket: Future = Future()
+        ticket: Future[Result] = Future()
         with self._lock:
             if self._ended is not None:
                 ticket.set_exception(WorkerDied(self._ended))
                 return ticket
             self._open.add(ticket)
-            answer = self._actor.call.remote(method, *args)
+            answer = self._actor.call.remote(method.__name__, *args)
         answer.future().add_done_callback(lambda done: self._answer(ticket, done))
         return ticket
 
@@ -144,6 +145,6 @@ class RayConnection:
         if not ray.is_initialized():
             return
         if self.alive:
-            ray.wait([self._actor.call.remote("close")], timeout=CLOSE_SECONDS)
+            ray.wait([self._actor.call.remote(RolloutWorker.close.__name__)], timeout=CLOSE_SECONDS)
         self.kill("it was closed")
         ray.wait([self._life], timeout=CLOSE_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gspo.types import Metrics
+from gspo.metrics import Metrics
 
 RATIO_LIMIT = 100.0  # a mean sequence ratio beyond this is an explosion, not a policy
 

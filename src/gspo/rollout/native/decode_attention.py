@@ -1,9 +1,7 @@
-"""What one decode step attends to: additive masks per layer type, and grouped-query attention without copying keys."""
+"""Decode attention in plain torch: additive masks per layer type, and grouped-query attention without copying keys."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -11,15 +9,16 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from gspo.kernels.attention_swap import configs_of, refuse_unsupported
 from gspo.rollout.engine import EngineError
 
-_DECODE_ATTENTION = "gspo_decode"
+GROUPED = {"sdpa": "gspo_decode"}  # transformers' attention → what replaces it in a decode step
 _SUPPORTED_LAYERS = ("full_attention", "sliding_attention")
 _SUPPORTED_ATTENTION = ("sdpa", "eager")
 
 
 class DecodeMasks:
-    """Builds the masks of a decode step for one model: a tensor, or one for each layer type when the model mixes them."""
+    """Builds the masks of a decode step for one model: one tensor, or one per layer type when the model mixes them."""
 
     def __init__(self, model: nn.Module, max_length: int, dtype: torch.dtype, device: torch.device) -> None:
         config: Any = model.config
@@ -27,29 +26,29 @@ class DecodeMasks:
         self._windows = attention_windows(config)
         self._by_type = getattr(config, "layer_types", None) is not None
         self._columns = torch.arange(max_length, device=device)
-        self._open = torch.zeros((), dtype=dtype, device=device)
+        self._visible = torch.zeros((), dtype=dtype, device=device)
         # The lowest finite number and not -inf: a row of -inf would turn into NaN under softmax.
-        self._shut = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
+        self._hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=device)
 
     def build(self, lengths: Tensor, width: int) -> Tensor | dict[str, Tensor]:
-        """Masks [B,1,1,width] of rows whose new token stands at position `lengths` [B]."""
+        """Masks [B,1,1,width] of rows whose new token is at position `lengths` [B]."""
         by_window = self.by_window(lengths, width)
         masks = {layer_type: by_window[window] for layer_type, window in self._windows.items()}
         return masks if self._by_type else masks["full_attention"]
 
     def by_window(self, lengths: Tensor, width: int) -> dict[int | None, Tensor]:
-        """The same masks by the window of the layers they are for."""
+        """The same masks by the sliding window of the layers they are for."""
         columns, last = self._columns[:width], lengths[:, None]
         hidden = columns > last
         masks = {}
         for window in set(self._windows.values()):
-            shut = hidden if window is None or window >= width else hidden | (columns <= last - window)
-            masks[window] = torch.where(shut, self._shut, self._open)[:, None, None, :]
+            outside = hidden if window is None or window >= width else hidden | (columns <= last - window)
+            masks[window] = torch.where(outside, self._hidden, self._visible)[:, None, None, :]
         return masks
 
 
 def attention_windows(config: Any) -> dict[str, int | None]:
-    """Layer type → sliding window (None: everything before). Models with one kind of layer have one entry."""
+    """Layer type → sliding window (None: full attention). Models with one kind of layer have one entry."""
     layer_types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if layer_types is None:
@@ -66,35 +65,16 @@ def attention_windows(config: Any) -> dict[str, int | None]:
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(layer_types))}
 
 
-def attention_configs(model: nn.Module) -> list[Any]:
-    """The config objects that decide the attention of the model's layers; refuses implementations without 4D masks."""
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    for config in configs.values():
-        name = getattr(config, "_attn_implementation", None)
-        if name not in (*_SUPPORTED_ATTENTION, None):
-            raise EngineError(
-                f"attn_implementation={name!r}: the native engine runs {' or '.join(_SUPPORTED_ATTENTION)}. "
-                "Load the model with attn_implementation='sdpa'."
-            )
-    return [c for c in configs.values() if getattr(c, "_attn_implementation", None) == "sdpa"]
-
-
-def decode_attention(configs: list[Any]) -> AbstractContextManager[None]:
-    """Within this, sdpa models attend with `grouped_attention`."""
-    return attend_by(_DECODE_ATTENTION, configs)
-
-
-@contextmanager
-def attend_by(name: str, configs: list[Any]) -> Iterator[None]:
-    """Within this, layers attend by the registered function of this name; on leaving, their configs are as before."""
-    before = [config._attn_implementation_internal for config in configs]
+def sdpa_configs(model: nn.Module) -> list[Any]:
+    """The config objects of the layers that run sdpa; refuses implementations without 4D masks."""
+    configs = configs_of(model)
     for config in configs:
-        config._attn_implementation_internal = name
-    try:
-        yield
-    finally:
-        for config, name in zip(configs, before):
-            config._attn_implementation_internal = name
+        if config._attn_implementation not in _SUPPORTED_ATTENTION:
+            raise EngineError(
+                f"attn_implementation={config._attn_implementation!r}: the native engine runs "
+                f"{' or '.join(_SUPPORTED_ATTENTION)}. Load the model with attn_implementation='sdpa'."
+            )
+    return [c for c in configs if c._attn_implementation == "sdpa"]
 
 
 def grouped_attention(
@@ -107,16 +87,13 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one new token a row: the query heads that share a key head become rows of one product.
+    """Attention of one new token per row: the query heads that share a key head become rows of one product.
 
-    The same numbers as transformers' sdpa, which repeats keys and values for every query head when a mask is given:
-    for a decode step that copy of the whole cache costs several times the attention itself.
+    The same numbers as transformers' sdpa, which repeats keys and values for every query head when it gets a mask: in a
+    decode step that copy of the whole cache costs several times the attention itself.
     """
-    assert query.shape[2] == 1, "decode attention takes one new token a row"
-    if kwargs.get("position_bias") is not None:
-        raise EngineError(
-            f"{type(module).__name__} adds a position bias, which the native engine does not run"
-        )
+    assert query.shape[2] == 1, "a decode step has one new token per row"
+    refuse_unsupported(module, kwargs)
     out = attend_grouped(query[:, :, 0], key, value, attention_mask, scaling)
     return out[:, None], None
 
@@ -124,10 +101,10 @@ def grouped_attention(
 def attend_grouped(
     query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
 ) -> Tensor:
-    """Attention [B, heads, size] of one token a row, `query` [B, heads, size], to what stands in a cache."""
+    """Attention [B, heads, size] of one token per row, `query` [B, heads, size], to the keys and values of a cache."""
     grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
     out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
     return out.reshape(*query.shape[:2], values.shape[-1])
 
 
-AttentionInterface.register(_DECODE_ATTENTION, grouped_attention)
+AttentionInterface.register(GROUPED["sdpa"], grouped_attention)

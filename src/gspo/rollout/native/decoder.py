@@ -1,25 +1,26 @@
-"""A transformers model as the engine uses it: prefill of padded prompts and decode of one token a row."""
+"""A transformers model on padded rows: prefill of padded prompts, and decode of one token per row."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from gspo.kernels.attention_swap import swapped_attention
 from gspo.kernels.small_batch_linear import SmallBatchLinear
 from gspo.rollout.engine import EngineError
-from gspo.rollout.native.decode_attention import DecodeMasks, attention_configs, decode_attention
+from gspo.rollout.native.decode_attention import GROUPED, DecodeMasks, sdpa_configs
 from gspo.rollout.native.packed_decoder import PackedDecoder
 from gspo.rollout.native.padded_cache import LayerKV, SlotCache, layers_of
 
 
 class Decoder:
-    """Runs a causal language model through its own modules and tensors; nothing is copied and nothing keeps a gradient."""
+    """Runs a causal language model through its own modules and tensors; no weight is copied, no gradient recorded."""
 
     def __init__(
         self,
@@ -39,37 +40,24 @@ class Decoder:
         self.model = model
         self.device = device
         self._pad = pad_token_id
-        self._configs = attention_configs(model)
-        self._few_rows = SmallBatchLinear(model)
+        self._configs = sdpa_configs(model)
+        self._small_batch = SmallBatchLinear(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         on_cpu = device.type == "cpu"
-        self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
+        with self.running():
+            self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
         forward = inspect.signature(model.forward).parameters
-        # Only the last position's logits are wanted; a model that cannot be told so computes them all.
+        # Only the last position's logits are needed; a model without this argument computes them all.
         self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Within this the model is in eval mode and records no gradient.
-
-        `no_grad` and not `inference_mode`: a module may cache a tensor in its forward (rotary tables do), and an
-        inference tensor left in a module would break the next training forward.
-        """
-        was_training = self.model.training
-        if was_training:
-            self.model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            if was_training:
-                self.model.train()
+    def running(self) -> AbstractContextManager[None]:
+        """Around everything that runs the model."""
+        return generating(self.model)
 
     def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
         """Keys and values of these token lists, right-padded to the longest: [len(contexts), heads, longest, size].
 
-        Padding stands after every real token, so causal masking alone keeps it out of sight; the mask of ones says
-        that no other mask is wanted.
+        Padding comes after every real token, so causal masking alone hides it; the mask of ones asks for no other.
         """
         width = max(len(c) for c in contexts)
         padded = torch.tensor([[*c, *[self._pad] * (width - len(c))] for c in contexts], device=self.device)
@@ -86,9 +74,9 @@ class Decoder:
         return layers_of(cache)
 
     @property
-    def by_kernel(self) -> bool:
-        """Whether decode steps attend by gspo's own kernel."""
-        return self._packed is not None and self._packed.by_kernel
+    def uses_kernel(self) -> bool:
+        """Whether decode steps run gspo's CPU attention kernel."""
+        return self._packed is not None and self._packed.uses_kernel
 
     @property
     def compiled(self) -> bool:
@@ -102,11 +90,11 @@ class Decoder:
             with self._packed.active():
                 yield
             return
-        with decode_attention(self._configs), self._few_rows.active():
+        with swapped_attention(self._configs, GROUPED), self._small_batch.active():
             yield
 
     def decode(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
-        """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B] to the rows `cache` is aimed at."""
+        """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache.begin_step` came before."""
         if self._packed is not None:
             return self._packed.logits(tokens, lengths, cache, width)
         output = self.model(
@@ -118,3 +106,21 @@ class Decoder:
             **self._last_only,
         )
         return output.logits[:, -1]
+
+
+@contextmanager
+def generating(model: nn.Module) -> Iterator[None]:
+    """Within this the model is in eval mode and records no gradient.
+
+    `no_grad` and not `inference_mode`: modules may cache a tensor in their forward (rotary tables do), and an inference
+    tensor left in a module would break the next training forward.
+    """
+    was_training = model.training
+    if was_training:
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if was_training:
+            model.train()

@@ -1,4 +1,4 @@
-"""The native engine: rollouts from the trainer's own modules and tensors, in process, without a copy of the weights."""
+"""The native engine: rollouts from the trainer's own modules, in process, without a copy of the weights."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ import torch
 from torch import Tensor
 
 from gspo.kernels.compiled_layers import worth_compiling
-from gspo.rollout.engine import GroupRequest
+from gspo.kernels.sizes import PAGE
+from gspo.rollout.engine import GroupRequest, RolloutEngine, check_request
 from gspo.rollout.native.decoder import Decoder
 from gspo.rollout.native.padded_rows import PaddedRows
 from gspo.rollout.native.paged_model import PagedModel, open_pages
 from gspo.rollout.native.paged_rows import PagedRows
-from gspo.rollout.native.pages import PAGE
-from gspo.rollout.native.slot_pool import PREFILL_TOKENS, CacheFull, SlotPool
+from gspo.rollout.native.slot_pool import PREFILL_TOKENS, CacheFull, PoolStats, SlotPool
 from gspo.types import Group
 
-DECODE_CHUNK = 8  # tokens a row between looks for finished rows
-GPU_DECODE_CHUNK = 16  # a look waits for the device
-FREED_SHARE = 0.1  # of a device's memory: a pool of pages smaller than this is not worth giving back
+DECODE_CHUNK = 8  # tokens per row and step
+GPU_DECODE_CHUNK = 16  # a step ends with a wait for the device
+MIN_FREED_SHARE = 0.1  # of a device's memory: fewer pages than this are not worth freeing
 
 
-class NativeEngine:
+class NativeEngine(RolloutEngine):
     """A RolloutEngine over any transformers decoder.
 
     `num_slots` responses run at once, each of at most `max_length` tokens with its prompt; a step decodes
     `decode_chunk` tokens (8, on a GPU 16). For the same calls it gives the same bits. Tokens are its whole state after
-    `load_weights`: it then forgets every cache and takes its groups up again from their tokens, exactly as a fresh
-    engine would that is given `unfinished()`.
+    `load_weights`: it then forgets every cache and continues its groups from their tokens, exactly as a fresh engine
+    would that gets `unfinished()`.
 
     On a GPU (or with `paged`) the cache is a pool of pages of at most `memory_utilization` of the device's memory, and
-    decode steps are compiled and replayed as CUDA graphs unless `eager`; `free_cache` gives a pool of more than a
-    tenth of the memory back with every `load_weights`. On a CPU the layers of larger models are compiled unless `eager`.
-    `description` says what runs, and why if it is not that.
+    decode steps are compiled and replayed as CUDA graphs unless `eager`; `free_cache` frees a pool of more than a tenth
+    of the memory with every `load_weights`. On a CPU the layers of larger models are compiled unless `eager`.
+    `description` says what runs, and why pages are not used where they would be expected.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class NativeEngine:
             "prefill_tokens": prefill_tokens,
         }
         self._free_cache = free_cache
-        self._paged, self._reason = self._open_pages(paged, memory_utilization, eager)
+        self._paged, self._why_not_paged = self._open_pages(paged, memory_utilization, eager)
         self._pool = self._new_pool(num_slots)
-        self._apart: SlotPool | None = None  # for `generate`, when pools are worth keeping
+        self._generate_pool: SlotPool | None = None  # kept for the next `generate` when it has captured steps
 
     @property
     def num_in_flight(self) -> int:
         return self._pool.num_groups
 
     def submit(self, request: GroupRequest) -> None:
-        self._check(request)
+        check_request(request, self._max_length)
         self._pool.submit(request)
 
     def step(self) -> list[Group]:
@@ -95,11 +95,11 @@ class NativeEngine:
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         for request in requests:
-            self._check(request)
+            check_request(request, self._max_length)
         if not requests:
             return []
         num_responses = sum(request.n for request in requests)
-        pool = self._pool_apart(num_responses)
+        pool = self._pool_for_generate(num_responses)
         progress = [pool.submit(request) for request in requests]
         while pool.num_groups:
             try:
@@ -107,17 +107,17 @@ class NativeEngine:
             except CacheFull:
                 if not self._pool.holds_cache:
                     raise
-                self._pool.rewind(self._version)  # groups in flight go on from their tokens afterwards
+                self._pool.rewind(self._version)  # groups in flight continue from their tokens afterwards
         return [p.group() for p in progress]
 
     def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Make new weights live. `None` says that the modules themselves have changed; tensors are copied into them."""
+        """Make new weights live. Tensors are copied into the modules; None: the modules themselves have changed."""
         if weights is not None:
             copy_weights(weights, self._decoder.model)
         self._pool.rewind(self._version)
         self._version = version
         if self._free_cache:
-            self._give_back()
+            self._free_pages()
 
     def unfinished(self) -> list[GroupRequest]:
         return self._pool.unfinished(self._version)
@@ -128,31 +128,34 @@ class NativeEngine:
     def close(self) -> None:
         self._pool.clear()
 
-    def _give_back(self) -> None:
-        """Free a large pool of pages. Steps are captured anew afterwards, so a small one is kept."""
+    def _free_pages(self) -> None:
+        """Free a large pool of pages. A small one is kept, because steps must be captured again afterwards."""
         paged = self._paged
         if paged is None or paged.kv is None or self._device.type != "cuda":
             return
-        taken = sum(pool.nbytes for pools in paged.kv.layers for pool in pools)
-        if taken < torch.cuda.mem_get_info(self._device)[1] * FREED_SHARE:
+        size = sum(pages.nbytes for layer in paged.kv.layers for pages in layer)
+        if size < torch.cuda.mem_get_info(self._device)[1] * MIN_FREED_SHARE:
             return
         paged.free()
-        for pool in (self._pool, self._apart):
-            if pool is not None:
-                pool.forget_captures()
+
+    @property
+    def stats(self) -> PoolStats:
+        """What runs now, and what was prefilled so far, not counting `generate`."""
+        return self._pool.stats
 
     @property
     def description(self) -> str:
         """How decode steps run, in words."""
         if self._paged is None:
             how = "padded cache, compiled" if self._decoder.compiled else "padded cache"
-            return how + (f" ({self._reason})" if self._reason else "")
+            return how + (f" ({self._why_not_paged})" if self._why_not_paged else "")
         how = [("compiled", self._paged.compiled), ("CUDA graphs", self._paged.graphs)]
         return ", ".join(["paged cache", *(word for word, used in how if used)])
 
     def _open_pages(
         self, wanted: bool | None, share: float, eager: bool
     ) -> tuple[PagedModel | None, str | None]:
+        """The model on pages, or None and the reason when pages are wanted but the model does not run on them."""
         cuda = self._device.type == "cuda"
         if not (cuda if wanted is None else wanted):
             return None, None
@@ -167,14 +170,14 @@ class NativeEngine:
             graphs=fast,
         )
 
-    def _pool_apart(self, num_responses: int) -> SlotPool:
-        """An empty pool for `generate`; one with captured steps is kept for the next time."""
+    def _pool_for_generate(self, num_responses: int) -> SlotPool:
+        """An empty pool beside the one of the groups in flight."""
         if self._paged is None:
             return self._new_pool(min(self._num_slots, num_responses))
-        if self._apart is None:
-            self._apart = self._new_pool(self._num_slots)
-        self._apart.clear()
-        return self._apart
+        if self._generate_pool is None:
+            self._generate_pool = self._new_pool(self._num_slots)
+        self._generate_pool.clear()
+        return self._generate_pool
 
     def _new_pool(self, num_slots: int) -> SlotPool:
         if self._paged is None:
@@ -183,31 +186,10 @@ class NativeEngine:
             rows = PagedRows(self._paged, num_slots, self._max_length)
         return SlotPool(rows, num_slots=num_slots, **self._pool_settings)
 
-    def _check(self, request: GroupRequest) -> None:
-        """Refuse a request that cannot run, by the prompt's name."""
-        params, num_prompt = request.params, len(request.prompt.token_ids)
-        where = f"prompt {request.prompt.uid!r}"
-        if not num_prompt:
-            raise ValueError(f"{where}: no tokens; a prompt needs at least one")
-        if request.n < 1 or params.max_tokens < 1:
-            raise ValueError(
-                f"{where}: n={request.n}, max_tokens={params.max_tokens}; both must be at least 1"
-            )
-        if params.temperature < 0 or not 0 < params.top_p <= 1:
-            raise ValueError(
-                f"{where}: temperature={params.temperature}, top_p={params.top_p}; expected temperature >= 0 and "
-                "0 < top_p <= 1"
-            )
-        if num_prompt + params.max_tokens > self._max_length:
-            raise ValueError(
-                f"{where}: {num_prompt} prompt tokens and max_tokens={params.max_tokens} exceed the engine's "
-                f"max_length={self._max_length}; lower data.max_prompt_length or filter over-long prompts"
-            )
-
 
 @torch.no_grad()
 def copy_weights(weights: Mapping[str, Tensor], model: Any) -> None:
-    """Copy named tensors over the model's own, in place; an unknown name or another shape is refused."""
+    """Copy named tensors into the model in place; refuses an unknown name or another shape."""
     own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     for name, tensor in weights.items():
         if name not in own:

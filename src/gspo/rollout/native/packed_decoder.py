@@ -1,4 +1,4 @@
-"""Decode steps on a CPU over one packed row: attention by gspo's own kernel, layers compiled where it pays."""
+"""Decode steps on a CPU over one packed row: attention by gspo's kernel, layers compiled where that pays."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.kernels import small_batch_linear as few_rows
+from gspo.kernels import UnsupportedModel, small_batch_linear
+from gspo.kernels.attention_swap import configs_of, swapped_attention
 from gspo.kernels.compiled_layers import CompiledLayers
-from gspo.kernels.cpu_attention import takes
+from gspo.kernels.cpu_attention import supports
 from gspo.kernels.fused_projections import FusedProjections
 from gspo.kernels.small_batch_linear import SmallBatchLinear
-from gspo.models.output_head import Head, UnsupportedModel
-from gspo.rollout.native.decode_attention import DecodeMasks, attend_by
+from gspo.models.output_head import Head
+from gspo.rollout.native.cache_attention import CACHED
+from gspo.rollout.native.decode_attention import DecodeMasks
 from gspo.rollout.native.padded_cache import SlotCache
-from gspo.rollout.native.pages import CACHES, NUMBERS, PAGED
 
 log = logging.getLogger(__name__)
 
-TRIED_ROWS = 16  # of the step that is compiled, always: compiled code depends on the sizes that it first met
+TRIAL_ROWS = 16  # of the first step, always: compiled code depends on the sizes that it first saw
 
 
 class PackedDecoder:
-    """Logits of one new token a row, for rows in a SlotCache."""
+    """Logits of one new token per row, for rows in a SlotCache."""
 
     def __init__(self, model: Any, configs: list[Any], masks: DecodeMasks, compiled: bool) -> None:
         self._model, self._configs, self._masks = model, configs, masks
-        self.by_kernel = takes(model)
+        self.uses_kernel = supports(model)
         self._head = Head.of(model)
-        self._fused, self._few_rows = FusedProjections(model), SmallBatchLinear(model)
+        self._fused, self._small_batch = FusedProjections(model), SmallBatchLinear(model)
         self._layers = CompiledLayers(model.base_model) if compiled else None
 
     @property
@@ -43,36 +44,31 @@ class PackedDecoder:
     def active(self) -> Iterator[None]:
         """Within this `logits` may be called."""
         with ExitStack() as stack:
-            stack.enter_context(attend_by(PAGED["sdpa"], self._configs))
+            stack.enter_context(swapped_attention(self._configs, CACHED))
             stack.enter_context(self._fused.active())
-            stack.enter_context(self._few_rows.active())
+            stack.enter_context(self._small_batch.active())
             if self._layers is not None:
                 stack.enter_context(self._layers.active())
             yield
 
     def logits(self, tokens: Tensor, lengths: Tensor, cache: SlotCache, width: int) -> Tensor:
-        """Float32 logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache` is aimed there."""
-        if not self.by_kernel:
+        """Float32 logits [B,V] after appending `tokens` [B] at `lengths` [B]; `cache.begin_step` came before."""
+        if not self.uses_kernel:
             cache.masks = self._masks.by_window(lengths, width)
-        lone = len(tokens) == 1  # would be compiled anew
-        with self._layers.paused() if self._layers is not None and lone else nullcontext():
+        single = len(tokens) == 1  # torch would compile another variant for it
+        with self._layers.paused() if self._layers is not None and single else nullcontext():
             out = self._model.base_model(
-                input_ids=tokens[None], position_ids=lengths[None], use_cache=False, paged=_number(cache)
+                input_ids=tokens[None], position_ids=lengths[None], use_cache=False, paged=cache.number
             )
-        return self._head.logits(out.last_hidden_state[0], multiply=few_rows.linear)
+        return self._head.logits(out.last_hidden_state[0], multiply=small_batch_linear.linear)
 
     @staticmethod
-    @torch.no_grad()
     def of(model: Any, configs: list[Any], masks: DecodeMasks, compiled: bool) -> PackedDecoder | None:
-        """The model decoding this way if it then gives the logits that it gave before; the reason if not is logged."""
-        if not compiled and not takes(model):
+        """A decoder whose logits were checked against the model's; None, with the reason logged, if they differ."""
+        if not compiled and not supports(model):
             return None
-        if len({id(c) for m in model.modules() if (c := getattr(m, "config", None)) is not None}) != len(
-            configs
-        ):
-            return None  # some layers attend by other means than sdpa
-        was_training = model.training
-        model.eval()
+        if len(configs_of(model)) != len(configs):  # some layers run another attention than sdpa
+            return None
         try:
             packed = PackedDecoder(model, configs, masks, compiled)
             problem = packed._problem()
@@ -80,33 +76,24 @@ class PackedDecoder:
             problem = str(error)
         except Exception as error:  # a broken compiler, missing headers, a model that cannot be traced
             problem = f"{type(error).__name__}: {error}".split("\n")[0]
-        finally:
-            model.train(was_training)
         if problem is None:
             return packed
         if compiled:
             log.warning("generation runs uncompiled: %s", problem)
             return PackedDecoder.of(model, configs, masks, compiled=False)
-        log.debug("generation runs without gspo's own kernels: %s", problem)
+        log.debug("generation runs without gspo's CPU kernels: %s", problem)
         return None
 
     def _problem(self) -> str | None:
-        """Why the second token of a few rows does not get the logits of a plain forward; None when it does."""
+        """How the logits of the second token differ from those of a plain forward; None when they agree."""
         model, num = self._model, self._model.get_input_embeddings().num_embeddings
-        ids = torch.arange(2 * TRIED_ROWS).view(TRIED_ROWS, 2) * 7 % num
-        cache = SlotCache(TRIED_ROWS, 2, self.by_kernel)
+        ids = torch.arange(2 * TRIAL_ROWS).view(TRIAL_ROWS, 2) * 7 % num
+        cache = SlotCache(TRIAL_ROWS, 2, self.uses_kernel)
         want = model(input_ids=ids, use_cache=False).logits[:, 1].float()
         with self.active():
             for position in range(2):
-                lengths = torch.full((TRIED_ROWS,), position)
-                cache.aim(lengths, position + 1)
+                lengths = torch.full((TRIAL_ROWS,), position)
+                cache.begin_step(lengths, position + 1)
                 got = self.logits(ids[:, position], lengths, cache, position + 1)
         worst = ((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)).max().item()
         return None if worst <= 1e-3 else f"its logits differ by {worst:.2g} of their size"
-
-
-def _number(cache: SlotCache) -> int:
-    if cache.number is None:
-        cache.number = next(NUMBERS)
-        CACHES[cache.number] = cache
-    return cache.number

@@ -1,15 +1,17 @@
-"""The KV cache of the running slots: left-aligned rows with their own lengths, behind transformers' Cache interface."""
+"""The KV cache of the running slots: left-aligned rows of their own lengths, behind transformers' Cache interface."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from gspo.kernels.cpu_attention import decode_attend, wide_size
+from gspo.kernels.cpu_attention import decode_attend, padded_size
+from gspo.rollout.native.cache_attention import register_cache
 from gspo.rollout.native.decode_attention import attend_grouped
 from gspo.rollout.native.shared_prompts import SharedPrompts
 
@@ -19,26 +21,33 @@ LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head s
 class SlotCache(Cache):
     """Keys and values of `num_slots` sequences, at most `max_length` tokens each. Rows 0..B-1 are in use.
 
-    A decode step writes one token a row in place and attention reads the view [:B, :, :width] without a copy.
-    Buffers are made on first use, with the heads and sizes each layer turns out to have.
+    A decode step writes one token per row in place, and attention reads the view [:B, :, :width] without a copy.
+    Buffers are allocated at first use, with the heads and sizes that each layer turns out to have. With `use_kernel`
+    attention is gspo's CPU kernel, whose heads are padded to whole vectors.
     """
 
-    def __init__(self, num_slots: int, max_length: int, by_kernel: bool = False) -> None:
+    def __init__(self, num_slots: int, max_length: int, use_kernel: bool = False) -> None:
         super().__init__(layers=[])
-        self._by_kernel = by_kernel  # `attend` is gspo's own, which takes heads of whole vectors
+        self._use_kernel = use_kernel
         self.num_slots = num_slots
         self.max_length = max_length
-        self.number: int | None = None  # by which a compiled model knows it
         self._keys: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
         self._width = 0
         self._targets: dict[int, Tensor] = {}
-        self.masks: dict[int | None, Tensor] = {}  # of a step, by window, for `attend`
+        self.masks: dict[
+            int | None, Tensor
+        ] = {}  # of the next step, by window, for `attend` without the kernel
         self._shared = SharedPrompts(num_slots)
         self._next_layer = 0
 
-    def aim(self, positions: Tensor, width: int) -> None:
+    @cached_property
+    def number(self) -> int:
+        """By which a model reaches this cache."""
+        return register_cache(self)
+
+    def begin_step(self, positions: Tensor, width: int) -> None:
         """Prepare one decode step: row b writes at `positions[b]` and reads its first `width` tokens."""
         self._positions, self._width = positions, width
         self._targets = {}
@@ -47,55 +56,40 @@ class SlotCache(Cache):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
     ) -> Tensor:
-        """Attention [B, heads, size] of one new token a row in the next layer; its keys and values are stored.
-
-        Layers are counted, not named: layers that are told their number would have to be compiled one by one.
-        """
+        """Attention [B, heads, size] of one new token per row in the next layer; stores their keys and values."""
         layer = self._next_layer
         self._next_layer += 1
-        if not self._by_kernel:
+        if not self._use_kernel:
             keys, values = self.update(key[:, :, None], value[:, :, None], layer)
             return attend_grouped(query, keys, values, self.masks[window or None], scale)
-        assert self._positions is not None, "aim() comes before a decode step"
+        assert self._positions is not None, "begin_step() comes first"
         if layer not in self._keys:
             self._allocate(layer, key[:, :, None], value[:, :, None])
         rows, chunks = self._shared.chunks(len(query))
-        return decode_attend(
-            query,
-            key,
-            value,
-            self._keys[layer],
-            self._values[layer],
-            self._positions,
-            rows,
-            chunks,
-            scale,
-            window,
-        )
+        keys, values = self._keys[layer], self._values[layer]
+        return decode_attend(query, key, value, keys, values, self._positions, rows, chunks, scale, window)
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> LayerKV:
-        """Write one token a row ([B, heads, 1, size]) and return what attention may read."""
+        """Write one token per row ([B, heads, 1, size]) and return what attention may read."""
         if layer_idx not in self._keys:
             self._allocate(layer_idx, key_states, value_states)
-        return self._write(self._keys[layer_idx], key_states), self._write(
-            self._values[layer_idx], value_states
-        )
+        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        return self._write(keys, key_states), self._write(values, value_states)
 
     def store(
         self,
         first_row: int,
         source_rows: Tensor,
         prefix: Sequence[LayerKV],
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int],
     ) -> None:
-        """Copy prefilled prompts into consecutive rows: row first_row+i takes row source_rows[i] of `prefix`.
+        """Copy prefilled prompts into consecutive rows: row first_row+i gets row source_rows[i] of `prefix`.
 
-        Rows that take the same one share `lengths[i]` tokens, which a kernel then reads once for all of them.
+        Rows with the same source share `lengths[i]` tokens, which a kernel then reads once for all of them.
         """
-        sources = source_rows.tolist()
-        self._shared.place(first_row, sources, [0] * len(sources) if lengths is None else lengths)
+        self._shared.place(first_row, source_rows.tolist(), lengths)
         last_row = first_row + len(source_rows)
         for layer_idx, (keys, values) in enumerate(prefix):
             if layer_idx not in self._keys:
@@ -117,7 +111,7 @@ class SlotCache(Cache):
     def _allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
         # Zeros, because masked positions are multiplied by a weight of 0 and must not hold NaN.
         for buffers, like in ((self._keys, keys), (self._values, values)):
-            size = wide_size(like.shape[3]) if self._by_kernel else like.shape[3]
+            size = padded_size(like.shape[3]) if self._use_kernel else like.shape[3]
             shape = (self.num_slots, like.shape[1], self.max_length, size)
             buffers[layer_idx] = torch.zeros(shape, dtype=like.dtype, device=like.device)
 
@@ -129,14 +123,14 @@ class SlotCache(Cache):
     def _flat_targets(self, num_rows: int, num_heads: int) -> Tensor:
         """Where (row, head) writes in a buffer seen as [slot · head · position, size]; the same for most layers."""
         if num_heads not in self._targets:
-            assert self._positions is not None, "aim() comes before a decode step"
+            assert self._positions is not None, "begin_step() comes first"
             pairs = torch.arange(num_rows * num_heads, device=self._positions.device) * self.max_length
             self._targets[num_heads] = (pairs.view(-1, num_heads) + self._positions[:, None]).view(-1)
         return self._targets[num_heads]
 
 
 def layers_of(cache: DynamicCache) -> list[LayerKV]:
-    """The keys and values a prefill left in transformers' growing cache, layer by layer."""
+    """The keys and values that a prefill left in transformers' growing cache, layer by layer."""
     layers: list[LayerKV] = []
     for layer in cache.layers:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)

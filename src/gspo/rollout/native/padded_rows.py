@@ -1,9 +1,9 @@
-"""Rows with a cache of their full length each: how a CPU decodes, and a GPU whose model the pages do not fit."""
+"""Rows with a cache of full length each: how a CPU decodes, and a GPU when the model does not run on pages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -11,35 +11,33 @@ from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
 from gspo.rollout.native.decoder import Decoder
 from gspo.rollout.native.padded_cache import LayerKV, SlotCache
+from gspo.rollout.native.runner import PageCounts
 from gspo.rollout.native.slots import Slots, SlotStart
 from gspo.rollout.token_sampling import RowSampling, choose
 
 
 class PaddedRows:
-    """A Runner over padded caches [slots, heads, max_length, size], allocated when first used."""
+    """A Runner over padded caches [slots, heads, max_length, size], allocated at first use."""
 
-    packs = False
+    packs_prefill = False
+    pages = PageCounts()
 
     def __init__(self, decoder: Decoder, num_slots: int, max_length: int) -> None:
         self._decoder = decoder
-        self._cache = SlotCache(num_slots, max_length, decoder.by_kernel)
+        self._cache = SlotCache(num_slots, max_length, decoder.uses_kernel)
         self.slots = Slots(num_slots, max_length, decoder.device)
-        # Reading a flag costs a device synchronisation on a GPU and nothing on a CPU.
-        self.looks_each_step = decoder.device.type == "cpu"
+        # Reading a flag synchronises with a GPU; on a CPU it costs nothing.
+        self.checks_every_step = decoder.device.type == "cpu"
         self._num_rows = 0
         self._longest = 0
         self._params: list[SamplingParams] = []
         self._sampling: RowSampling | None = None
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        with self._decoder.running():
-            yield
+    def running(self) -> AbstractContextManager[None]:
+        return self._decoder.running()
 
-    @contextmanager
-    def decoding(self) -> Iterator[None]:
-        with self._decoder.decoding():
-            yield
+    def decoding(self) -> AbstractContextManager[None]:
+        return self._decoder.decoding()
 
     def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
         return self._decoder.prefill(contexts) if any(contexts) else []
@@ -67,19 +65,18 @@ class PaddedRows:
         row = slice(source, source + 1)
         return [(k[row].clone(), v[row].clone()) for k, v in prefix]
 
-    def drop(self, prefix: list[LayerKV]) -> None:
+    def release(self, prefix: list[LayerKV]) -> None:
         pass
 
     def reserve(self, num_steps: int) -> bool:
         return True
 
     def decode(self) -> None:
-        """Draw the next token of every row; the host waits for nothing."""
-        # Rows that ended since the host last looked stand still, so this bound may run past the longest row.
+        # Rows that ended since the host last checked do not advance, so this width may exceed the longest row.
         slots, num_rows = self.slots, self._num_rows
         width = min(self._longest + 1, self._cache.max_length)
         length, key, first = slots.length[:num_rows], slots.key[:num_rows], slots.first[:num_rows]
-        self._cache.aim(length, width)
+        self._cache.begin_step(length, width)
         logits = self._decoder.decode(slots.token[:num_rows], length, self._cache, width)
         if self._sampling is None:
             self._sampling = RowSampling.of(self._params, slots.device)
@@ -87,7 +84,7 @@ class PaddedRows:
         slots.record(*choose(logits, self._sampling, draws))
         self._longest += 1
 
-    def remove(self, gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+    def remove(self, removed: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         if moves:
             gaps, movers = zip(*moves)
             for gap, mover in moves:
@@ -95,7 +92,7 @@ class PaddedRows:
             targets, sources = (torch.tensor(rows, device=self.slots.device) for rows in (gaps, movers))
             self.slots.move(targets, sources)
             self._cache.move(targets, sources, self._longest)
-        self._num_rows -= len(gone)
+        self._num_rows -= len(removed)
         del self._params[self._num_rows :]
         self._longest = int(self.slots.length[: self._num_rows].max()) if self._num_rows else 0
         self._sampling = None
@@ -104,6 +101,3 @@ class PaddedRows:
         self._num_rows = self._longest = 0
         self._params = []
         self._sampling = None
-
-    def forget_captures(self) -> None:
-        pass

@@ -1,9 +1,9 @@
-"""A transformers decoder on KV pages: packed prefill, decode of one token a row, and whether a model runs so at all."""
+"""A transformers decoder on KV pages: packed prefill, decode of one token per row, and a check that a model runs so."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any
@@ -13,23 +13,29 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
+from gspo.kernels import UnsupportedModel
+from gspo.kernels.attention_swap import configs_of, swapped_attention
 from gspo.kernels.compiled_layers import CompiledLayers
 from gspo.kernels.fused_projections import FusedProjections
-from gspo.models.output_head import Head, UnsupportedModel
+from gspo.kernels.sizes import PAGE
+from gspo.models.output_head import Head
 from gspo.rollout.engine import EngineError
+from gspo.rollout.native.cache_attention import CACHED
 from gspo.rollout.native.decode_attention import attention_windows
+from gspo.rollout.native.decoder import generating
 from gspo.rollout.native.padded_cache import layers_of
-from gspo.rollout.native.pages import PAGE, PAGED, PackedContexts, PageBook, PagedKV
+from gspo.rollout.native.pages import PackedContexts, PageAllocator, PagedKV
 
 log = logging.getLogger(__name__)
 
-MIN_FREE_SHARE = 0.1  # of a device's free memory, left alone
+MIN_FREE_SHARE = 0.1  # of a device's free memory, which pages never use
 
 
 class PagedModel:
     """A transformers decoder that runs packed tokens [N] with their keys and values in pages.
 
-    `memory` is how many bytes the pages may take; they are allocated when first used, for `num_tokens` tokens at most.
+    The pages use at most `memory` bytes and hold at most `num_tokens` tokens; they are allocated at first use.
+    `mismatch` says why the model cannot run on pages; None when it can.
     """
 
     def __init__(
@@ -41,29 +47,29 @@ class PagedModel:
         self.compiled = compiled
         self._num_tokens, self._memory = num_tokens, memory
         self._num_pages = 0
-        configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-        self._configs = [c for c in configs.values() if getattr(c, "_attn_implementation", None) in PAGED]
+        self._configs = [c for c in configs_of(model) if c._attn_implementation in CACHED]
         self._shapes = _kv_shapes(model, device)
         self._speedups = [FusedProjections(model), CompiledLayers(model.base_model)] if compiled else []
         self.kv: PagedKV | None = None
-        self.book = PageBook(0)
-        self.reason = self._mismatch()
+        self.on_free: list[Callable[[], None]] = []  # called before the pages are freed
+        self.allocator = PageAllocator(0)
+        self.mismatch = self._find_mismatch()
 
     @property
     def page_bytes(self) -> int:
-        """Of one page in all layers."""
+        """Bytes of one page in all layers."""
         dtype = next(self.model.parameters()).dtype
         return sum(2 * PAGE * heads * size * dtype.itemsize for heads, size in self._shapes)
 
     def allocate(self) -> PagedKV:
-        """The pages, made now if there are none."""
+        """The pages, allocated now if there are none."""
         if self.kv is None:
             self._num_pages = self._num_pages or self._count_pages()
-            self.kv, self.book = self._pages(self._num_pages), PageBook(self._num_pages)
+            self.kv, self.allocator = self._new_pages(self._num_pages), PageAllocator(self._num_pages)
         return self.kv
 
     def _count_pages(self) -> int:
-        """How many pages there are from now on: decided once, since what runs together depends on it."""
+        """How many pages there are: decided once, since the batches of a run depend on it."""
         memory = self._memory
         if self.device.type == "cuda":
             cached = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
@@ -78,10 +84,12 @@ class PagedModel:
         return num_pages
 
     def free(self) -> None:
-        """Give the pages' memory back; nothing may be in them."""
-        self.kv, self.book = None, PageBook(0)
+        """Free the pages' memory; none may be in use."""
+        for call in self.on_free:
+            call()
+        self.kv, self.allocator = None, PageAllocator(0)
 
-    def _pages(self, num_pages: int) -> PagedKV:
+    def _new_pages(self, num_pages: int) -> PagedKV:
         dtype = next(self.model.parameters()).dtype
         make = lambda heads, size: torch.zeros(num_pages, PAGE, heads, size, dtype=dtype, device=self.device)  # noqa: E731
         return PagedKV([(make(*shape), make(*shape)) for shape in self._shapes])
@@ -89,20 +97,8 @@ class PagedModel:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Within this the model attends to pages, is in eval mode and records no gradient."""
-        was_training = self.model.training
-        if was_training:
-            self.model.eval()
-        before = [config._attn_implementation_internal for config in self._configs]
-        for config in self._configs:
-            config._attn_implementation_internal = PAGED[config._attn_implementation]
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for config, name in zip(self._configs, before):
-                config._attn_implementation_internal = name
-            if was_training:
-                self.model.train()
+        with generating(self.model), swapped_attention(self._configs, CACHED):
+            yield
 
     def prefill(
         self, kv: PagedKV, contexts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]
@@ -134,27 +130,27 @@ class PagedModel:
         return self.head.logits(hidden)
 
     def _hidden(self, tokens: Tensor, positions: Tensor, kv: PagedKV) -> Tensor:
-        kv.layer = 0
+        kv.next_layer = 0
         out = self.model.base_model(
             input_ids=tokens[None], position_ids=positions[None], use_cache=False, paged=kv.number
         )
         return out.last_hidden_state[0]
 
     def stop_compiling(self, reason: str) -> None:
-        """Run the model as it is from now on."""
+        """Run the model uncompiled from now on."""
         log.warning("the decode step runs uncompiled: %s", reason)
         self.compiled, self._speedups = False, []
 
-    @torch.no_grad()
-    def _mismatch(self) -> str | None:
-        """Why this model does not give the hidden states of a plain forward on pages; None when it does."""
+    def _find_mismatch(self) -> str | None:
+        """How the hidden states on pages differ from those of a plain forward; None when they agree."""
         name, size = type(self.model).__name__, self.model.get_input_embeddings().num_embeddings
         ids = torch.arange(2 * PAGE + 5, device=self.device) * 7 % size
-        was_training = self.model.training
-        self.model.eval()
         try:
-            want = self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
-            kv, last = self._pages(5), len(ids) - 1
+            with generating(self.model):
+                want = (
+                    self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
+                )
+            kv, last = self._new_pages(5), len(ids) - 1
             with self.running():
                 got = [self.prefill(kv, [ids[:last].tolist(), ids[:3].tolist()], [[2, 4, 1], [3]])[:last]]
                 kv.table = torch.tensor([[2, 4, 1], [0, 0, 0]], dtype=torch.int32, device=self.device)
@@ -163,12 +159,10 @@ class PagedModel:
                 got.append(self._hidden(fed, kv.lengths, kv)[:1])
         except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
             return f"{name} does not run on pages: {type(error).__name__}: {error}"
-        finally:
-            self.model.train(was_training)
         off = (torch.cat(got).float() - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)
         half = next(self.model.parameters()).dtype not in (torch.float32, torch.float64)
         allowed = 0.1 if half else 1e-3
-        # In half precision a router may choose another expert for a token here and there: hence the median.
+        # In half precision a router may choose other experts for a few tokens: hence the median.
         worst = max(off[:last].median().item(), off[last:].max().item() if not half else 0.0)
         return (
             None
@@ -178,7 +172,7 @@ class PagedModel:
 
 
 def _kv_shapes(model: Any, device: torch.device) -> list[tuple[int, int]]:
-    """Key heads and their size, layer by layer, as the model itself makes them."""
+    """Key heads and their size, layer by layer, found by running the model on one token."""
     attention_windows(model.config.get_text_config())
     cache = DynamicCache()
     with torch.no_grad():
@@ -204,4 +198,4 @@ def open_pages(
         )
     except (UnsupportedModel, EngineError, AssertionError) as error:
         return None, str(error)
-    return (paged, None) if paged.reason is None else (None, paged.reason)
+    return (paged, None) if paged.mismatch is None else (None, paged.mismatch)

@@ -1,19 +1,26 @@
-"""A pool of slots that runs groups to their end: refill, prefill, decode, retire."""
+"""A pool of slots that runs groups to their end: refill, prefill, decode, retire.
+
+    submit ─▶ _waiting (responses, in order) ─▶ prefill ─▶ rows 0..B-1 of one decode batch ─▶ complete groups
+                   ▲                                          │
+                   └── too little memory, or new weights ─────┘
+
+One `advance` does all of it in the caller's thread. The only wait is for the device, when `_retire` reads which rows are
+done: after every token on a CPU, once per `advance` on a GPU.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from gspo.rollout.engine import EngineError, GroupRequest, SamplingParams
-from gspo.rollout.native.slots import Slots, SlotStart
+from gspo.rollout.engine import EngineError, GroupRequest, not_finite_error
+from gspo.rollout.native.runner import PageCounts, Runner
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.types import Group, Rollout
 
@@ -24,81 +31,29 @@ class CacheFull(EngineError):
     """Not even one sequence of a pool fits into the KV cache, beside what other pools hold there."""
 
 
-class Runner(Protocol):
-    """Runs the rows of a pool on a device: rows 0..B-1, in the order they were placed. A prefix is what it prefilled."""
-
-    slots: Slots
-    looks_each_step: bool  # whether to look for finished rows after every token is cheap
-    packs: bool  # whether a prefill costs the sum of its contexts, and not their number times the longest
-
-    def running(self) -> AbstractContextManager[None]:
-        """Around everything that runs the model."""
-        ...
-
-    def decoding(self) -> AbstractContextManager[None]:
-        """Around `decode`."""
-        ...
-
-    def prefill(self, contexts: Sequence[Sequence[int]]) -> Any:
-        """The prefix that holds these token lists."""
-        ...
-
-    def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
-        """How many of the sequences that take context sources[i] there is memory for, from the first on."""
-        ...
-
-    def place(
-        self,
-        prefix: Any,
-        sources: Sequence[int],
-        starts: Sequence[SlotStart],
-        params: Sequence[SamplingParams],
-    ) -> None:
-        """Append rows; row i continues context sources[i] of `prefix`."""
-        ...
-
-    def keep(self, prefix: Any, source: int) -> Any:
-        """One context of a prefix, to be placed from later on."""
-        ...
-
-    def drop(self, prefix: Any) -> None:
-        """Say that a prefix is not needed any more."""
-        ...
-
-    def reserve(self, num_steps: int) -> bool:
-        """Whether there is memory for `num_steps` more tokens of every row."""
-        ...
-
-    def decode(self) -> None:
-        """Draw the next token of every row; the host waits for nothing."""
-        ...
-
-    def remove(self, gone: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
-        """Take rows away; moves (gap, mover) fill the gaps from the end of the batch."""
-        ...
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        ...
-
-    def forget_captures(self) -> None:
-        """Drop what holds addresses of caches."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
-class _Prefix:
+class PoolStats:
+    """What a pool runs now, and what it has prefilled since it was made."""
+
+    rows: tuple[tuple[int, int], ...]  # submission and response of every row
+    num_prefills: int  # forwards
+    num_contexts: int  # token lists in them
+    pages: PageCounts
+
+
+@dataclass(slots=True)
+class _KeptPrefix:
     """The prefilled prompt of a group whose last responses still wait for a slot."""
 
     key: tuple[int, int]
-    held: Any
+    prefix: Any
 
 
 class SlotPool:
     """Runs responses in `num_slots` rows of one decode batch; rows 0..B-1 are in use, in the order they were placed.
 
-    A finished row is filled from the end of the batch and new rows are appended, so the batch is always compact and
-    its layout is a function of the calls made.
+    The gap of a finished row is filled from the end of the batch and new rows are appended, so the batch is always
+    compact and its layout is a function of the calls made.
     """
 
     def __init__(
@@ -115,27 +70,26 @@ class SlotPool:
         self._eos = tuple(eos_token_ids)
         self._num_slots = num_slots
         self._prefill_tokens = prefill_tokens
-        self._num_arrivals = 0
-        self._prefix: _Prefix | None = None
+        self._num_arrivals = self._num_prefills = self._num_contexts = 0
+        self._kept: _KeptPrefix | None = None
         self.clear()
 
     def clear(self) -> None:
         """Forget everything in flight."""
         self._groups: dict[int, GroupProgress] = {}  # by arrival
-        self._whole: list[GroupProgress] = []  # of those, the ones to hand out
+        self._complete: list[GroupProgress] = []  # of those, the ones that `advance` returns
         self._waiting: deque[SequenceProgress] = deque()
-        self._empty()
+        self._clear_rows()
 
-    def _empty(self) -> None:
-        """Leave no row in use; the buffers stay."""
+    def _clear_rows(self) -> None:
         self._rows: list[SequenceProgress] = []
-        self._hold(None)
+        self._set_kept(None)
         self._runner.clear()
 
-    def _hold(self, prefix: _Prefix | None) -> None:
-        if self._prefix is not None:
-            self._runner.drop(self._prefix.held)
-        self._prefix = prefix
+    def _set_kept(self, kept: _KeptPrefix | None) -> None:
+        if self._kept is not None:
+            self._runner.release(self._kept.prefix)
+        self._kept = kept
 
     @property
     def num_groups(self) -> int:
@@ -143,23 +97,26 @@ class SlotPool:
 
     @property
     def holds_cache(self) -> bool:
-        """Whether there is something in the cache that `rewind` would free."""
-        return bool(self._rows) or self._prefix is not None
+        """Whether the cache holds something that `rewind` would free."""
+        return bool(self._rows) or self._kept is not None
+
+    @property
+    def stats(self) -> PoolStats:
+        rows = tuple((s.group.request.submission, s.index) for s in self._rows)
+        return PoolStats(rows, self._num_prefills, self._num_contexts, self._runner.pages)
 
     def submit(self, request: GroupRequest) -> GroupProgress:
         """Queue the responses of a group behind those already waiting."""
-        stops = request.params.stop_token_ids
-        stops = stops if request.params.ignore_eos else (*self._eos, *stops)
-        group, sequences = begin(request, self._num_arrivals, stops)
+        group, sequences = begin(request, self._num_arrivals, request.params.stop_tokens(self._eos))
         self._num_arrivals += 1
         self._groups[group.arrival] = group
         self._waiting.extend(sequences)
-        if group.is_whole:
-            self._whole.append(group)
+        if group.is_complete:
+            self._complete.append(group)
         return group
 
     def advance(self, num_steps: int, version: int) -> list[Group]:
-        """Refill the slots, decode up to `num_steps` tokens a row, and return the groups that became whole."""
+        """Refill the slots, decode up to `num_steps` tokens per row, and return the groups that became complete."""
         runner = self._runner
         with runner.running():
             self._refill()
@@ -169,64 +126,60 @@ class SlotPool:
                     if not self._rows:
                         break
                     runner.decode()
-                    if runner.looks_each_step or step == num_steps - 1:
+                    if runner.checks_every_step or step == num_steps - 1:
                         self._retire(version)
-        whole, self._whole = self._whole, []
-        for group in whole:
+        complete, self._complete = self._complete, []
+        for group in complete:
             del self._groups[group.arrival]
-        return [g.group() for g in sorted(whole, key=lambda g: (g.request.submission, g.arrival))]
-
-    def forget_captures(self) -> None:
-        """Drop what the runner captured of the caches' addresses."""
-        self._runner.forget_captures()
+        return [g.group() for g in sorted(complete, key=lambda g: (g.request.submission, g.arrival))]
 
     def rewind(self, version: int) -> None:
         """Forget every cache: running responses queue again with the tokens drawn so far, drawn under `version`.
 
-        The queue is then the one a fresh pool would have after `submit` of everything in `unfinished`.
+        The queue is then the one that a fresh pool would have after `submit` of everything in `unfinished`.
         """
-        for sequence, rollout in self._open(version):
+        for sequence, rollout in self._in_flight(version):
             sequence.begun = rollout
         self._waiting = deque(sorted([*self._rows, *self._waiting], key=lambda s: s.order))
-        self._empty()
+        self._clear_rows()
 
     def unfinished(self, version: int) -> list[GroupRequest]:
         """The groups in flight as requests, in order of submission, with what each response has so far."""
-        return as_requests(self._groups.values(), self._open(version))
+        return as_requests(self._groups.values(), self._in_flight(version))
 
-    def _open(self, version: int) -> list[tuple[SequenceProgress, Rollout]]:
+    def _in_flight(self, version: int) -> list[tuple[SequenceProgress, Rollout]]:
         """Every response in flight with what it has so far."""
         running = self._read(range(len(self._rows)), version)
         return [*((s, s.begun) for s in self._waiting), *zip(self._rows, running)]
 
     def _retire(self, version: int) -> None:
-        """Hand finished rows to their groups and close the gaps they leave from the end of the batch."""
+        """Hand finished rows to their groups and remove them."""
         num_rows = len(self._rows)
         done = self._slots.done[:num_rows].tolist()
         if not any(done):
             return
-        ended = [row for row in range(num_rows) if done[row]]
-        for row, rollout in zip(ended, self._read(ended, version)):
+        finished = [row for row in range(num_rows) if done[row]]
+        for row, rollout in zip(finished, self._read(finished, version)):
             sequence = self._rows[row]
             stopped = rollout.token_ids[-1] in sequence.group.stops
             sequence.finish(rollout, self._detokenize(rollout.token_ids), "stop" if stopped else "length")
-            if sequence.group.is_whole:
-                self._whole.append(sequence.group)
-        self._remove(ended)
+            if sequence.group.is_complete:
+                self._complete.append(sequence.group)
+        self._remove(finished)
 
     def _remove(self, rows: Sequence[int]) -> None:
-        """Take these rows away and close the gaps they leave from the end of the batch."""
-        gone, num_rows = set(rows), len(self._rows)
-        num_left = num_rows - len(gone)
+        """Remove these rows and fill the gaps from the end of the batch."""
+        removed, num_rows = set(rows), len(self._rows)
+        num_left = num_rows - len(removed)
         gaps = [row for row in rows if row < num_left]
-        movers = [row for row in range(num_left, num_rows) if row not in gone]
+        movers = [row for row in range(num_left, num_rows) if row not in removed]
         for gap, mover in zip(gaps, movers):
             self._rows[gap] = self._rows[mover]
         del self._rows[num_left:]
         self._runner.remove(rows, list(zip(gaps, movers)))
 
     def _make_room(self, num_steps: int, version: int) -> None:
-        """Put the rows placed last back into the queue until the others have memory for `num_steps` more tokens."""
+        """Preempt the rows placed last until the others have memory for `num_steps` more tokens."""
         while self._rows and not self._runner.reserve(num_steps):
             last = len(self._rows) - 1
             if not last:
@@ -240,7 +193,7 @@ class SlotPool:
             self._remove([last])
 
     def _read(self, rows: Sequence[int], version: int) -> list[Rollout]:
-        """What these rows have so far; a log-prob that is not a number stops the run here, by name."""
+        """What these rows have so far. Log-probs that are not finite stop the run here."""
         if not len(rows):
             return []
         index = torch.tensor(list(rows), device=self._slots.device)
@@ -252,17 +205,12 @@ class SlotPool:
             sequence = self._rows[row]
             start = len(sequence.context) - 1
             if not math.isfinite(sum(row_log_probs[start:end])):
-                request = sequence.group.request
-                raise FloatingPointError(
-                    f"prompt {request.prompt.uid!r} (submission {request.submission}, response {sequence.index}): "
-                    f"the model gave log-probs that are not finite under weights version {version}. Resume from an "
-                    "earlier checkpoint with a lower learning rate, or in float32."
-                )
+                raise not_finite_error(sequence.group.request, sequence.index, version)
             rollouts.append(sequence.extended(row_tokens[start:end], row_log_probs[start:end], version))
         return rollouts
 
     def _refill(self) -> None:
-        """Give waiting responses the free slots, in order; every prompt is prefilled once for its group."""
+        """Give the free slots to waiting responses, in order; every prompt is prefilled once for its group."""
         while self._waiting and len(self._rows) < self._num_slots:
             if not self._place(list(islice(self._waiting, self._num_slots - len(self._rows)))):
                 break
@@ -270,31 +218,35 @@ class SlotPool:
     def _place(self, sequences: list[SequenceProgress]) -> int:
         """Place a first part of the waiting `sequences` with one prefill; returns how many."""
         batch, contexts, sources = self._next_prefill(sequences)
-        kept = self._prefix is not None and self._prefix.key == batch[0].prefix_key
+        kept = self._kept if self._kept is not None and self._kept.key == batch[0].prefix_key else None
         num = self._runner.num_fitting([] if kept else contexts, sources)
         if not num:
             if not self._rows:
                 self._make_room_for_one(batch[0])
             return 0
         batch, sources = batch[:num], sources[:num]
-        contexts = contexts[: max(sources) + 1]
         for _ in batch:
             self._waiting.popleft()
-        prefix = self._prefix.held if kept and self._prefix else self._runner.prefill(contexts)
+        prefix = kept.prefix if kept else self._prefill(contexts[: max(sources) + 1])
         starts, params = [s.start() for s in batch], [s.group.request.params for s in batch]
         self._runner.place(prefix, sources, starts, params)
         self._rows.extend(batch)
-        self._keep_prefix(batch[-1], prefix, sources[-1], kept)
+        self._keep_prefix(batch[-1], prefix, sources[-1], kept is not None)
         return num
 
+    def _prefill(self, contexts: Sequence[Sequence[int]]) -> Any:
+        self._num_prefills += 1
+        self._num_contexts += len(contexts)
+        return self._runner.prefill(contexts)
+
     def _make_room_for_one(self, sequence: SequenceProgress) -> None:
-        """Nothing runs and yet the next sequence does not fit: a kept prompt may be in its way, or nothing helps."""
-        if self._prefix is None:
+        """Free the kept prompt, since nothing runs and still the next sequence does not fit; CacheFull without one."""
+        if self._kept is None:
             raise CacheFull(
                 f"prompt {sequence.group.request.prompt.uid!r} and its response do not fit into the KV cache; raise "
                 "rollout.gpu_memory_utilization"
             )
-        self._hold(None)
+        self._set_kept(None)
 
     def _next_prefill(
         self, sequences: list[SequenceProgress]
@@ -302,9 +254,9 @@ class SlotPool:
         """The sequences of the next prefill forward, its distinct contexts, and the context of each sequence.
 
         The last token is left out of every context: decoding feeds it, so that the first token of a response is
-        drawn by the same code as the others. A kept prefix makes a batch of its own.
+        drawn by the same code as the others. The sequences of the kept prefix make a batch by themselves.
         """
-        kept = self._prefix.key if self._prefix is not None else None
+        kept = self._kept.key if self._kept is not None else None
         known: dict[tuple[int, int], int] = {}
         contexts: list[tuple[int, ...]] = []
         sources: list[int] = []
@@ -316,7 +268,7 @@ class SlotPool:
             if key not in known:
                 context = sequence.context[:-1]
                 longest, total = max(longest, len(context)), total + len(context)
-                cost = total if self._runner.packs else longest * (len(contexts) + 1)
+                cost = total if self._runner.packs_prefill else longest * (len(contexts) + 1)
                 if sources and cost > self._prefill_tokens:
                     break
                 known[key] = len(contexts)
@@ -324,13 +276,13 @@ class SlotPool:
             sources.append(known[key])
         return sequences[: len(sources)], contexts, sources
 
-    def _keep_prefix(self, last: SequenceProgress, prefix: Any, source: int, kept: bool) -> None:
+    def _keep_prefix(self, last: SequenceProgress, prefix: Any, source: int, is_kept: bool) -> None:
         """Keep the last group's prefilled prompt while responses that share it still wait."""
         siblings = islice(self._waiting, last.group.request.n)
         if any(s.prefix_key == last.prefix_key for s in siblings):
-            if not kept:
-                self._hold(_Prefix(last.prefix_key, self._runner.keep(prefix, source)))
+            if not is_kept:
+                self._set_kept(_KeptPrefix(last.prefix_key, self._runner.keep(prefix, source)))
         else:
-            self._hold(None)
-        if not kept:
-            self._runner.drop(prefix)
+            self._set_kept(None)
+        if not is_kept:
+            self._runner.release(prefix)

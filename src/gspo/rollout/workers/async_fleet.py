@@ -1,8 +1,17 @@
-"""A free-running fleet: workers generate by themselves, across weight updates, while the trainer trains.
+"""An asynchronous fleet: workers generate by themselves, across weight updates, while the trainer trains.
 
-A worker always has calls of `pump` waiting, each sent when another is answered, so it never waits for the trainer's
-threads. New weights reach it between two pumps: its running responses go on under them, and every token carries the
-version it was drawn under. Groups stay where they are; a dead worker's are generated again from their requests.
+    sampler thread              callback threads, one per connection       worker process
+      submit ── assign ─────────────────────────────── submit, pump ────▶  queue
+                                                                           generate for 0.05 s
+      step() ◀── _changed ───── _on_answer ◀──────────────── groups ─────  pump answered
+      waits 0.05 s at most        └─ sends the next pump ──────────────▶   (two are always queued)
+    trainer thread
+      load_weights ── publish, send load_weights ──────────────────────▶  between two pumps
+      waits until every ready worker has answered
+      _recover: replaces workers that failed or are overdue
+
+One lock guards all state; no thread holds it while it waits for an answer. Responses go on under new weights, and every
+token carries the version it was drawn under. Groups stay with their slot; those of a failed worker are generated again.
 """
 
 from __future__ import annotations
@@ -10,8 +19,8 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,33 +28,34 @@ from typing import Any
 from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.workers.connection import Connection, Ticket
-from gspo.rollout.workers.fleet import Fleet
-from gspo.rollout.workers.lockstep_fleet import EVALUATION_PATIENCE
+from gspo.rollout.workers.connection import Args, Connection, Result
+from gspo.rollout.workers.fleet import Fleet, with_partial
+from gspo.rollout.workers.lockstep_fleet import EVALUATION_TIMEOUTS
 from gspo.rollout.workers.weight_store import WeightsRef
+from gspo.rollout.workers.worker import RolloutWorker
 from gspo.rollout.workers.worker_slot import FATAL, WorkerSlot
 from gspo.types import Group, Rollout
 
-PUMP_SECONDS = 0.05  # how long new weights wait for a worker, at most, beside one engine step
-NUM_PUMPS = 2  # calls that wait at a worker: one running, one to go on with
+PUMP_SECONDS = 0.05  # how long new weights wait for a worker, at most, in addition to one engine step
+NUM_PUMPS = 2  # pumps queued at a worker: one runs while the answer to the other travels
 STEP_SECONDS = 0.05  # how long `step` waits for a group
-LOOK_SECONDS = 0.2  # between looks at who has died
+POLL_SECONDS = 0.2  # between checks for failed workers
 
 
 @dataclass(eq=False, slots=True)
 class PendingCalls:
-    """The calls under way at one worker: how many, since when an answer is owed, and what went wrong."""
+    """Calls sent to one worker and not answered yet."""
 
     connection: Connection
-    num_owed: int = 0
+    num_calls: int = 0
     num_pumps: int = 0
     num_evaluations: int = 0
-    since: float = 0.0
+    since: float = 0.0  # when the last answer came, or the first of these calls was sent
     failure: BaseException | None = None
 
 
 class AsyncFleet(Fleet):
-    """A RolloutEngine whose workers do not wait for each other, nor for `step`, which hands out what has finished.
+    """A RolloutEngine whose workers wait neither for each other nor for `step`, which returns what has finished.
 
     One thread submits and steps; another may load weights and generate at the same time. For the same calls tokens may
     differ in their last bits, since a worker's batches depend on time.
@@ -53,30 +63,29 @@ class AsyncFleet(Fleet):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._finished: list[tuple[GroupRequest, Group]] = []  # not handed out yet
-        self._published: list[
-            tuple[WeightsRef, list[Ticket[Any]]]
-        ] = []  # versions with the calls that read them
-        self._pulses: dict[int, PendingCalls] = {}  # by member
-        self._news = threading.Condition(self._lock)
+        self._finished: list[tuple[GroupRequest, Group]] = []  # not returned by `step` yet
+        # Versions with the calls that read them.
+        self._published: list[tuple[WeightsRef, list[Future[Any]]]] = []
+        self._pending: dict[int, PendingCalls] = {}  # by slot
+        self._changed = threading.Condition(self._lock)
 
     @property
     def num_in_flight(self) -> int:
         with self._lock:
-            held = sum(len(member.assigned) for member in self._members)
-            return len(self._finished) + len(self._orphans) + held
+            assigned = sum(len(slot.assigned) for slot in self._slots)
+            return len(self._finished) + len(self._abandoned) + assigned
 
     def submit(self, request: GroupRequest) -> None:
         with self._lock:
             self._prepare()
-            self._deal([request])
+            self._assign([request])
 
     def step(self) -> list[Group]:
-        with self._news:
+        with self._changed:
             self._prepare()
-            if not self._finished and any(member.assigned for member in self._members):
-                self._news.wait(STEP_SECONDS)
-            self._mend()
+            if not self._finished and any(slot.assigned for slot in self._slots):
+                self._changed.wait(STEP_SECONDS)
+            self._recover()
             finished, self._finished = self._finished, []
         return sorted((group for _, group in finished), key=lambda group: group.submission)
 
@@ -84,25 +93,25 @@ class AsyncFleet(Fleet):
         """Spread over the workers, which interrupt their groups in flight for it."""
         waiting = list(enumerate(requests))
         done: dict[int, Group] = {}
-        running: dict[Ticket[Any], list[tuple[int, GroupRequest]]] = {}
+        running: dict[Future[list[Group]], list[tuple[int, GroupRequest]]] = {}
         while waiting or running:
-            with self._news:
+            with self._changed:
                 self._prepare()
-                self._mend()
-                seated = [member for member in self._members if member.restart_at is None]
-                for place, member in enumerate(seated):
-                    if share := waiting[place :: len(seated)]:
-                        running[self._send(member, "generate", [r for _, r in share])] = share
-                waiting = [] if seated else waiting
-                if not running and waiting:
-                    self._news.wait(LOOK_SECONDS)  # everybody is in a back-off
-            for ticket in wait(running, LOOK_SECONDS, FIRST_COMPLETED).done:
-                share = running.pop(ticket)
-                error = ticket.exception()
+                self._recover()
+                slots = self._slots_with_worker()
+                for place, slot in enumerate(slots):
+                    if share := waiting[place :: len(slots)]:
+                        running[self._send(slot, RolloutWorker.generate, [r for _, r in share])] = share
+                waiting = [] if slots else waiting
+                if not running and waiting:  # every slot is in a back-off
+                    self._changed.wait(POLL_SECONDS)
+            for answer in wait(running, POLL_SECONDS, FIRST_COMPLETED).done:
+                share = running.pop(answer)
+                error = answer.exception()
                 if isinstance(error, FATAL):
                     raise error
                 if error is None:
-                    done |= dict(zip((place for place, _ in share), ticket.result()))
+                    done |= dict(zip((place for place, _ in share), answer.result()))
                 else:
                     waiting += share
         return [done[place] for place in range(len(requests))]
@@ -113,149 +122,159 @@ class AsyncFleet(Fleet):
         with self._lock:
             self._ref, self._version = ref, version
             self._published.append((ref, []))
-            loads = {m: self._load(m) for m in self._members if m.restart_at is None}
-        for member, ticket in loads.items():
-            # A worker that is not up yet has drawn nothing, and will load these weights before it does.
-            while not wait([ticket], LOOK_SECONDS).done and member.is_up:
+            loads = {slot: self._load(slot) for slot in self._slots_with_worker()}
+        for slot, answer in loads.items():
+            # A worker that is not ready has drawn nothing, and will load these weights before it does.
+            while not wait([answer], POLL_SECONDS).done and slot.is_ready:
                 with self._lock:
-                    self._mend()
+                    self._recover()
         with self._lock:
-            self._tidy()
-            self._mend()
+            self._discard_old_versions()
+            self._recover()
 
     def unfinished(self) -> list[GroupRequest]:
-        """What is in flight, or finished and not handed out, as of about now; the workers go on."""
+        """What is in flight, or finished and not returned by `step` yet, as of about now; the workers go on."""
         with self._lock:
             self._prepare()
-            busy = [m for m in self._members if m.assigned and m.restart_at is None]
-            asked = [self._send(member, "unfinished") for member in busy]
-        self._await(asked)
+            answers = [
+                self._send(slot, RolloutWorker.unfinished)
+                for slot in self._slots_with_worker()
+                if slot.assigned
+            ]
+        self._wait_for(answers)
         begun: dict[int, tuple[Rollout, ...]] = {}
-        for ticket in asked:
-            begun |= {} if ticket.exception() else ticket.result()
+        for answer in answers:
+            begun |= {} if answer.exception() else answer.result()
         with self._lock:
             found = [
                 dataclasses.replace(request, partial=group.rollouts) for request, group in self._finished
             ]
-            for member in self._members:
-                found += [
-                    dataclasses.replace(r, partial=begun.get(s, r.partial))
-                    for s, r in member.assigned.items()
-                ]
-            found += self._orphans
+            for slot in self._slots:
+                found += with_partial(slot.assigned.values(), begun)
+            found += self._abandoned
         return sorted(found, key=lambda request: request.submission)
 
     def clear(self) -> None:
         with self._lock:
-            self._finished, self._orphans = [], []
-            taken = []
-            for member in self._members:
-                member.assigned = {}
-                if member.restart_at is None:
-                    taken.append(self._send(member, "take_back"))
-        self._await(taken)
+            self._finished, self._abandoned = [], []
+            for slot in self._slots:
+                slot.assigned = {}
+            answers = [self._send(slot, RolloutWorker.take_back) for slot in self._slots_with_worker()]
+        self._wait_for(answers)
 
-    def _await(self, tickets: Sequence[Ticket[Any]]) -> None:
-        """Wait for answers. A worker that owes one for too long is replaced, which answers its tickets with that."""
-        while wait(tickets, LOOK_SECONDS).not_done:
+    def _slots_with_worker(self) -> list[WorkerSlot]:
+        """The slots that are not in a back-off."""
+        return [slot for slot in self._slots if slot.restart_at is None]
+
+    def _wait_for(self, answers: Sequence[Future[Any]]) -> None:
+        """Wait for answers. A worker that is overdue is replaced, which fails its calls."""
+        while wait(answers, POLL_SECONDS).not_done:
             with self._lock:
-                self._mend()
+                self._recover()
 
     def _prepare(self) -> None:
-        """Let members join and leave, and publish the first weights. Under the lock."""
-        joined, left = self._change_members()
+        """Apply pending joins and removals, and publish the first weights. Under the lock."""
+        joined, removed = self._apply_membership()
         if self._ref is None:
             self._ref = self._publish(None, self._version)
             self._published.append((self._ref, []))
-            joined = self._members
-        for member in joined:
-            self._load(member)
-        for member in left:
-            self._orphans += member.take()
-            self._pulses.pop(member.index, None)
-            self._dismiss(member)
-        self._deal_orphans()
+            joined = self._slots
+        for slot in joined:
+            self._load(slot)
+        for slot in removed:
+            self._abandoned += slot.take_assigned()
+            self._pending.pop(slot.index, None)
+            self._close_in_background(slot)
+        self._reassign_abandoned()
 
-    def _deal(self, requests: Sequence[GroupRequest]) -> None:
-        """Give groups to members, each to the least loaded. One that is in a back-off gets them when it is back."""
+    def _assign(self, requests: Sequence[GroupRequest]) -> None:
+        """Send groups to slots, each to the least loaded. A slot in a back-off gets them when it has a worker again."""
         for request in sorted(requests, key=lambda request: request.submission):
-            seated = [member for member in self._members if member.restart_at is None]
-            member = self._lightest(seated or self._members)
-            member.assigned[request.submission] = request
-            if seated:
-                self._send(member, "submit", [request])
-                self._pump(member)
+            slots = self._slots_with_worker()
+            slot = self._least_loaded(slots or self._slots)
+            slot.assigned[request.submission] = request
+            if slots:
+                self._send(slot, RolloutWorker.submit, [request])
+                self._pump(slot)
 
-    def _load(self, member: WorkerSlot) -> Ticket[Any]:
-        ticket = self._send(member, "load_weights", self._ref, self._version)
-        self._published[-1][1].append(ticket)
-        return ticket
+    def _load(self, slot: WorkerSlot) -> Future[None]:
+        answer = self._send(slot, RolloutWorker.load_weights, self._ref, self._version)
+        self._published[-1][1].append(answer)
+        return answer
 
-    def _pump(self, member: WorkerSlot) -> None:
-        pulse = self._pulses[member.index]
-        while member.assigned and pulse.num_pumps < NUM_PUMPS:
-            pulse.num_pumps += 1
-            self._send(member, "pump", PUMP_SECONDS)
+    def _pump(self, slot: WorkerSlot) -> None:
+        pending = self._pending[slot.index]
+        while slot.assigned and pending.num_pumps < NUM_PUMPS:
+            pending.num_pumps += 1
+            self._send(slot, RolloutWorker.pump, PUMP_SECONDS)
 
-    def _send(self, member: WorkerSlot, method: str, *args: Any) -> Ticket[Any]:
-        """Make a call and note its answer when it comes. Under the lock."""
-        pulse = self._pulses.get(member.index)
-        if pulse is None or pulse.connection is not member.connection:
-            pulse = self._pulses[member.index] = PendingCalls(member.connection)
-        if pulse.num_owed == 0:
-            pulse.since = time.monotonic()
-        pulse.num_owed += 1
-        pulse.num_evaluations += method == "generate"
-        ticket = member.connection.send(method, *args)
-        ticket.add_done_callback(partial(self._answered, member, pulse, method))
-        return ticket
+    def _send(
+        self, slot: WorkerSlot, method: Callable[[RolloutWorker, *Args], Result], *args: *Args
+    ) -> Future[Result]:
+        """Make a call whose answer goes to `_on_answer`. Under the lock."""
+        pending = self._pending.get(slot.index)
+        if pending is None or pending.connection is not slot.connection:
+            pending = self._pending[slot.index] = PendingCalls(slot.connection)
+        if pending.num_calls == 0:
+            pending.since = time.monotonic()
+        pending.num_calls += 1
+        pending.num_evaluations += method is RolloutWorker.generate
+        answer = slot.connection.send(method, *args)
+        answer.add_done_callback(partial(self._on_answer, slot, pending, method))
+        return answer
 
-    def _answered(self, member: WorkerSlot, pulse: PendingCalls, method: str, ticket: Ticket[Any]) -> None:
-        """Take an answer, in the thread that brings it: keep what finished and keep the worker busy."""
-        with self._news:
-            if pulse is not self._pulses.get(member.index) or member.closed:
+    def _on_answer(
+        self, slot: WorkerSlot, pending: PendingCalls, method: Callable[..., Any], answer: Future[Any]
+    ) -> None:
+        """Record an answer, in the thread that brings it: keep what finished and send the next pump."""
+        with self._changed:
+            if pending is not self._pending.get(slot.index) or slot.closed:
                 return  # of a worker that has been replaced: its groups are generated again
-            pulse.num_owed -= 1
-            pulse.num_evaluations -= method == "generate"
-            pulse.since = time.monotonic()
-            error = ticket.exception()
+            pending.num_calls -= 1
+            pending.num_evaluations -= method is RolloutWorker.generate
+            pending.since = time.monotonic()
+            error = answer.exception()
             if error is not None:
-                pulse.failure = pulse.failure or error
-            elif method == "pump":
-                pulse.num_pumps -= 1
-                requests = dict(member.assigned)
-                for group in member.finished(ticket.result()):
+                pending.failure = pending.failure or error
+            elif method is RolloutWorker.pump:
+                pending.num_pumps -= 1
+                requests = dict(slot.assigned)
+                for group in slot.record_finished(answer.result()):
                     self._finished.append((requests[group.submission], group))
-                self._pump(member)
-            self._news.notify_all()
+                self._pump(slot)
+            self._changed.notify_all()
 
-    def _mend(self) -> None:
-        """Bury those that died or hang, and fill empty seats whose back-off is over. Under the lock."""
-        for member in list(self._members):
-            pulse = self._pulses.get(member.index)
-            if member.restart_at is None and pulse is not None:
-                failure = pulse.failure
-                if isinstance(failure, FATAL):
-                    raise failure
-                patience = EVALUATION_PATIENCE if pulse.num_evaluations else 1.0
-                if failure is None and pulse.num_owed and member.hangs(pulse.since, patience):
-                    failure = TimeoutError()
-                if failure is not None:
-                    self._pulses.pop(member.index)
-                    self._unless_lost(member, partial(member.bury, failure))
-            if not member.closed and member.restart_at is not None and time.monotonic() >= member.restart_at:
-                member.restart()
-                self._load(member)
-                if member.assigned:
-                    self._send(member, "submit", list(member.assigned.values()))
-                    self._pump(member)
-        self._deal_orphans()
+    def _recover(self) -> None:
+        """End workers that failed or are overdue, and start new ones where the back-off is over. Under the lock."""
+        for slot in self.slots:
+            if slot.restart_at is None and (failure := self._failure_of(slot)) is not None:
+                self._pending.pop(slot.index)
+                self._or_give_up(slot, partial(slot.mark_failed, failure))
+            if not slot.closed and slot.restart_at is not None and time.monotonic() >= slot.restart_at:
+                slot.restart()
+                self._load(slot)
+                if slot.assigned:
+                    self._send(slot, RolloutWorker.submit, list(slot.assigned.values()))
+                    self._pump(slot)
+        self._reassign_abandoned()
 
-    def _tidy(self) -> None:
-        """Free versions that are not live and that nobody is still reading."""
+    def _failure_of(self, slot: WorkerSlot) -> BaseException | None:
+        """Why a slot's worker must be replaced, or None; an error that another worker would repeat is raised."""
+        pending = self._pending.get(slot.index)
+        if pending is None:
+            return None
+        if isinstance(pending.failure, FATAL):
+            raise pending.failure
+        num_timeouts = EVALUATION_TIMEOUTS if pending.num_evaluations else 1.0
+        if pending.failure is None and pending.num_calls and slot.is_overdue(pending.since, num_timeouts):
+            return TimeoutError()
+        return pending.failure
+
+    def _discard_old_versions(self) -> None:
+        """Free versions that are not live and that no worker is still reading."""
         for ref, loads in self._published[:-1]:
-            if all(ticket.done() for ticket in loads):
+            if all(answer.done() for answer in loads):
                 self._store.discard(ref)
         self._published = [
-            entry for entry in self._published if entry[0] is self._ref or not all(t.done() for t in entry[1])
+            entry for entry in self._published if entry[0] is self._ref or not all(a.done() for a in entry[1])
         ]

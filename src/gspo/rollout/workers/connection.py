@@ -1,16 +1,19 @@
-"""How a fleet reaches one rollout worker, wherever it runs: calls by name, answered in order, until it dies."""
+"""How a fleet reaches one rollout worker, wherever it runs: calls answered in order until the worker ends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Protocol, TypeVar, TypeVarTuple
 
-Ticket = Future
-"""What a call returns at once: `done()`, `result(timeout)`, `add_done_callback`. The answer, or what went wrong."""
+from gspo.rollout.workers.worker import RolloutWorker
+
+Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
 
 
 class WorkerDied(RuntimeError):
-    """The worker ended, or was ended, before it answered. The message says how it ended, root cause first."""
+    """The worker ended before it answered. The message says how it ended, root cause first."""
 
 
 class WorkersLost(RuntimeError):
@@ -18,14 +21,14 @@ class WorkersLost(RuntimeError):
 
 
 class FleetClosed(RuntimeError):
-    """The fleet was closed while a call was under way, by another thread."""
+    """Another thread closed the fleet during a call."""
 
 
 class Connection(Protocol):
     """One RolloutWorker in a process of its own. Every method may be called from any thread and returns at once.
 
-    Creating a connection starts the worker and does not wait for it: the first tickets are done when its engine is
-    built. Calls are carried out one at a time, in the order they were sent, and their tickets are done in that order.
+    Creating a connection starts the worker and does not wait for it: the first answers come when its engine is built.
+    The worker makes one call at a time, in the order they were sent, and answers in that order.
     """
 
     name: str
@@ -33,23 +36,23 @@ class Connection(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether calls can still be answered. False once the worker has ended or been ended."""
+        """Whether calls can still be answered. False once the worker has ended or been killed."""
         ...
 
-    def send(self, method: str, *args: Any) -> Ticket[Any]:
-        """Call `RolloutWorker.<method>(*args)`.
+    def send(self, method: Callable[[RolloutWorker, *Args], Result], *args: *Args) -> Future[Result]:
+        """Call a method of the worker, such as `RolloutWorker.step`; only its name and the arguments travel.
 
-        The ticket's exception is the one that was raised there (WorkerError when it cannot travel), or WorkerDied,
-        which every unanswered ticket gets when the worker ends. Sending to an ended worker gives such a ticket too.
+        The future's exception is the one raised by the worker (WorkerError when it cannot be pickled), or WorkerDied,
+        which every unanswered call gets when the worker ends. Calls to an ended worker fail in the same way.
         """
         ...
 
     def stacks(self) -> str:
-        """What the worker is doing now, for a watchdog; "" when it cannot be told. May take a second."""
+        """What the worker is doing now, for a watchdog; "" when it does not answer. May take a second."""
         ...
 
     def kill(self, reason: str = "it was killed") -> None:
-        """End the worker at once, whatever it does; unanswered tickets get WorkerDied with `reason`."""
+        """End the worker at once, whatever it does; unanswered calls fail with WorkerDied and `reason`."""
         ...
 
     def close(self) -> None:

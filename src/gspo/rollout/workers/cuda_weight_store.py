@@ -1,8 +1,8 @@
 """Weights by reference on GPUs: one version in the trainer's GPU memory, opened by workers of this machine (CUDA IPC).
 
-A worker on the same GPU copies within its memory, one on another GPU from device to device; the host has no part.
-CUDA's memory of an export stays taken until its reader lets go of it, and a reader that was killed never does: so a
-version that is discarded is let go of here in every reader's name.
+A worker on the same GPU copies within its memory, one on another GPU from device to device; host memory is not used.
+torch frees exported memory only after every reader has closed it, which a reader that was killed never does. So
+discarding a version counts every reader as gone.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from gspo.rollout.workers.weight_store import SharedWeights, WeightsRef
 
 _ALIGNMENT = 256
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...], int]]  # name → type, shape, first byte
-Counter = tuple[bytes, int]  # of an export's readers: a file in shared memory, and the place in it
+Counter = tuple[bytes, int]  # counts the readers of an export: a file in shared memory, and the place in it
 
 
 class CudaWeightsRef:
     """A version's tensors in one block of GPU memory.
 
-    Every time it is pickled it exports the block anew: torch's count of who uses an export allows for one reader.
+    Every pickling exports the block again, because torch counts one reader per export.
     """
 
     def __init__(self, block: Tensor, layout: Layout) -> None:
@@ -32,7 +32,7 @@ class CudaWeightsRef:
         self._exports: list[Counter] = []
 
     def tensors(self) -> dict[str, Tensor]:
-        """Views into the block; the reader must let go of them before the version is discarded."""
+        """Views into the block; the reader must drop them before the version is discarded."""
         found = {}
         for name, (dtype, shape, start) in self.layout.items():
             size = torch.Size(shape).numel() * dtype.itemsize
@@ -48,7 +48,7 @@ class CudaWeightsRef:
         return _open, (rebuild, arguments, self.layout)
 
     def release(self) -> None:
-        """Count every reader as gone, those too that died with the block open. No live one may still read it."""
+        """Count every reader as gone, also those killed while they read. No live reader may still use the block."""
         exports, self._exports = self._exports, []
         for handle, offset in exports:
             torch.UntypedStorage._release_ipc_counter(handle, offset, device=self.block.device)
@@ -59,9 +59,9 @@ def _open(rebuild: Any, arguments: tuple[Any, ...], layout: Layout) -> CudaWeigh
 
 
 class CudaWeights:
-    """A WeightStore in this process's GPU memory; costs a copy of the model there for every version that is held.
+    """A WeightStore in this process's GPU memory, which holds one copy of the model per version.
 
-    Tensors that lie on the host, such as those gathered from shards, go through the host's shared memory.
+    Tensors in host memory, such as those gathered from shards, are published in shared memory instead.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class CudaWeights:
         ref = CudaWeightsRef(torch.empty(end, dtype=torch.uint8, device=device), layout)
         for name, target in ref.tensors().items():
             target.copy_(tensors[name].detach())
-        torch.cuda.synchronize(device)  # readers are on streams of their own
+        torch.cuda.synchronize(device)  # readers use other streams
         self._held[id(ref)] = ref
         return ref
 

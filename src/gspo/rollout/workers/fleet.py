@@ -1,31 +1,45 @@
-"""Who works in a fleet: seats filled and given up, workers added and removed, and the weights they all must have."""
+"""What all fleets share: slots filled and given up, workers added and removed, weights published to all of them.
+
+    sampler or trainer thread                      any thread
+      submit, step, generate, load_weights           add_worker, remove_worker, stacks, kill, close
+        │                                              │
+        ▼                                              ▼
+      Fleet ◀── applied at the start of a call ── _joining, _removing
+        ├─▶ WorkerSlot 0 ─▶ Connection ─▶ RolloutWorker in a process of its own
+        ├─▶ WorkerSlot 1 ─▶ Connection ─▶ RolloutWorker
+        └─▶ WeightStore ◀── workers read the published version
+
+LockstepFleet waits for its workers in every step; AsyncFleet does not.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
 
-from gspo.rollout.engine import GroupRequest
+from gspo.metrics import Metric, Metrics
+from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.rollout.workers.connection import Connection, FleetClosed, WorkersLost
 from gspo.rollout.workers.weight_store import WeightsRef, WeightStore
 from gspo.rollout.workers.worker_slot import WorkerSlot, WorkerSlotLost
-from gspo.types import Metric, Metrics
+from gspo.types import Rollout
 
 WORKER_TIMEOUT = 300.0
 WeightSource = Callable[[], AbstractContextManager[Mapping[str, Tensor]]]
 """Gives the trainer's current weights, under the names of the plain model, for as long as its context lasts."""
 
 
-class Fleet(ABC):
-    """The members of a fleet. `connect(index)` starts a worker; `weights` is read when new ones are published.
+class Fleet(RolloutEngine):
+    """Worker slots behind one engine. `connect(index)` starts a worker; `weights` is read when new ones are published.
 
-    A member that keeps dying is given up and its groups become `_orphans`, for the others; without others WorkersLost is
-    raised, with the root cause first. `notify` is told of every such event in a sentence.
+    A slot whose workers keep failing is given up and its groups are reassigned to the others; when none is left
+    WorkersLost is raised, root cause first. `notify` receives one message for every such event.
     """
 
     def __init__(
@@ -46,66 +60,71 @@ class Fleet(ABC):
         self._lock = threading.RLock()
         self._version = version
         self._ref: WeightsRef = None  # of the live version; None before anything was published
-        self._orphans: list[GroupRequest] = []
-        self._num_seats = self._num_lost = self._num_restarts_of_gone = 0
+        self._abandoned: list[GroupRequest] = []  # groups in flight that no slot holds
+        self._num_slots_made = self._num_lost = self._num_restarts_of_removed = 0
         self._joining: list[WorkerSlot] = []
-        self._leaving: set[int] = set()
+        self._removing: set[int] = set()
         self._closed = False
-        self._last_loss = ""
-        self._farewells: list[threading.Thread] = []
-        self._members: list[WorkerSlot] = []
-        self._members = [self._new_member() for _ in range(num_workers)]
+        self._loss_message = ""
+        self._closing: list[threading.Thread] = []
+        self._slots: list[WorkerSlot] = []
+        self._slots = [self._new_slot() for _ in range(num_workers)]
 
-    def _new_member(self) -> WorkerSlot:
-        self._num_seats += 1
-        return WorkerSlot(self._num_seats - 1, self._connect, self._timeout, self._notify)
+    def _new_slot(self) -> WorkerSlot:
+        self._num_slots_made += 1
+        return WorkerSlot(self._num_slots_made - 1, self._connect, self._timeout, self._notify)
+
+    @property
+    def slots(self) -> tuple[WorkerSlot, ...]:
+        """The slots that take part now."""
+        return tuple(self._slots)
 
     @property
     def num_workers(self) -> int:
         """Workers that take part, or will from the next call on."""
         with self._lock:
-            return len(self._members) + len(self._joining) - len(self._leaving)
+            return len(self._slots) + len(self._joining) - len(self._removing)
 
     def add_worker(self) -> int:
         """Start one more worker, from any thread; returns its number. It takes part from the next call on."""
         with self._lock:
             if self._closed:
                 raise FleetClosed
-            member = self._new_member()
-            self._joining.append(member)
-        self._notify(f"{member.name} is added")
-        return member.index
+            slot = self._new_slot()
+            self._joining.append(slot)
+        self._notify(f"{slot.name} is added")
+        return slot.index
 
     def remove_worker(self, index: int | None = None) -> int:
-        """Send a worker away, from any thread, the newest when no number is given; its groups go to the others."""
+        """Remove a worker, by default the newest, from any thread; returns its number. Its groups go to the others."""
         with self._lock:
-            staying = [m.index for m in [*self._members, *self._joining] if m.index not in self._leaving]
+            staying = [s.index for s in [*self._slots, *self._joining] if s.index not in self._removing]
             if len(staying) < 2:
                 raise ValueError("the last rollout worker cannot be removed; add another first")
             index = staying[-1] if index is None else index
             if index not in staying:
                 raise ValueError(f"there is no rollout worker {index}; there are {staying}")
-            self._leaving.add(index)
+            self._removing.add(index)
         return index
 
-    def _change_members(self) -> tuple[list[WorkerSlot], list[WorkerSlot]]:
-        """Let those join and leave who were to: (who joined, who left, still holding its groups)."""
+    def _apply_membership(self) -> tuple[list[WorkerSlot], list[WorkerSlot]]:
+        """Apply pending joins and removals. Returns (joined, removed); removed slots still hold their groups."""
         with self._lock:
             if self._closed:
                 raise FleetClosed
-            if not self._members and not self._joining:
-                raise WorkersLost(self._last_loss)
+            if not self._slots and not self._joining:
+                raise WorkersLost(self._loss_message)
             joined, self._joining = self._joining, []
-            everybody = [*self._members, *joined]
-            left = [m for m in everybody if m.index in self._leaving]
-            if len(left) == len(everybody):  # those who were to stay have been lost since
-                left = []
-            self._members = [m for m in everybody if m not in left]
-            self._leaving.clear()
-        for member in left:
-            self._num_restarts_of_gone += member.num_restarts
-            self._notify(f"{member.name} is removed; its {len(member.assigned)} groups go to the others")
-        return [member for member in joined if member not in left], left
+            everybody = [*self._slots, *joined]
+            removed = [s for s in everybody if s.index in self._removing]
+            if len(removed) == len(everybody):  # those that should have stayed have been lost since
+                removed = []
+            self._slots = [s for s in everybody if s not in removed]
+            self._removing.clear()
+        for slot in removed:
+            self._num_restarts_of_removed += slot.num_restarts
+            self._notify(f"{slot.name} is removed; its {len(slot.assigned)} groups go to the others")
+        return [slot for slot in joined if slot not in removed], removed
 
     def _publish(self, weights: Mapping[str, Tensor] | None, version: int) -> WeightsRef:
         """Put weights, the source's when None, where workers can read them."""
@@ -114,78 +133,82 @@ class Fleet(ABC):
         with self._weights() as current:
             return self._store.publish(current, version)
 
-    def _unless_lost(self, member: WorkerSlot, action: Callable[[], Any]) -> Any:
-        """What `action` returns, or None when the member had to be given up over it."""
+    def _or_give_up(self, slot: WorkerSlot, action: Callable[[], Any]) -> Any:
+        """What `action` returns, or None when the slot was lost over it and given up."""
         try:
             return action()
         except WorkerSlotLost as lost:
-            self._give_up(member, lost)
+            self._give_up(slot, lost)
             return None
 
-    def _give_up(self, member: WorkerSlot, cause: WorkerSlotLost) -> None:
+    def _give_up(self, slot: WorkerSlot, cause: WorkerSlotLost) -> None:
         with self._lock:
             self._num_lost += 1
-            self._members = [m for m in self._members if m is not member]
-            self._num_restarts_of_gone += member.num_restarts
-            self._orphans += member.take()
-            member.closed = True
-        if not self._members and not self._joining:
-            self._last_loss = f"{cause}\nno rollout worker is left"
-            raise WorkersLost(self._last_loss) from cause
-        self._notify(f"{cause}\nit is given up; {len(self._members)} rollout workers go on")
+            self._slots = [s for s in self._slots if s is not slot]
+            self._num_restarts_of_removed += slot.num_restarts
+            self._abandoned += slot.take_assigned()
+            slot.closed = True
+        if not self._slots and not self._joining:
+            self._loss_message = f"{cause}\nno rollout worker is left"
+            raise WorkersLost(self._loss_message) from cause
+        self._notify(f"{cause}\nit is given up; {len(self._slots)} rollout workers go on")
 
-    def _deal_orphans(self) -> None:
-        """Give the groups of members that were given up to the others; while there are none, they wait for who joins."""
-        if self._members:
-            orphans, self._orphans = self._orphans, []
-            self._deal(orphans)
+    def _reassign_abandoned(self) -> None:
+        """Assign the groups of slots that were given up; while no slot is left they wait for one that joins."""
+        if self._slots:
+            abandoned, self._abandoned = self._abandoned, []
+            self._assign(abandoned)
 
     @abstractmethod
-    def _deal(self, requests: Sequence[GroupRequest]) -> None:
-        """Give groups to members."""
+    def _assign(self, requests: Sequence[GroupRequest]) -> None:
+        """Send groups to slots."""
 
-    def _lightest(self, members: Sequence[WorkerSlot]) -> WorkerSlot:
-        """Who gets the next group: the least loaded, the first of equals."""
-        return min(members, key=lambda member: (member.num_responses, member.index))
+    @staticmethod
+    def _least_loaded(slots: Sequence[WorkerSlot]) -> WorkerSlot:
+        """The slot that gets the next group: the one with the fewest responses, the first of equals."""
+        return min(slots, key=lambda slot: (slot.num_responses, slot.index))
 
-    def _dismiss(self, member: WorkerSlot) -> None:
-        """Let a worker end by itself; nobody waits for it before `close`."""
-        member.closed = True
-        farewell = threading.Thread(target=member.close, name="gspo-rollout-farewell", daemon=True)
-        farewell.start()
-        self._farewells.append(farewell)
+    def _close_in_background(self, slot: WorkerSlot) -> None:
+        """Let a removed worker end by itself; only `close` waits for it."""
+        slot.closed = True
+        thread = threading.Thread(target=slot.close, name="gspo-rollout-close", daemon=True)
+        thread.start()
+        self._closing.append(thread)
 
     def close(self) -> None:
         """End every worker and free the weights. May be called twice, and from any thread."""
         with self._lock:
             self._closed = True
-            members, self._joining = [*self._members, *self._joining], []
-        for member in members:
-            member.closed = True
-        for member in members:
-            member.close()
-        for farewell in self._farewells:
-            farewell.join()
+            slots, self._joining = [*self._slots, *self._joining], []
+        for slot in slots:
+            slot.closed = True
+        for slot in slots:
+            slot.close()
+        for thread in self._closing:
+            thread.join()
         self._store.close()
 
     def kill(self) -> None:
-        """End every worker at once: for a run that ends in a hurry."""
         self._closed = True
-        for member in [*self._members, *self._joining]:
-            member.closed = True
-            member.connection.kill("the run ended")
+        for slot in [*self._slots, *self._joining]:
+            slot.closed = True
+            slot.connection.kill("the run ended")
 
     def stacks(self) -> str:
-        """What every worker is doing now, for a watchdog."""
-        members = list(self._members)
-        return "\n".join(f"{m.name}:\n{m.connection.stacks() or 'gave no answer'}" for m in members)
+        return "\n".join(f"{s.name}:\n{s.connection.stacks() or 'gave no answer'}" for s in self.slots)
 
     def metrics(self) -> Metrics:
-        """Counts since the start."""
-        members = list(self._members)
-        restarts = self._num_restarts_of_gone + sum(member.num_restarts for member in members)
+        slots = self.slots
+        restarts = self._num_restarts_of_removed + sum(slot.num_restarts for slot in slots)
         return {
-            "rollout/num_workers": Metric("last", len(members)),
+            "rollout/num_workers": Metric("last", len(slots)),
             "rollout/worker_restarts": Metric("last", restarts),
             "rollout/workers_lost": Metric("last", self._num_lost),
         }
+
+
+def with_partial(
+    requests: Iterable[GroupRequest], begun: Mapping[int, tuple[Rollout, ...]]
+) -> list[GroupRequest]:
+    """The requests with the responses that workers have begun, which are listed by submission."""
+    return [dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests]

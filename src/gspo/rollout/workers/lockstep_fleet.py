@@ -1,23 +1,31 @@
-"""A fleet in step: many rollout workers behind the interface of one engine, as reproducible as one.
+"""A fleet in lockstep: many rollout workers behind the interface of one engine, as reproducible as one.
 
-`step` is a barrier: every worker with groups in flight makes one engine step. Which worker gets a group depends only
-on the groups, never on time, and when new weights come all unfinished groups are dealt out anew. So for the same calls
-a fleet gives the same tokens, after a resume and after the loss of a worker too: its successor is given the same calls.
+    caller's thread            worker 0            worker 1
+      step() ── send step ──▶  one engine step
+             ── send step ──────────────────────▶  one engine step
+             ◀── groups ─────  done
+             ◀── groups ─────────────────────────  done
+      returns when the last has answered: `step` is a barrier
+
+Which worker gets a group depends only on the groups, never on time, and when new weights come all unfinished groups
+are assigned again. So for the same calls a fleet gives the same tokens, also after a resume and after the loss of a
+worker, whose replacement gets the same calls again.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.workers.fleet import Fleet
+from gspo.rollout.workers.fleet import Fleet, with_partial
+from gspo.rollout.workers.worker import RolloutWorker
 from gspo.rollout.workers.worker_slot import WorkerSlot
 from gspo.types import Group, Rollout
 
-EVALUATION_PATIENCE = 10.0  # deadlines that a whole `generate` may take
+EVALUATION_TIMEOUTS = 10.0  # how many timeouts one `generate` may take
 
 
 class LockstepFleet(Fleet):
@@ -25,21 +33,21 @@ class LockstepFleet(Fleet):
 
     @property
     def num_in_flight(self) -> int:
-        return len(self._orphans) + sum(len(member.assigned) for member in self._members)
+        return len(self._abandoned) + sum(len(slot.assigned) for slot in self._slots)
 
     def submit(self, request: GroupRequest) -> None:
         self._prepare()
-        self._deal([request])
+        self._assign([request])
 
     def step(self) -> list[Group]:
         self._prepare()
-        running = [member for member in self._members if member.assigned]
-        for member in running:
-            member.call("step")
+        running = [slot for slot in self._slots if slot.assigned]
+        for slot in running:
+            slot.call(RolloutWorker.step)
         groups = [
-            g for member in running for g in member.finished(self._unless_lost(member, member.answer) or [])
+            g for slot in running for g in slot.record_finished(self._or_give_up(slot, slot.answer) or [])
         ]
-        self._deal_orphans()
+        self._reassign_abandoned()
         return sorted(groups, key=lambda group: group.submission)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
@@ -47,97 +55,100 @@ class LockstepFleet(Fleet):
         done: dict[int, Group] = {}
         while waiting:
             self._prepare()
-            members, left = list(self._members), []
-            shares = [(m, waiting[i :: len(members)]) for i, m in enumerate(members)]
-            tickets = [(m, s, m.connection.send("generate", [r for _, r in s])) for m, s in shares if s]
-            for member, share, ticket in tickets:
-                asked = [request for _, request in share]
-                groups = self._unless_lost(
-                    member,
-                    lambda m=member, t=ticket, a=asked: m.ask(
-                        "generate", a, patience=EVALUATION_PATIENCE, ticket=t
+            slots, lost = list(self._slots), []
+            shares = [(slot, waiting[i :: len(slots)]) for i, slot in enumerate(slots)]
+            sent = [
+                (slot, share, slot.connection.send(RolloutWorker.generate, [r for _, r in share]))
+                for slot, share in shares
+                if share
+            ]
+            for slot, share, answer in sent:
+                groups = self._or_give_up(
+                    slot,
+                    lambda slot=slot, share=share, answer=answer: slot.ask(
+                        RolloutWorker.generate,
+                        [request for _, request in share],
+                        num_timeouts=EVALUATION_TIMEOUTS,
+                        sent=answer,
                     ),
                 )
                 if groups is None:
-                    left += share  # its member was given up: the others take it
+                    lost += share
                 else:
                     done |= dict(zip((place for place, _ in share), groups))
-            waiting = left
-        self._deal_orphans()
+            waiting = lost
+        self._reassign_abandoned()
         return [done[place] for place in range(len(requests))]
 
     def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Make `weights` live, or the source's when None, and deal out what is in flight anew."""
-        _, left = self._change_members()
+        """Make `weights` live, or the source's when None, and assign everything in flight again."""
+        _, removed = self._apply_membership()
         before, self._ref = self._ref, self._publish(weights, version)
         self._version = version
-        everybody = [*left, *self._members]
-        for member in everybody:
-            member.call("load_weights", self._ref, version)
-            member.call("take_back")
+        everybody = [*removed, *self._slots]
+        for slot in everybody:
+            slot.call(RolloutWorker.load_weights, self._ref, version)
+            slot.call(RolloutWorker.take_back)
         begun: dict[int, tuple[Rollout, ...]] = {}
-        for member in everybody:
-            begun |= self._unless_lost(member, member.answer) or {}
-        requests = [request for member in everybody for request in member.take()] + self._orphans
-        self._orphans = [dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests]
-        for member in self._members:
-            member.begin_anew([("load_weights", (self._ref, version))])
-        for member in left:
-            self._dismiss(member)
+        for slot in everybody:
+            begun |= self._or_give_up(slot, slot.answer) or {}
+        requests = [request for slot in everybody for request in slot.take_assigned()] + self._abandoned
+        self._abandoned = with_partial(requests, begun)
+        for slot in self._slots:
+            slot.reset_journal((RolloutWorker.load_weights, (self._ref, version)))
+        for slot in removed:
+            self._close_in_background(slot)
         if before is not None:
             self._store.discard(before)
-        self._deal_orphans()
+        self._reassign_abandoned()
 
     def rest(self) -> None:
-        """Training is about to use the device: have the workers give back what memory they can, until they are needed."""
-        for member in self._members:
-            member.call("rest")
-        for member in list(self._members):
-            self._unless_lost(member, member.answer)
+        self._call_all(RolloutWorker.rest)
 
     def unfinished(self) -> list[GroupRequest]:
         found: list[GroupRequest] = []
-        for member in [m for m in self._members if m.assigned]:
-            begun = self._unless_lost(member, lambda m=member: m.ask("unfinished")) or {}
-            found += [
-                dataclasses.replace(r, partial=begun.get(s, r.partial)) for s, r in member.assigned.items()
-            ]
-        found += self._orphans
-        self._deal_orphans()
+        for slot in [s for s in self._slots if s.assigned]:
+            begun = self._or_give_up(slot, lambda slot=slot: slot.ask(RolloutWorker.unfinished)) or {}
+            found += with_partial(slot.assigned.values(), begun)
+        found += self._abandoned
+        self._reassign_abandoned()
         return sorted(found, key=lambda request: request.submission)
 
     def clear(self) -> None:
-        for member in self._members:
-            member.call("take_back")
-        for member in list(self._members):
-            self._unless_lost(member, member.answer)
-        for member in self._members:
-            member.take()
-            member.begin_anew([] if self._ref is None else [("load_weights", (self._ref, self._version))])
-        self._orphans = []
+        self._call_all(RolloutWorker.take_back)
+        live = [] if self._ref is None else [(RolloutWorker.load_weights, (self._ref, self._version))]
+        for slot in self._slots:
+            slot.take_assigned()
+            slot.reset_journal(*live)
+        self._abandoned = []
+
+    def _call_all(self, method: Callable[[RolloutWorker], Any]) -> None:
+        """Call every worker and wait for all of them."""
+        for slot in self._slots:
+            slot.call(method)
+        for slot in self.slots:
+            self._or_give_up(slot, slot.answer)
 
     def _prepare(self) -> None:
-        """Let members join and leave, and publish the first weights."""
-        joined, left = self._change_members()
+        """Apply pending joins and removals, and publish the first weights."""
+        joined, removed = self._apply_membership()
         if self._ref is None:
             self._ref = self._publish(None, self._version)
-            joined = self._members
-        for member in joined:
-            member.call("load_weights", self._ref, self._version)
-        for member in left:
-            begun = self._unless_lost(member, lambda m=member: m.ask("take_back")) or {}
-            self._orphans += [
-                dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in member.take()
-            ]
-            self._dismiss(member)
-        self._deal_orphans()
+            joined = self._slots
+        for slot in joined:
+            slot.call(RolloutWorker.load_weights, self._ref, self._version)
+        for slot in removed:
+            begun = self._or_give_up(slot, lambda slot=slot: slot.ask(RolloutWorker.take_back)) or {}
+            self._abandoned += with_partial(slot.take_assigned(), begun)
+            self._close_in_background(slot)
+        self._reassign_abandoned()
 
-    def _deal(self, requests: Sequence[GroupRequest]) -> None:
-        """Give groups to members, in order of submission, each to the least loaded."""
+    def _assign(self, requests: Sequence[GroupRequest]) -> None:
+        """Send groups to slots in order of submission, each to the least loaded."""
         shares: dict[WorkerSlot, list[GroupRequest]] = {}
         for request in sorted(requests, key=lambda request: request.submission):
-            member = self._lightest(self._members)
-            member.assigned[request.submission] = request
-            shares.setdefault(member, []).append(request)
-        for member, share in shares.items():
-            member.call("submit", share)
+            slot = self._least_loaded(self._slots)
+            slot.assigned[request.submission] = request
+            shares.setdefault(slot, []).append(request)
+        for slot, share in shares.items():
+            slot.call(RolloutWorker.submit, share)

@@ -1,4 +1,13 @@
-"""A rollout worker in a process of its own on this machine, over a socket."""
+"""A rollout worker in a process of its own on this machine, over a socket.
+
+    caller's thread     this process                                      worker process
+      send ───────────▶ _outbox (queue) ─▶ writer thread ─▶ socket ─────▶ one call at a time
+       └─ returns a Future, kept in _waiting
+      result() ◀─────── set_result ◀────── reader thread ◀─ socket ◀───── answers in order
+
+No caller waits for a full socket: only the writer does. When the process ends, the reader sees the end of the socket,
+collects the process and fails every waiting Future with how it ended and the end of its log.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +23,23 @@ import tempfile
 import threading
 import time
 from collections import deque
-from concurrent.futures import InvalidStateError, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import IO, Any
 
 from gspo.processes import describe_exit, kill_group, python_environment
-from gspo.rollout.workers.connection import Ticket, WorkerDied
-from gspo.rollout.workers.worker import EngineSpec
+from gspo.rollout.workers.connection import Args, Result, WorkerDied
+from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 
 CLOSE_SECONDS = 5.0
 STACKS_SECONDS = 1.0
-TAIL = 2000  # characters of the log that an obituary quotes
+LOG_TAIL = 2000  # characters of the log quoted when the process ends
 
 
 class ProcessConnection:
-    """A `Connection` to a child process. Its output goes to `log`, the end of which is quoted when it dies."""
+    """A `Connection` to a child process, whose output goes to `log`."""
 
     def __init__(self, spec: EngineSpec, index: int = 0, log: Path | None = None) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile() if log is None else open(log, "a+b")  # noqa: SIM115
@@ -40,10 +50,10 @@ class ProcessConnection:
         self.name = f"rollout worker {index} (process {self.pid})"
         self._pipe = Pipe(ours.detach())
         self._lock = threading.Lock()
-        self._waiting: deque[Ticket[Any]] = deque()
+        self._waiting: deque[Future[Any]] = deque()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._death: str | None = None
-        self._reason: str | None = None
+        self._ending: str | None = None  # how the process ended, once it was collected
+        self._kill_reason: str | None = None
         self._outbox.put(pickle.dumps((list(sys.path), spec)))
         self._reader = threading.Thread(target=self._read, name=f"gspo-rollout-{index}-read", daemon=True)
         self._writer = threading.Thread(target=self._write, name=f"gspo-rollout-{index}-write", daemon=True)
@@ -52,21 +62,21 @@ class ProcessConnection:
 
     @property
     def alive(self) -> bool:
-        return self._death is None and self._reason is None
+        return self._ending is None and self._kill_reason is None
 
-    def send(self, method: str, *args: Any) -> Ticket[Any]:
-        ticket: Ticket[Any] = Ticket()
-        message = pickle.dumps((method, args))
+    def send(self, method: Callable[[RolloutWorker, *Args], Result], *args: *Args) -> Future[Result]:
+        answer: Future[Result] = Future()
+        message = pickle.dumps((method.__name__, args))
         with self._lock:
-            if self._death is None:
-                self._waiting.append(ticket)
+            if self._ending is None:
+                self._waiting.append(answer)
                 self._outbox.put(message)
-                return ticket
-        ticket.set_exception(WorkerDied(self._death))
-        return ticket
+                return answer
+        answer.set_exception(WorkerDied(self._ending))
+        return answer
 
     def stacks(self) -> str:
-        """faulthandler's dump of every thread. A process that is stopped, or deep in a library, may not answer."""
+        """faulthandler's dump of every thread; "" from a process that is stopped or busy in a library."""
         if not self.alive:
             return ""
         start = os.fstat(self._log.fileno()).st_size
@@ -80,14 +90,14 @@ class ProcessConnection:
         return os.pread(self._log.fileno(), size, start).decode(errors="replace")
 
     def kill(self, reason: str = "it was killed") -> None:
-        if self._death is not None:  # collected: its number may be another process's by now
+        if self._ending is not None:  # collected: its number may be another process's by now
             return
-        self._reason = self._reason or reason
-        kill_group(self.pid)  # what it started goes with it
+        self._kill_reason = self._kill_reason or reason
+        kill_group(self.pid)
 
     def close(self) -> None:
-        if self._death is None:
-            self.send("close")
+        if self._ending is None:
+            self.send(RolloutWorker.close)
         self._outbox.put(None)
         self._reader.join(CLOSE_SECONDS)
         if self._reader.is_alive():
@@ -96,62 +106,64 @@ class ProcessConnection:
         self._writer.join()
 
     def _write(self) -> None:
-        """Carry messages to the worker; a worker that does not read holds up this thread and nobody else."""
+        """Carry messages to the worker until `None` comes."""
         while (message := self._outbox.get()) is not None:
-            with contextlib.suppress(OSError):  # the reader finds out that it is gone
+            with contextlib.suppress(OSError):  # the reader finds out that the worker is gone
                 self._pipe.send_bytes(message)
-        # The worker reads its end after the last call and leaves.
+        # The worker sees the end of the socket after the last call and exits.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as end:
             end.shutdown(socket.SHUT_WR)
 
     def _read(self) -> None:
+        """Bring answers until the worker closes its end."""
         while True:
             try:
-                good, answer = pickle.loads(self._pipe.recv_bytes())
+                succeeded, result = pickle.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):
                 break
-            except Exception as error:  # whatever an answer's own pickling raises
+            except Exception as error:  # whatever unpickling an answer raises
                 self.kill(
                     f"gave an answer that cannot be read ({type(error).__name__}: {error}) and was ended"
                 )
                 break
             with self._lock:
-                ticket = self._waiting.popleft()
-            with contextlib.suppress(InvalidStateError):  # somebody gave up on it
-                ticket.set_result(answer) if good else ticket.set_exception(answer)
-        self._bury()
+                answer = self._waiting.popleft()
+            with contextlib.suppress(InvalidStateError):  # cancelled by its caller
+                answer.set_result(result) if succeeded else answer.set_exception(result)
+        self._collect()
 
-    def _bury(self) -> None:
-        """Reap the process, free what it held, and fail what it left unanswered."""
+    def _collect(self) -> None:
+        """Wait for the process to end, free its resources, and fail what it left unanswered."""
         try:
             self._process.wait(CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill("it closed its connection and did not end")
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it had started and left behind
+            os.killpg(self.pid, signal.SIGKILL)  # processes that it started and left behind
         code = self._process.wait()
-        cause = self._reason or _how(code)
+        cause = self._kill_reason or _describe_exit(code)
         with self._lock:
-            self._death = f"{self.name}: {cause}{self._tail()}"
+            self._ending = f"{self.name}: {cause}{self._log_tail()}"
             waiting, self._waiting = list(self._waiting), deque()
         self._outbox.put(None)
         self._writer.join()
         self._pipe.close()
         self._log.close()
-        for ticket in waiting:
+        for answer in waiting:
             with contextlib.suppress(InvalidStateError):
-                ticket.set_exception(WorkerDied(self._death))
+                answer.set_exception(WorkerDied(self._ending))
 
-    def _tail(self) -> str:
+    def _log_tail(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), TAIL, max(0, size - TAIL)).decode(errors="replace").strip()
+        text = (
+            os.pread(self._log.fileno(), LOG_TAIL, max(0, size - LOG_TAIL)).decode(errors="replace").strip()
+        )
         return f"; the end of its log:\n{text}" if text else ""
 
 
-def _how(code: int) -> str:
-    """How a process ended, in words."""
+def _describe_exit(code: int) -> str:
     if code == -signal.SIGKILL:
-        return "was killed by SIGKILL (by somebody, or by the system for want of memory)"
+        return "was killed by SIGKILL (by a user, or by the system when memory ran out)"
     return describe_exit(code)
 
 
@@ -167,7 +179,7 @@ os.register_at_fork(after_in_child=_forget_spawner)
 
 
 def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the process from a thread that lives as long as this program: the child asks to die with that thread."""
+    """Start the process from a thread that lives as long as this program: the child dies with its parent *thread*."""
     global _spawner
     if _spawner is None:
         _spawner = ThreadPoolExecutor(1, thread_name_prefix="gspo-spawn")
@@ -179,5 +191,5 @@ def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        start_new_session=True,  # Ctrl-C is for the trainer alone
+        start_new_session=True,  # Ctrl-C reaches the trainer alone
     ).result()

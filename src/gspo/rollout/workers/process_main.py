@@ -21,7 +21,7 @@ from gspo.processes import die_with_parent, portable_error
 
 
 def main(fd: int, parent: int) -> None:
-    """Build the engine that the trainer describes and serve it."""
+    """Build the engine that the trainer describes and answer its calls."""
     if not die_with_parent(parent):
         return
     choose_spin_count()
@@ -32,7 +32,7 @@ def main(fd: int, parent: int) -> None:
     sys.path[:] = path
     serve(trainer, lambda: _build(spec))
     sys.stderr.flush()
-    os._exit(0)  # the engine is closed: taking libraries down one by one would only take time
+    os._exit(0)  # the engine is closed: unloading libraries one by one would only take time
 
 
 def _build(spec: Any) -> Any:
@@ -42,12 +42,12 @@ def _build(spec: Any) -> Any:
 
 
 def serve(trainer: Connection, build: Callable[[], Any]) -> None:
-    """Answer calls one at a time, in order. A worker that could not be built answers every call with why."""
+    """Answer calls one at a time, in order. A worker that could not be built answers every call with the error."""
     worker, failure = None, b""
     try:
         worker = build()
     except Exception as error:
-        failure = _travelling(error)
+        failure = _error_answer(error)
     while True:
         try:
             method, args = trainer.recv()
@@ -59,15 +59,15 @@ def serve(trainer: Connection, build: Callable[[], Any]) -> None:
             try:
                 answer = pickle.dumps((True, getattr(worker, method)(*args)))
             except Exception as error:
-                answer = _travelling(error)
+                answer = _error_answer(error)
         try:
             trainer.send_bytes(answer)
         except OSError:
             return
 
 
-def _travelling(error: Exception) -> bytes:
-    """An answer that carries an error as itself where it can be rebuilt, with this process's traceback as a note."""
+def _error_answer(error: Exception) -> bytes:
+    """An answer that carries an error, as itself where it can be pickled, with this process's traceback as a note."""
     text = "".join(traceback.format_exception(error)).rstrip()
     sys.stderr.write(text + "\n")
     sys.stderr.flush()

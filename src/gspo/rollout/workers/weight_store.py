@@ -1,8 +1,8 @@
 """Weights by reference: one version in shared memory, in the safetensors layout, read by every worker on the machine.
 
-On Linux the memory has no name in any folder (memfd): it is reached through the publisher's `/proc` entry and is gone
-when the publisher and its readers are, however they ended, so a crash leaves nothing behind. It does not count against
-the size of /dev/shm. Elsewhere it is a file in a temporary folder.
+On Linux this is memory without a file name (memfd), opened through the publisher's `/proc` entry. It is freed when the
+publisher and its readers have ended, however they ended, so a crash leaves nothing behind, and it does not count
+against the size of /dev/shm. Elsewhere it is a file in a temporary folder.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 _DTYPES = {
@@ -44,14 +44,18 @@ class WeightsFile:
 
     path: str
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor, on the CPU."""
+        return load_file(self.path)
+
 
 WeightsRef = Any
-"""What `RolloutWorker.load_weights` takes: a WeightsFile, a mapping of tensors (what Ray makes of an object reference),
-or None when the weights are those the engine was built with."""
+"""What `RolloutWorker.load_weights` accepts: a WeightsFile, a CudaWeightsRef, a mapping of tensors (Ray resolves an
+object reference to one), or None for the weights that the engine was built with."""
 
 
 class WeightStore(Protocol):
-    """Publishes versions of the weights. The fleet discards a version when no worker can need it any more."""
+    """Publishes versions of the weights. The fleet discards a version when no worker needs it any more."""
 
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsRef:
         """Copy the tensors to where workers can read them; they may change as soon as this returns."""
@@ -67,10 +71,10 @@ class WeightStore(Protocol):
 
 
 class SharedWeights:
-    """A WeightStore in this machine's memory; a version is written once, by one copy, whatever the number of workers."""
+    """A WeightStore in this machine's memory; a version is written once, whatever the number of workers."""
 
     def __init__(self) -> None:
-        self._held: dict[str, int | Path] = {}  # path → what to free: a descriptor or a file
+        self._held: dict[str, int | Path] = {}  # by path: the descriptor to close or the file to delete
 
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsFile:
         fd, path, held = _create(version)
@@ -95,7 +99,7 @@ class SharedWeights:
 
 
 def _create(version: int) -> tuple[int, str, int | Path]:
-    """A new file: its descriptor, the path that others open, and what frees it."""
+    """Create a file: its descriptor, the path that others open, and what `_free` needs."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(f"gspo-weights-{version}")
         return fd, f"/proc/{os.getpid()}/fd/{fd}", fd
@@ -112,10 +116,10 @@ def _free(held: int | Path) -> None:
 
 
 def _write(fd: int, tensors: Mapping[str, Tensor]) -> None:
-    """Lay the tensors out as safetensors and copy each straight into the file's memory, from whatever device."""
+    """Write the safetensors format by copying each tensor, from any device, straight into the file's memory."""
     spans: dict[str, tuple[int, int]] = {}
     end = 0
-    # Big types first and no gaps, as the format wants; then every tensor is aligned to its own type.
+    # The format allows no gaps. With the widest types first every tensor is aligned to its own type.
     for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].element_size()):
         spans[name] = (end, end + tensor.nbytes)
         end += tensor.nbytes
@@ -140,15 +144,9 @@ def _write(fd: int, tensors: Mapping[str, Tensor]) -> None:
             tensor = tensors[name]
             target = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=start + first)
             target.view(tensor.shape).copy_(tensor)
-            del target  # the map cannot be closed while a tensor looks into it
+            del target  # the map cannot be closed while a tensor refers to it
 
 
-@contextmanager
-def read_weights(ref: WeightsRef) -> Iterator[Mapping[str, Tensor] | None]:
-    """The tensors behind a reference, on the CPU; valid within the context."""
-    if not isinstance(ref, WeightsFile):
-        yield ref.tensors() if hasattr(ref, "tensors") else ref  # in GPU memory, see cuda_weights.py
-        return
-    from safetensors.torch import load_file
-
-    yield load_file(ref.path)
+def read_weights(ref: WeightsRef) -> Mapping[str, Tensor] | None:
+    """The tensors behind a reference. They must be dropped before the version is discarded."""
+    return ref.tensors() if hasattr(ref, "tensors") else ref

@@ -1,4 +1,4 @@
-"""A rollout worker: one engine, built from a spec that can travel, behind plain methods that a fleet calls by name."""
+"""A rollout worker: one engine, built from a spec that can be pickled, behind the methods that a fleet calls."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gspo.registry import Registry, import_name
+from gspo.plugins import import_plugins
+from gspo.registry import Registry
 from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
 from gspo.types import Group, Rollout
 
 if TYPE_CHECKING:
     from gspo.rollout.workers.weight_store import WeightsRef
 
-ENGINES: Registry[Callable[[EngineSpec], RolloutEngine]] = Registry(
+BuildEngine = Callable[["EngineSpec"], RolloutEngine]
+ENGINES: Registry[BuildEngine] = Registry(
     "rollout.name",
     {"native": "gspo.rollout.workers.worker:build_native", "vllm": "gspo.rollout.vllm.engine:build_vllm"},
     error=EngineError,
@@ -32,7 +34,7 @@ class EngineSpec:
     """How to build an engine in another process: only plain values, so that it can be pickled.
 
     `kind` is a name of ENGINES or "module:function", a function of the spec that returns a RolloutEngine. The model's
-    folder gives shape and first weights; the fleet loads the current ones before any request.
+    folder gives its shape and first weights; the fleet loads the current ones before any request.
     """
 
     kind: str
@@ -44,11 +46,12 @@ class EngineSpec:
     pad_token_id: int
     dtype: str = "float32"
     device: str = "cpu"
-    num_threads: int | None = None  # None: as the process is set up
+    num_threads: int | None = None  # None: torch's default
     trust_remote_code: bool = False
     attn_implementation: str | None = None
     override_config: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the kind
+    plugins: tuple[str, ...] = ()  # imported when the kind is not built in
 
     def on_device(self, device: str, *, shared: bool) -> EngineSpec:
         """The spec of a worker on `device`. One that shares it with no trainer rank keeps its cache during training."""
@@ -56,14 +59,25 @@ class EngineSpec:
         return dataclasses.replace(self, device=device, options={**self.options, **keeps})
 
 
+def engine(name: str) -> Callable[[BuildEngine], BuildEngine]:
+    """Register a function `EngineSpec -> RolloutEngine` under a name for `rollout.name`. It runs in rollout workers."""
+
+    def register(build: BuildEngine) -> BuildEngine:
+        ENGINES.add(name, build)
+        return build
+
+    return register
+
+
 def build_engine(spec: EngineSpec) -> RolloutEngine:
     """The engine that a spec describes; an EngineError when its kind is unknown."""
-    build = import_name(spec.kind) if ":" in spec.kind else ENGINES.get(spec.kind)
-    return build(spec)
+    if spec.kind not in ENGINES:
+        import_plugins(spec.plugins)
+    return ENGINES.find(spec.kind)(spec)
 
 
 def build_native(spec: EngineSpec) -> RolloutEngine:
-    """A native engine over a copy of the model of its own."""
+    """Build a native engine over its own copy of the model."""
     import torch
 
     from gspo.models.load import load_model, load_tokenizer
@@ -82,7 +96,7 @@ def build_native(spec: EngineSpec) -> RolloutEngine:
         model.set_attn_implementation(spec.attn_implementation)
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.requires_grad_(False)
-        tensor.data = tensor.data.clone()  # aligned as the trainer's own, see build/models.py
+        tensor.data = tensor.data.clone()  # aligned as the trainer's tensors, see build/models.py
     tokenizer = load_tokenizer(spec.tokenizer, trust_remote_code=spec.trust_remote_code)
     return NativeEngine(
         model,
@@ -97,14 +111,14 @@ def build_native(spec: EngineSpec) -> RolloutEngine:
 
 
 class RolloutWorker:
-    """Hosts an engine. Arguments and results can be pickled; calls come one at a time."""
+    """Runs an engine for a fleet. Arguments and results can be pickled; calls come one at a time."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.engine = build_engine(spec)
 
     def ping(self) -> int:
-        """The worker's process id: it is up and its engine is built."""
+        """The worker's process id. The answer shows that its engine is built."""
         return os.getpid()
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
@@ -113,11 +127,11 @@ class RolloutWorker:
             self.engine.submit(request)
 
     def step(self) -> list[Group]:
-        """Advance by one engine step and hand out what finished."""
+        """Advance by one engine step and return what finished."""
         return self.engine.step()
 
     def pump(self, seconds: float) -> list[Group]:
-        """Advance for about this long, at least one step, until something finished or nothing is in flight."""
+        """Advance for about this long, at least one step, or until a group finished or nothing is in flight."""
         end = time.monotonic() + seconds
         while self.engine.num_in_flight:
             if groups := self.engine.step():
@@ -127,30 +141,27 @@ class RolloutWorker:
         return []
 
     def load_weights(self, ref: WeightsRef, version: int) -> None:
-        """Make a version live; what is in flight goes on under it."""
+        """Make a version live; groups in flight go on under it."""
         from gspo.rollout.workers.weight_store import read_weights
 
-        with read_weights(ref) as tensors:
-            self.engine.load_weights(tensors, version)
+        self.engine.load_weights(read_weights(ref), version)
 
     def rest(self) -> None:
-        """Give back the memory that the engine can do without while the trainer uses the device."""
-        rest = getattr(self.engine, "rest", None)
-        if rest is not None:
-            rest()
+        """Free the memory that the engine can do without while the trainer uses the device."""
+        self.engine.rest()
 
     def unfinished(self) -> dict[int, tuple[Rollout, ...]]:
-        """The groups in flight: what their responses have so far, by submission number."""
+        """The responses begun of the groups in flight, by submission."""
         return {request.submission: request.partial for request in self.engine.unfinished()}
 
     def take_back(self) -> dict[int, tuple[Rollout, ...]]:
-        """As `unfinished`, and forget them: they will be submitted anew, here or elsewhere."""
+        """Return what `unfinished` returns and forget these groups: they will be submitted again, here or elsewhere."""
         begun = self.unfinished()
         self.engine.clear()
         return begun
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
-        """Run these to the end; groups in flight are left as they are."""
+        """Run these to the end; groups in flight stay as they are."""
         return self.engine.generate(requests)
 
     def close(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from gspo.kernels.attention_swap import refuse_unsupported
 from gspo.kernels.cpu_attention import PackedSequences
 from gspo.kernels.flash_packed import Spans
 from gspo.training.batch.packing import Block, Layout
@@ -21,25 +20,6 @@ from gspo.training.batch.packing import Block, Layout
 PADDED = {"sdpa": "gspo_packed", "eager": "gspo_packed_eager"}
 FLEX = {"sdpa": "gspo_packed_flex"}
 FLASH = {"sdpa": "gspo_packed_flash"}
-
-
-def configs_of(model: nn.Module) -> list[Any]:
-    """The config objects that decide the attention of the model's layers."""
-    found = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    return [c for c in found.values() if getattr(c, "_attn_implementation", None) is not None]
-
-
-@contextmanager
-def packed_attention(configs: list[Any], kernels: dict[str, str]) -> Iterator[None]:
-    """Within this, models attend by `layout=`. A backward that recomputes a forward belongs inside too."""
-    before = [config._attn_implementation_internal for config in configs]
-    for config in configs:
-        config._attn_implementation_internal = kernels[config._attn_implementation]
-    try:
-        yield
-    finally:
-        for config, name in zip(configs, before):
-            config._attn_implementation_internal = name
 
 
 @torch.compiler.disable  # blocks are cut differently for every batch
@@ -56,7 +36,7 @@ def attend_padded(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """SDPA block by block, leaving out a softcap as transformers' sdpa does. Query, key and value are [1, heads, N, size]; the result is [1, N, heads, size]."""
-    _refuse(module, kwargs)
+    refuse_unsupported(module, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, size]
     outs = []
     for block in layout.blocks:
@@ -80,7 +60,7 @@ def attend_eager(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The same as `attend_padded` by products and a softmax, with the cap on scores that eager attention knows."""
-    _refuse(module, kwargs)
+    refuse_unsupported(module, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     outs = []
@@ -153,7 +133,7 @@ def attend_flash(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """All sequences in one call of a kernel, without padding."""
-    _refuse(module, kwargs)
+    refuse_unsupported(module, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     return spans.attend(q, k, v, scale, sliding_window)[None], None
@@ -172,7 +152,7 @@ def attend_flex(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """One flex_attention call over the packed row: no padding, and a prompt's keys are read where they stand."""
-    _refuse(module, kwargs)
+    refuse_unsupported(module, kwargs)
     mask = _flex_mask(layout, sliding_window)
     run = _compiled() if query.is_cuda else flex_attention
     gqa = query.shape[1] != key.shape[1]
@@ -203,13 +183,6 @@ def _compiled() -> Any:
     if not _flex:
         _flex.append(torch.compile(flex_attention, dynamic=True))
     return _flex[0]
-
-
-def _refuse(module: nn.Module, given: dict[str, Any]) -> None:
-    """What a layer adds to attention and SDPA cannot do must not be dropped in silence."""
-    for name in ("position_bias", "s_aux"):
-        if given.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} passes {name} to attention")
 
 
 AttentionInterface.register(PADDED["sdpa"], attend_padded)

@@ -82,7 +82,7 @@ class MicroBatch:
     layout: Layout | None = None
 
     def hidden(self, decoder: Callable[..., Any]) -> Tensor:
-        """Hidden states [M, H] before the response tokens. A packed one needs `packed_attention` around it."""
+        """Hidden states [M, H] before the response tokens. A packed one needs `swapped_attention` around it."""
         if self.layout is None:
             out = decoder(input_ids=self.input_ids, use_cache=False).last_hidden_state
             return out.flatten(0, 1)[self.positions]

@@ -1,7 +1,7 @@
 """Packed micro-batches: every real token once, and the prompt of a group once for all its responses.
 
 The tokens of a micro-batch stand in one row without padding, [1, N]. Everything but attention works token by token
-and needs to know nothing of it; attention (packed_attention.py) cuts the row into its sequences again. A response's
+and needs to know nothing of it; attention (attention.py) cuts the row into its sequences again. A response's
 last token is left out: nothing is predicted from it.
 """
 

@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gspo.types import BatchTotals, Metrics, TrainBatch, merge_metrics
+from gspo.metrics import Metrics, merge_metrics
+from gspo.types import BatchTotals, TrainBatch
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gspo.plan.faults import daly_interval, useful_share, young_interval
+from gspo.plan.transfers import daly_interval, useful_share, young_interval
 
 
 @pytest.mark.parametrize(("save", "mtbf"), [(10.0, 1e5), (60.0, 4e4), (300.0, 4e4), (300.0, 5e3)])

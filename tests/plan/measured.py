@@ -1,15 +1,17 @@
-"""Figures measured on a GPU, and what the plan says to the same work."""
+"""Figures measured on a GPU, and the predictions for the same work."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.kernels.sizes import PAGE
 from gspo.models.shape import SHAPES, ModelShape
 from gspo.plan.constants import DEVICES, GIB
-from gspo.plan.decode import Engine, generate
+from gspo.plan.decode import DecodeCost, generate
 from gspo.plan.lengths import Lengths
-from gspo.plan.memory import colocated_memory, engine_memory, trainer_memory
+from gspo.plan.memory import ModelSize, colocated_memory, engine_memory, trainer_memory
+from gspo.plan.split import Split
 from gspo.plan.train_time import TrainCost
 from gspo.plan.workload import Workload
 
@@ -18,7 +20,7 @@ DEVICE = DEVICES["h200"]
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A measured figure that a prediction can be held against: one H200, all answers at full length."""
+    """Measured figures to compare a prediction with: one H200, all responses at full length."""
 
     model: str
     prompts: int
@@ -28,7 +30,7 @@ class Benchmark:
     source: str
     rollout_s: float | None = None
     train_s: float | None = None  # scoring and update
-    peak_gib: float | None = None  # what torch reserves, libraries apart
+    peak_gib: float | None = None  # reserved by torch, without libraries
     generates: bool = True
     trains: bool = True
     mini_batches: int = 4
@@ -37,7 +39,7 @@ class Benchmark:
     checkpointing: bool = False
     compiled: bool = True
     offload: bool = False
-    old: bool = False  # eager decoding, padded rows and no fused head
+    eager: bool = False  # decoding without CUDA graphs
 
     @property
     def shape(self) -> ModelShape:
@@ -54,32 +56,32 @@ class Benchmark:
             mini_batches=self.mini_batches,
             token_budget=self.token_budget,
             score_share=self.score_share,
-            layout="plain" if self.old else "shared",
-            eager=self.old,
-            paged=not self.old,
-            fused_head=not self.old,
+            eager=self.eager,
             compiled=self.compiled,
             offload=self.offload,
         )
 
     def predicted_rollout_s(self) -> float:
         work = self.work
-        engine = Engine(self.shape, DEVICE, eager=work.eager, fused_head=work.fused_head)
-        return generate(engine, work.rows, 1, work.rows, work.lengths, work.prompt, work.group).total
+        engine = DecodeCost(self.shape, DEVICE, eager=work.eager)
+        return generate(
+            engine, work.rows, 1, work.rows, work.lengths, work.mean_prompt, work.group_size
+        ).total
 
     def predicted_train_s(self) -> float:
-        work, trainer = self.work, TrainCost(self.shape, DEVICE, checkpointing=self.checkpointing)
+        work, trainer = self.work, TrainCost(self.shape, DEVICE, Split(checkpointing=self.checkpointing))
         return trainer.score(work).total + trainer.update(work).total
 
     def predicted_peak_gib(self) -> float:
-        work = self.work
-        trainer = trainer_memory(self.shape, DEVICE, work, ranks=1, shard=1, checkpointing=self.checkpointing)
+        work, model = self.work, ModelSize.of(self.shape, DEVICE.number_bytes)
+        trainer = trainer_memory(model, DEVICE, work, Split(checkpointing=self.checkpointing))
         if not self.generates:
             return trainer.total / GIB
-        engine = engine_memory(self.shape, DEVICE, work, tp=1, slots=work.rows)
+        slot_tokens = work.slot_tokens + 2 * PAGE  # as the engine allocates
+        engine = engine_memory(model, DEVICE, work, tp=1, slots=work.rows, slot_tokens=slot_tokens)
         if not self.trains:
             return engine.total / GIB
-        return colocated_memory(trainer, engine, one_process=True, paged=work.paged).total / GIB
+        return colocated_memory(trainer, engine, DEVICE, one_process=True).total / GIB
 
 
 _NOW = "docs/performance.md, On a GPU"
@@ -87,7 +89,7 @@ _STEP = f"{_NOW}, captured, 8,500 tokens per micro-batch"
 _LONG = f"{_NOW}, gradient checkpointing, nothing scored"
 _GIVEN: dict[str, Any] = {"generates": False, "mini_batches": 1, "score_share": 0.0, "checkpointing": True}
 _BARE = "bare compiled decode loop, without an engine around it"
-_BEFORE = f"{_NOW}, last line: eager decoding, padded rows"
+_EAGER = f"{_NOW}, last line: eager decoding"
 BENCHMARKS = (
     Benchmark("smol", 32, 8, 32, 128, _NOW, rollout_s=256 * 128 / 143_300),
     Benchmark("smol", 128, 8, 32, 128, _NOW, rollout_s=1024 * 128 / 288_900, peak_gib=5.0, trains=False),
@@ -121,6 +123,6 @@ BENCHMARKS = (
     ),
     Benchmark("smol", 32, 8, 32, 128, _BARE, rollout_s=256 * 128 / 138_000),
     Benchmark("smol", 128, 8, 32, 128, _BARE, rollout_s=1024 * 128 / 276_000),
-    Benchmark("smol", 32, 8, 32, 128, _BEFORE, rollout_s=4.11, train_s=0.84, old=True),
-    Benchmark("qwen1.5b", 32, 8, 32, 128, _BEFORE, rollout_s=2.58, train_s=4.09, old=True),
+    Benchmark("smol", 32, 8, 32, 128, _EAGER, rollout_s=4.11, eager=True),
+    Benchmark("qwen1.5b", 32, 8, 32, 128, _EAGER, rollout_s=2.58, eager=True),
 )  # fmt: skip

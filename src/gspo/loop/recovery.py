@@ -1,0 +1,37 @@
+"""Going back to a checkpoint within a run: after an alarm, and after the loss of trainer ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gspo.checkpoint import folder as checkpoint
+from gspo.distributed.rank_group import RankFailed
+from gspo.loop.guards.alarms import LR_FACTOR, checkpoint_before
+
+if TYPE_CHECKING:
+    from gspo.loop.trainer import Trainer
+
+RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
+
+
+def roll_back(trainer: Trainer) -> None:
+    """Go back to the last checkpoint before this step, with a lower learning rate."""
+    path = checkpoint_before(trainer.run.checkpoints, trainer.step)
+    assert path is not None  # an alarm asks for a rollback only when there is one
+    step = trainer.step
+    trainer.rebuild(path)
+    trainer.console.say(
+        f"rolled back from step {step} to {path}; the learning rate is now {LR_FACTOR:g} of what it was"
+    )
+
+
+def replace_ranks(trainer: Trainer, failure: RankFailed) -> None:
+    """Continue from the last checkpoint with new ranks. Raises `failure` where the backend cannot start any."""
+    trainer.num_rank_failures += 1
+    trainer.writer.wait()
+    path, _ = checkpoint.latest(trainer.run.checkpoints)
+    if trainer.backend is None or path is None or trainer.num_rank_failures > RANK_RESTARTS:
+        raise failure
+    trainer.console.warn(f"{failure}\nnew trainer ranks continue from {path}")
+    failure.with_traceback(None)  # its frames hold the parts
+    trainer.rebuild(path)

@@ -1,0 +1,82 @@
+"""What a slot pool asks of the code that runs its rows on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gspo.rollout.engine import SamplingParams
+from gspo.rollout.native.slots import Slots, SlotStart
+
+
+@dataclass(frozen=True, slots=True)
+class PageCounts:
+    """Pages of a KV cache: all that can be used, and those that nothing holds."""
+
+    num_pages: int = 0
+    num_free: int = 0
+
+
+class Runner(Protocol):
+    """Runs the rows of a pool: rows 0..B-1, in the order they were placed. A *prefix* is the result of a prefill."""
+
+    slots: Slots
+    checks_every_step: bool  # whether reading `slots.done` after every token is cheap
+    packs_prefill: bool  # whether a prefill costs the sum of its contexts, not their number times the longest
+
+    def running(self) -> AbstractContextManager[None]:
+        """Around everything that runs the model."""
+        ...
+
+    def decoding(self) -> AbstractContextManager[None]:
+        """Around `decode`."""
+        ...
+
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> Any:
+        """The prefix that holds these token lists."""
+        ...
+
+    def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
+        """How many sequences, from the first on, there is memory for; sequence i continues contexts[sources[i]]."""
+        ...
+
+    def place(
+        self,
+        prefix: Any,
+        sources: Sequence[int],
+        starts: Sequence[SlotStart],
+        params: Sequence[SamplingParams],
+    ) -> None:
+        """Append rows; row i continues context sources[i] of `prefix`."""
+        ...
+
+    def keep(self, prefix: Any, source: int) -> Any:
+        """A prefix of one context of `prefix`, from which rows can be placed after `prefix` is released."""
+        ...
+
+    def release(self, prefix: Any) -> None:
+        """Free a prefix."""
+        ...
+
+    def reserve(self, num_steps: int) -> bool:
+        """Reserve memory for `num_steps` more tokens of every row; False, with no effect, when there is too little."""
+        ...
+
+    def decode(self) -> None:
+        """Draw the next token of every row; the host waits for nothing."""
+        ...
+
+    def remove(self, removed: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+        """Remove rows; moves (gap, mover) fill the gaps from the end of the batch."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        ...
+
+    @property
+    def pages(self) -> PageCounts:
+        """How the cache's pages are used; zeros for a cache without pages."""
+        ...
