@@ -17,7 +17,7 @@ from math_verify import parse, verify
 from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.graders.math import compare_values, grade_math
 from gspo.rewards.graders.values import clean, read_value
-from tests.faults.math_pairs import make_pairs
+from tests.support.math_pairs import make_pairs
 
 
 def main() -> None:

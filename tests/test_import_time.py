@@ -42,6 +42,7 @@ print([name for name in opened if not name.endswith((".py", ".pyc"))])
     [
         "import gspo.types, gspo.algo",
         "import gspo.exit_codes, gspo.registry",
+        "import gspo.data, gspo.rewards",
         "import gspo.config; gspo.config.load()",
         "import gspo.cli, gspo.commands.train, gspo.commands.config",
     ],

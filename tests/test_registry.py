@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 from gspo.data.datasets import DATASETS
 from gspo.plugins import import_plugins
-from gspo.registry import Registry
+from gspo.registry import Registry, import_file
 from gspo.rewards import RewardError, RewardSpec, reward
 from gspo.rewards.builtin import REWARDS
 from gspo.rewards.functions import load_function
@@ -91,3 +92,42 @@ def test_a_plugin_may_also_be_the_file_of_the_reward_function(tmp_path, monkeypa
     for _ in range(2):  # for training and for evaluation
         load_function(RewardSpec("score", path=str(file)))
     assert "of_a_plugin" in REWARDS
+
+
+def test_files_of_the_same_name_in_two_folders_are_both_imported(tmp_path, monkeypatch):
+    monkeypatch.setattr(DATASETS, "_items", dict(DATASETS._items))
+    files = []
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        files.append(tmp_path / folder / "my_data.py")
+        files[-1].write_text(
+            f"from gspo.data.datasets import dataset\n\n\n@dataset('{folder}')\n"
+            f"def load(split, *, limit, seed):\n    return ['{folder}']\n"
+        )
+    import_plugins([str(file) for file in files])
+    rows = [DATASETS.get(name)("train", limit=None, seed=0) for name in ("here", "there")]
+    assert rows == [["here"], ["there"]]
+
+
+def test_a_file_is_imported_once_and_sees_its_neighbours(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", list(sys.path))
+    (tmp_path / "neighbour_of_a_plugin.py").write_text("VALUE = 3\n")
+    file = tmp_path / "counted.py"
+    file.write_text("from neighbour_of_a_plugin import VALUE\n")
+    module = import_file(file)
+    monkeypatch.chdir(tmp_path)
+    assert module.VALUE == 3 and import_file("counted.py") is module
+
+
+def test_a_file_that_cannot_be_imported_is_tried_again(tmp_path):
+    file = tmp_path / "half_written.py"
+    file.write_text("value = 1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        import_file(file)
+    file.write_text("value = 1\n")
+    assert import_file(file).value == 1
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.py"):
+        import_file(tmp_path / "nowhere.py")
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(ImportError, match=r"notes\.txt is not a Python file"):
+        import_file(tmp_path / "notes.txt")

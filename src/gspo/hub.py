@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached: asked once, before a library asks it again and again for a minute."""
+"""Whether the Hugging Face hub can be reached. One request finds out; a library would retry for a minute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def why_unreachable(name: str, kind: Literal["model", "dataset"]) -> str:
-    """Why the hub cannot be asked for a name, in a few words; "" when it answers, whatever it says, or `name` is a path."""
+    """Why the hub cannot be reached, in a few words. "" when it answers, with whatever, or when `name` is a path."""
     return _ask(name, kind) if _HUB_NAME.fullmatch(name) else ""
 
 
@@ -33,7 +33,7 @@ def _ask(name: str, kind: str) -> str:
     try:
         HfApi().repo_info(name, repo_type=kind, timeout=TIMEOUT_SECONDS)
     except HfHubHTTPError:
-        return ""  # an answer: no such name, gated, busy. The library that loads it says it better.
-    except Exception as error:  # of the HTTP client, which is not part of the hub's interface
+        return ""  # it answers: no such name, gated, busy. The library that loads it has a better message.
+    except Exception as error:  # types of the HTTP client, which is not part of the hub's interface
         return (str(error) or type(error).__name__).splitlines()[0]
     return ""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -94,6 +99,32 @@ def import_name(path: str) -> Any:
     """The object that "module:name" refers to; the module is imported."""
     module, _, name = path.partition(":")
     return getattr(importlib.import_module(module), name)
+
+
+def import_file(path: str | Path) -> ModuleType:
+    """Import a Python file by its path, once per process. Files of the same name in two folders are two modules.
+
+    The file may import its neighbours: its folder goes to the end of `sys.path`.
+    """
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    name = f"gspo_file_{file.stem}_{hashlib.blake2b(bytes(file), digest_size=4).hexdigest()}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up by name
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _is_same(one: Any, other: Any) -> bool:

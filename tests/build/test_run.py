@@ -12,7 +12,7 @@ from gspo.loop.trainer import Trainer
 from gspo.plugins import PluginError
 from gspo.rewards import RewardError
 from gspo.runs.console import Console
-from tests.faults.small_run import config, even_first_byte, make_model
+from tests.support.small_run import config, even_first_byte, make_model
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gspo.kernels.compiled_layers import has_cpp_compiler
-from tests.faults.small_run import final_state, make_model
+from tests.support.small_run import final_state, make_model
 
 # Two threads: how compiled code shares a sum among them depends on the sizes it was compiled for. A KL term, so that a
 # frozen reference is compiled too.

@@ -10,8 +10,8 @@ from gspo.build.inputs import load_prompts
 from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
 from gspo.rollout.engine import GroupRequest, SamplingParams
-from tests.faults.small_run import config, even_first_byte, make_model
 from tests.loop.runs import rows, train, trainer
+from tests.support.small_run import config, even_first_byte, make_model
 
 
 @pytest.fixture(scope="module")

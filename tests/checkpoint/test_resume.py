@@ -13,7 +13,7 @@ from gspo.checkpoint.resume import ResumeRefused, refuse_differences
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunLocked
-from tests.faults.small_run import config, even_first_byte, final_state, make_model
+from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ from gspo.runs.clock import Clock
 from gspo.runs.group_log import GroupLog
 from gspo.training.roles import LocalRoles
 from tests.checkpoint.test_background_writer import until
-from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
+from tests.support.small_run import final_state, make_model
 
 
 @pytest.fixture(scope="module")

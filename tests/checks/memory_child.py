@@ -11,7 +11,7 @@ from gspo.checks.doctor.machine import peak_memory
 from gspo.config import load
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from tests.faults.small_run import even_first_byte
+from tests.support.small_run import even_first_byte
 
 if __name__ == "__main__":
     words = json.loads(sys.argv[1])

@@ -21,7 +21,7 @@ from gspo.checks.doctor.noise import compare, noise_problems
 from gspo.checks.doctor.probe import expected_clip_fraction
 from gspo.cli import app
 from gspo.config import load, resolved_loss
-from tests.faults.small_run import even_first_byte, make_model
+from tests.support.small_run import even_first_byte, make_model
 
 ACTOR = "actor_rollout_ref.actor"
 QUICK = ["trainer.num_threads=1", "data.num_val_samples=2", "data.num_train_samples=64"]

@@ -8,7 +8,7 @@ import torch
 from gspo.checks.doctor.memory import plan_memory
 from gspo.config import load
 from tests.checks.test_doctor import measure_run, words_of
-from tests.faults.small_run import make_model
+from tests.support.small_run import make_model
 
 pytestmark = [
     pytest.mark.gpu,

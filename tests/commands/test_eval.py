@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from gspo.checks.assess import assess
 from gspo.cli import app
 from gspo.config import load
-from tests.faults.small_run import even_first_byte, make_model
+from tests.support.small_run import even_first_byte, make_model
 
 ONE_THREAD = "trainer.num_threads=1"
 
@@ -51,7 +51,7 @@ def test_a_saved_folder_is_evaluated_as_its_reward_says(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("embedded", "--data", "no-such-task"), "no-such-task: is no dataset"),
+        (("embedded", "--data", "no-such-task"), "no-such-task: is not a dataset"),
         (("./no-folder",), "no such folder"),
         (("embedded", "rollout.n=nine"), "rollout.n"),
     ],

@@ -13,7 +13,7 @@ from gspo.cli import app
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.group_log import read_groups
-from tests.faults.small_run import config, even_first_byte, make_model
+from tests.support.small_run import config, even_first_byte, make_model
 
 LOSSES = ["gspo", "gspo_token", "vanilla", "cispo", "sapo", "geo_mean"]
 

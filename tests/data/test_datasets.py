@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import gspo.data
 from gspo import hub
 from gspo.commands.data import app
 from gspo.data.datasets import dataset, load_rows
@@ -30,7 +31,11 @@ def test_a_registered_dataset_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("arithmetik", "did you mean 'arithmetic'"), ("./nope", "is no dataset"), ("x.jsonl", "is no file")],
+    [
+        ("arithmetik", "did you mean 'arithmetic'"),
+        ("./nope", "is not a dataset"),
+        ("x.jsonl", "is not a file"),
+    ],
 )
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -38,7 +43,7 @@ def test_unknown_names(name: str, message: str) -> None:
 
 
 def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(DataError, match="asked for 0 rows"):
+    with pytest.raises(DataError, match="cut to 0 rows"):
         load_rows("arithmetic", limit=0)
 
 
@@ -78,7 +83,7 @@ def test_a_hub_name_is_refused_at_once_when_the_hub_is_out_of_reach(monkeypatch:
     monkeypatch.setitem(sys.modules, "datasets", Package)  # type: ignore[arg-type]
     monkeypatch.setattr(hub, "why_unreachable", lambda name, kind: "no route to host")
     monkeypatch.setattr(hub, "is_cached", lambda name, kind: False)
-    with pytest.raises(DataError, match=r"o/n: is no file here.*no route to host.*data\.train_files"):
+    with pytest.raises(DataError, match=r"o/n: is not a local file.*no route to host.*data\.train_files"):
         load_rows("o/n")
 
 
@@ -129,3 +134,9 @@ def test_show_ends_with_2_on_broken_data(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert f"{file}:1: field 'reward_model.ground_truth'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_package_exports_what_users_need():
+    assert (gspo.data.Row, gspo.data.dataset, gspo.data.load_rows) == (Row, dataset, load_rows)
+    with pytest.raises(AttributeError, match=r"module 'gspo\.data' has no attribute 'rowz'"):
+        _ = gspo.data.rowz

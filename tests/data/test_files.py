@@ -78,7 +78,7 @@ def test_broken_parquet_is_named(tmp_path: Path) -> None:
 
     bad = tmp_path / "bad.parquet"
     bad.write_bytes(b"PAR1 nothing of the kind")
-    with pytest.raises(DataError, match=r"bad\.parquet:1: is no readable parquet"):
+    with pytest.raises(DataError, match=r"bad\.parquet:1: is not readable as parquet"):
         load_rows(str(bad))
     file = tmp_path / "b.parquet"
     parquet.write_table(pa.Table.from_pylist([VERL, {**VERL, "prompt": None}]), file)
@@ -101,7 +101,7 @@ def test_empty_and_absent_files(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").touch()
     with pytest.raises(DataError, match=r"e\.jsonl:1: has no rows"):
         load_rows(str(tmp_path / "e.jsonl"))
-    with pytest.raises(DataError, match="is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         load_rows(str(tmp_path / "absent.jsonl"))
     with pytest.raises(DataError, match="is a folder"):
         load_rows(str(tmp_path))

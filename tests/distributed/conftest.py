@@ -16,8 +16,8 @@ import pytest
 from gspo.loop import ending
 from tests.distributed.cases import CASES
 from tests.distributed.runs import LORA, LOW, PPO, SHUFFLE, Launch, train
-from tests.faults.small_run import make_model
 from tests.loop.test_moe import make_moe
+from tests.support.small_run import make_model
 
 ON_THREE = ["shared_prompts", "fewer_rows_than_ranks", "critic", "bad_gradients"]
 COPIES = "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"

@@ -23,8 +23,8 @@ from gspo.training.roles import ADAPTER_FILES
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import FSDP, LORA, LOW, free_port, train
 from tests.distributed.test_runs import last_checkpoint, same_rows, same_weights, without_report
-from tests.faults.small_run import config
 from tests.loop.runs import rows
+from tests.support.small_run import config
 
 __all__ = ["without_report"]  # of every test here too
 

@@ -15,8 +15,8 @@ from gspo.checkpoint import folder as checkpoint
 from gspo.loop import ending
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import LOW, PPO, train
-from tests.faults.small_run import final_state
 from tests.loop.runs import rows
+from tests.support.small_run import final_state
 
 # The learning rate is 1e-3 and AdamW divides by tiny gradients: the last bits of those move a weight a little.
 WEIGHT_TOLERANCE = 1e-4

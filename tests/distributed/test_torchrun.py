@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from gspo.checkpoint import folder as checkpoint
 from tests.distributed.runs import FSDP
-from tests.faults.small_run import config
+from tests.support.small_run import config
 
 REWARD = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -23,7 +23,7 @@ from gspo.trainer.config import (
 )
 from gspo.trainer.ppo import PPOTrainerWithSampling, RayPPOTrainerWithSampling
 from tests.doors.worlds import MODELS, load_script, rows
-from tests.faults.small_run import even_first_byte
+from tests.support.small_run import even_first_byte
 
 ROWS = [
     {

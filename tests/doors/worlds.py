@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.faults.small_run import make_model
+from tests.support.small_run import make_model
 
 ROOT = Path(__file__).parents[2]
 MODELS = (

@@ -17,7 +17,7 @@ from gspo.runs.group_log import read_groups
 from tests.faults import faults
 from tests.faults.processes import Child
 from tests.faults.row import Check, Row
-from tests.faults.small_run import config, even_first_byte, final_state, make_model
+from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 STEPS = "trainer.total_training_steps=6"
 
@@ -199,7 +199,7 @@ def stop_signals(bench: Bench, rng: random.Random) -> tuple[bool, str]:
     return all(all(s[1:]) for s in seen), "; ".join(f"{s[0]}: exit, save, bits {s[1:]}" for s in seen)
 
 
-_CLI = ("custom_reward_function.path=tests.faults.small_run", "custom_reward_function.name=even_first_byte")
+_CLI = ("custom_reward_function.path=tests.support.small_run", "custom_reward_function.name=even_first_byte")
 
 
 def _command(bench: Bench, name: str) -> list[str]:

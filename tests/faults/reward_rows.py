@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gspo.exit_codes import EXIT_REWARDS_FAILED
 from gspo.rewards.compose import as_specs
-from gspo.rewards.graders import symbolic as verify
+from gspo.rewards.graders import symbolic
 from gspo.rewards.graders.math import grade_math
 from gspo.rewards.pool.worker_pool import WorkerPool
 from gspo.rewards.protocol import RewardError
@@ -25,9 +25,9 @@ from gspo.types import Group, Prompt, Rollout
 from tests.faults.faulty_rewards import NONSENSE
 from tests.faults.hostile_math import hostile_answers
 from tests.faults.kill_rows import Bench, with_bench
-from tests.faults.math_pairs import make_pairs
 from tests.faults.processes import Child
 from tests.faults.row import Row
+from tests.support.math_pairs import make_pairs
 
 _MODULE = "tests.faults.faulty_rewards"
 _GROUP_SIZE = 8
@@ -100,8 +100,6 @@ def raising(seed: int) -> Row:
                 problems.append(f"response {index} gave {rollout.reward}, {rollout.failure}")
         elif rollout.reward is None or rollout.reward.score != len(text):
             problems.append(f"response {index} gave {rollout.reward}, expected {len(text)}")
-    if scorer.finisher.num_failed != 20:
-        problems.append(f"{scorer.finisher.num_failed} failures were counted, expected 20")
     problems += _finish(scorer)
     return _row("F1", "reward raises in 5 %", problems, "20 of 400 missing, each named, the rest scored")
 
@@ -257,7 +255,7 @@ def hostile_math(seed: int) -> Row:
                 problems.append(f"{answer.name} took {seconds:.2f} s")
         if canary.exists():
             problems.append("the canary ran")
-    verify.close()
+    symbolic.close()
     if "math_verify" in sys.modules:
         problems.append("math-verify was imported into this process")
     detail = f"{len(answers)} right verdicts, the slowest {slowest:.2f} s, no canary"
@@ -272,7 +270,7 @@ def same_verdicts(seed: int) -> Row:
         f"from tests.faults.reward_rows import pair_verdicts; print(pair_verdicts({_NUM_PAIRS}, {seed}, 1))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    verify.close()
+    symbolic.close()
     problems = ["eight threads give other verdicts than one"] * (eight != one)
     problems += [f"a subprocess gives other verdicts: {process.stderr[-300:]}"] * (
         process.stdout.strip() != one

@@ -16,7 +16,7 @@ from tests.faults import faults
 from tests.faults.kill_rows import Bench, make_model_apart, with_bench
 from tests.faults.processes import drop_capabilities
 from tests.faults.row import Check
-from tests.faults.small_run import final_state
+from tests.support.small_run import final_state
 
 
 def _flip(path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.faults import audit
 from tests.faults.kill_rows import Bench, with_bench
 from tests.faults.processes import Child
 from tests.faults.row import Check
-from tests.faults.small_run import final_state
+from tests.support.small_run import final_state
 
 ROLLOUT = "actor_rollout_ref.rollout."
 IN_STEP = (f"{ROLLOUT}num_workers=2", "data.gen_batch_size=12", "data.max_response_length=12")

@@ -12,7 +12,7 @@ from gspo.config import load
 from gspo.loop import ending
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from tests.faults.small_run import config, even_first_byte, make_model
+from tests.support.small_run import config, even_first_byte, make_model
 
 pytestmark = pytest.mark.slow
 

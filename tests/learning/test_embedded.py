@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo.config import load
-from gspo.data.tasks.arithmetic import NUM_HELD_OUT
+from gspo.data.tasks.splits import NUM_HELD_OUT
 from gspo.loop.trainer import Trainer
 from gspo.rewards import Reward
 from gspo.runs.console import Console

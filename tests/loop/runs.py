@@ -9,7 +9,7 @@ from typing import Any
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from tests.faults.audit import recorded
-from tests.faults.small_run import config, even_first_byte
+from tests.support.small_run import config, even_first_byte
 
 
 def trainer(folder: Path, model: Path, *overrides: str, reward: Any = even_first_byte) -> Trainer:

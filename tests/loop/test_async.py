@@ -18,9 +18,9 @@ from gspo.sampling.errors import RewardFailures
 from gspo.sampling.producer import Producer
 from gspo.types import Reward
 from tests.faults import audit
-from tests.faults.small_run import make_model
 from tests.loop.runs import rows, token_lags, train, trainer
 from tests.loop.workers import use_threads
+from tests.support.small_run import make_model
 
 ROLLOUT = "actor_rollout_ref.rollout."
 ON_POLICY = "algorithm.filter_groups.max_staleness=0"

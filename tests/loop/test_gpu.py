@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.checkpoint.test_resume import train
-from tests.faults.small_run import final_state, make_model
+from tests.support.small_run import final_state, make_model
 
 pytestmark = [
     pytest.mark.gpu,

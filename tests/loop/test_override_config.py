@@ -15,8 +15,8 @@ from gspo.loop.run import run_program as run_training
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.training.batch.batching import collate
 from gspo.types import Group
-from tests.faults.small_run import config, even_first_byte, final_state, make_model
 from tests.loop.runs import rows, train, trainer
+from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 OVERRIDE = "actor_rollout_ref.model.override_config={rope_theta: 50, rms_norm_eps: 0.3}"
 VALUES = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "rms_norm_eps": 0.3}

@@ -10,7 +10,7 @@ from gspo.loop.run import exit_code
 from gspo.loop.run import run_program as train
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from tests.faults.small_run import config, even_first_byte, make_model
+from tests.support.small_run import config, even_first_byte, make_model
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.models.load import load_model
 from gspo.runs.group_log import read_groups
-from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train, trainer
+from tests.support.small_run import final_state, make_model
 
 ACTOR, MODEL, FILTER = "actor_rollout_ref.actor", "actor_rollout_ref.model", "algorithm.filter_groups"
 PPO = ("algorithm.adv_estimator=gae", "critic.optim.lr=3e-3", "trainer.critic_warmup=1")

@@ -7,8 +7,8 @@ import pytest
 from gspo.build.role_settings import order_seed
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import load
-from tests.faults.small_run import final_state, make_model
 from tests.loop.runs import rows, train
+from tests.support.small_run import final_state, make_model
 
 SHUFFLE = "actor_rollout_ref.actor.shuffle=true"
 WORDS = ("actor_rollout_ref.actor.ppo_epochs=2", "trainer.total_training_steps=3")

@@ -8,7 +8,7 @@ import pytest
 
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from tests.faults.small_run import config, make_model
+from tests.support.small_run import config, make_model
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,11 @@ from gspo.rollout.workers import worker_slot
 from gspo.rollout.workers.worker import RolloutWorker
 from gspo.runs.console import Console
 from tests.faults import audit
-from tests.faults.small_run import config, even_first_byte, make_model
 from tests.loop.runs import rows, train, trainer
 from tests.loop.workers import connect
 from tests.rollout.workers.processes import shared_memory, wait_until, workers
 from tests.rollout.workers.thread_connection import ThreadConnection
+from tests.support.small_run import config, even_first_byte, make_model
 
 ROLLOUT = "actor_rollout_ref.rollout."
 ASYNC = (f"{ROLLOUT}mode=async", f"{ROLLOUT}max_head_offpolicyness=2")

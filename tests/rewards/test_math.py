@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.rewards.graders import symbolic as verify
+from gspo.rewards.graders import symbolic
 from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.graders.math import compare_values, grade_math, is_symbolic
 from gspo.rewards.graders.values import Number, clean, read_number, read_value
 from gspo.rewards.protocol import RewardError
 from tests.faults.hostile_math import hostile_answers
-from tests.faults.math_pairs import make_pairs
 from tests.faults.reward_rows import pair_verdicts
+from tests.support.math_pairs import make_pairs
 
 
 @pytest.mark.parametrize(
@@ -186,10 +186,10 @@ def test_running_out_of_time_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> N
         except Exception:
             return False
 
-    monkeypatch.setattr(verify, "TIME_LIMIT", 0.05)
-    monkeypatch.setattr(verify, "_compare", swallow)
+    monkeypatch.setattr(symbolic, "TIME_LIMIT", 0.05)
+    monkeypatch.setattr(symbolic, "_compare", swallow)
     with pytest.raises(RewardError, match="more than"):
-        verify._limited("a", "b")
+        symbolic._limited("a", "b")
 
 
 @pytest.mark.parametrize(

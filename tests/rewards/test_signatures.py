@@ -70,7 +70,7 @@ def test_async_functions_give_the_same(fn: Any, scores: list[float]) -> None:
         return fn(*args, **kwargs)
 
     function = wrap_function(later)
-    assert function.takes_group
+    assert function.needs_whole_group
     assert [r.score if isinstance(r, Reward) else r for r in function.grade(PROMPT, RESPONSES)] == scores
 
 
@@ -168,11 +168,27 @@ def test_exception_keeps_the_users_part_of_the_traceback() -> None:
     assert "rewards/functions.py" not in failure
 
 
-def test_exit_is_a_failure_not_an_end() -> None:
-    def leaving(prompt: Prompt, response: str) -> float:
-        raise SystemExit(0)
+def _leave() -> Any:
+    raise SystemExit(3)
 
-    assert "SystemExit" in str(wrap_function(leaving).grade(PROMPT, RESPONSES)[0])
+
+@pytest.mark.parametrize("fn", [ours, trls])
+@pytest.mark.parametrize("kind", ["plain", "async", "awaitable"])
+def test_exit_is_a_failure_of_each_response_and_not_the_end(fn: Any, kind: str) -> None:
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        _leave()
+
+    def awaitable(*args: Any, **kwargs: Any) -> Any:
+        return later(*args, **kwargs)
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        _leave()
+
+    leaving = {"plain": plain, "async": later, "awaitable": awaitable}[kind]
+    graded = wrap_function(functools.wraps(fn)(leaving)).grade(PROMPT, RESPONSES)
+    for index, failure in enumerate(graded):
+        assert isinstance(failure, str) and f"response {index}: SystemExit: 3" in failure
+        assert "in _leave" in failure and "asyncio" not in failure and "rewards/functions.py" not in failure
 
 
 def test_functions_load_from_a_file_and_see_their_neighbours(tmp_path: Any) -> None:
@@ -191,6 +207,7 @@ def test_functions_load_from_a_file_and_see_their_neighbours(tmp_path: Any) -> N
         ("import no_such_module_here", "f", "ModuleNotFoundError"),
         ("def f(:", "f", "SyntaxError"),
         ("raise SystemExit(3)", "f", "SystemExit"),
+        ("open('/no/such/table')", "f", "failed on import: FileNotFoundError"),
     ],
 )
 def test_files_that_cannot_be_loaded_say_why(tmp_path: Any, text: str, name: str, message: str) -> None:

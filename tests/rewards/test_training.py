@@ -27,7 +27,7 @@ EVEN = "def even(text):\n    return float(bool(text) and ord(text[0]) % 2 == 0)\
 
 def train(folder: Path, source: str, *overrides: str) -> int:
     from gspo.loop.run import run_program as run
-    from tests.faults.small_run import config, make_model
+    from tests.support.small_run import config, make_model
 
     (folder / "reward_file.py").write_text(EVEN + source)
     settings = [

@@ -221,7 +221,7 @@ def test_failure_of_the_sandbox_is_no_zero():
             self.level = 2
 
         def run(self, *args, **kwargs):
-            raise SandboxError("the fork-server died")
+            raise SandboxError("the fork server died")
 
     with pytest.raises(SandboxError):
         grade_code("print(1)", {"inputs": [""], "outputs": ["1"]}, sandbox=Broken())

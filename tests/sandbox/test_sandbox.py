@@ -254,10 +254,9 @@ def test_an_unknown_level_is_named():
 
 def test_a_level_is_refused_when_a_canary_gets_through(monkeypatch: pytest.MonkeyPatch):
     """The self-test is by effect: with the filter off, the canaries do what they try, and the level is not granted."""
-    from gspo.sandbox import canaries
-    from gspo.sandbox import fork_server as server_handle
+    from gspo.sandbox import canaries, fork_server
 
-    monkeypatch.setattr(canaries, "ServerHandle", lambda level: server_handle.ServerHandle(0))
+    monkeypatch.setattr(canaries, "ServerHandle", lambda level: fork_server.ServerHandle(0))
     report = canaries.run_canaries(2)
     assert not report.granted and "read a file" in report.reason
     through = [canary.name for canary in report.canaries if not canary.refused]

@@ -11,8 +11,8 @@ from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.optim.offloaded import OffloadedOptimizer
 from gspo.training.optim.pinned import PinnedFloats
 from tests.checkpoint.test_resume import train as run
-from tests.faults.small_run import final_state
-from tests.faults.small_run import make_model as save_model
+from tests.support.small_run import final_state
+from tests.support.small_run import make_model as save_model
 from tests.training.models import llama
 from tests.training.test_offload import assert_same, offloaded, state
 

@@ -157,7 +157,7 @@ def test_the_command_trains_any_file_with_answers_and_saves_a_loadable_folder(tm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--data", "nope"], "is no dataset"),
+        (["--data", "nope"], "is not a dataset"),
         (["--model", "no_such_folder_or/name/x"], "cannot be loaded"),
         (["--dtype", "int8"], "float32 or bfloat16"),
         (["--lr", "-1"], "lr is -1"),

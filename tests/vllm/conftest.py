@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.small_run import make_model
+from tests.support.small_run import make_model
 
 EOS, MAX_LENGTH, SLOTS = 1, 200, 6
 TOLERANCE = 1e-4  # of log-probs; the promise is 1e-3

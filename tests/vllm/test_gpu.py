@@ -19,8 +19,8 @@ from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.worker import EngineSpec, RolloutWorker
 from gspo.runs.console import Console
 from gspo.types import Group
-from tests.faults.small_run import config, even_first_byte, make_model
 from tests.rollout.models import make_request
+from tests.support.small_run import config, even_first_byte, make_model
 
 pytestmark = [
     pytest.mark.vllm,

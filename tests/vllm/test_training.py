@@ -17,7 +17,7 @@ from gspo.loop import ending
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.fleet import Fleet
 from gspo.runs.console import Console
-from tests.faults.small_run import config, even_first_byte, final_state
+from tests.support.small_run import config, even_first_byte, final_state
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_process_left")]
 VLLM = "actor_rollout_ref.rollout.name=vllm"

@@ -18,7 +18,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help="Look at data
 
 @app.command("list")
 def list_names() -> None:
-    """Print the names that `data.train_files` takes beside files and hub names."""
+    """Print the names that `data.train_files` accepts besides files and hub names."""
     for name in dataset_names():
         typer.echo(name)
     typer.echo("reasoning_gym:TASK[,key=value…]")
@@ -31,10 +31,10 @@ def show(
     split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
     seed: Annotated[int, typer.Option("--seed", help="Seed of generated datasets.")] = 0,
     model: Annotated[
-        str, typer.Option("--model", help="Whose tokenizer and chat template to show rows with.")
+        str, typer.Option("--model", help="Model whose tokenizer and chat template are used.")
     ] = "embedded",
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Check only the first so many rows.")
+        int | None, typer.Option("--limit", min=1, help="Read and check only this many rows.")
     ] = None,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", help="System message for rows that have none.")
@@ -47,7 +47,7 @@ def show(
         str, typer.Option("--data-source-key", help="Column that selects the reward.")
     ] = "data_source",
 ) -> None:
-    """Read and check all rows, then print the first as the model will see them."""
+    """Read and check all rows, then print the first ones as the model will see them."""
     if split not in ("train", "val"):
         raise typer.BadParameter(f"{split!r}; expected train or val", param_hint="--split")
     columns = Columns(prompt_key, ground_truth_key, data_source_key)

@@ -20,7 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="Try, time and inspect rewards.", a
 
 @app.command("try")
 def try_reward(
-    task: Annotated[str, typer.Option("--task", help="Dataset whose row is answered: a name or a file.")],
+    task: Annotated[str, typer.Option("--task", help="Dataset of the row: a name or a file.")],
     answer: Annotated[str, typer.Option("--answer", help="File with the response, or - for standard input.")],
     row: Annotated[int, typer.Option("--row", min=0, help="Which row, counted from 0.")] = 0,
     reward: Annotated[
@@ -29,7 +29,7 @@ def try_reward(
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds a reward may take.")] = 10.0,
 ) -> None:
-    """Grade one answer to a row, as training would, and print what it earns."""
+    """Grade one answer to a row, as training would, and print its reward."""
     from gspo.data.rows import DataError
     from gspo.rewards import RewardError, make_scorer
     from gspo.types import Group, Prompt, Rollout
@@ -59,7 +59,7 @@ def try_reward(
     for name, value in scored.reward.extra.items():
         typer.echo(f"{name:10s} {value:g}")
     typer.echo(
-        f"time       {time.perf_counter() - start:.3f} s, with the start of a worker where one is needed"
+        f"time       {time.perf_counter() - start:.3f} s, including the start of a worker if one is needed"
     )
 
 
@@ -67,23 +67,23 @@ def try_reward(
 def bench(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each line.")] = 2.0,
     num_workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Reward processes; 0 = one a core.")
+        int, typer.Option("--workers", min=0, help="Reward processes; 0 = one per core.")
     ] = 0,
 ) -> None:
-    """Print how many responses a second each kind of reward grades on this machine."""
+    """Print how many responses per second each kind of reward grades on this machine."""
     from gspo.rewards.benchmark import WORKLOADS, responses_per_second
     from gspo.sandbox import Sandbox, SandboxError, measure_speed
 
     for workload in WORKLOADS:
         rate, failed = responses_per_second(workload.groups(), seconds, num_workers)
-        typer.echo(f"{workload.name:28s} {rate:9.0f} a second" + (f"   {failed} failed" if failed else ""))
+        typer.echo(f"{workload.name:28s} {rate:9.0f} per second" + (f"   {failed} failed" if failed else ""))
     try:
         with Sandbox() as sandbox:
             speed = measure_speed(sandbox, seconds)
             typer.echo(
-                f"{'code, trivial program':28s} {speed.trivial_a_core:9.0f} a second a core   level {sandbox.level}"
+                f"{'code, trivial program':28s} {speed.trivial_per_core:9.0f} per second per core   level {sandbox.level}"
             )
-            typer.echo(f"{'code, typical program':28s} {speed.typical_a_core:9.0f} a second a core")
+            typer.echo(f"{'code, typical program':28s} {speed.typical_per_core:9.0f} per second per core")
     except SandboxError as error:
         typer.echo(f"code: {error}")
 
@@ -93,7 +93,7 @@ def sandbox(
     level: Annotated[int | None, typer.Option("--level", help="Test this level only.")] = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each speed.")] = 1.0,
 ) -> None:
-    """Print the isolation levels this machine grants, what each guarantees, its canaries and its speed."""
+    """Print the isolation levels that this machine grants, what each guarantees, its canaries and its speed."""
     from gspo.sandbox import GUARANTEES, HOW_TO, Sandbox, SandboxError, examine_level, measure_speed
 
     if level is not None and level not in (1, 2, 3):
@@ -114,8 +114,8 @@ def sandbox(
             with Sandbox(number) as box:
                 speed = measure_speed(box, seconds)
             typer.echo(
-                f"  {speed.trivial_a_core:.0f} trivial and {speed.typical_a_core:.0f} typical programs a second of one "
-                f"core's time ({speed.trivial:.0f} and {speed.typical:.0f} by the clock, one after the other)"
+                f"  {speed.trivial_per_core:.0f} trivial and {speed.typical_per_core:.0f} typical programs per second of "
+                f"one core's time ({speed.trivial:.0f} and {speed.typical:.0f} by the clock, one after the other)"
             )
     try:
         typer.echo(f"used by default: level {Sandbox().level}")
@@ -131,7 +131,7 @@ def _load_row(task: str, index: int) -> Any:
 
     rows = load_rows(task, "train", limit=index + 1)
     if len(rows) <= index:
-        raise DataError(task, f"has {len(rows)} rows; --row {index} asks for one more than there is")
+        raise DataError(task, f"has {len(rows)} rows; expected --row below that number, got {index}")
     return rows[index]
 
 

@@ -1,4 +1,4 @@
-"""Rows to token ids: the one place a chat template is applied."""
+"""Rows to token ids: the one place where a chat template is applied."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TRUNCATIONS: tuple[Truncation, ...] = ("error", "left", "right", "middle")
 
 
 def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -> Prompt:
-    """The row as the model will see it, ending where the answer begins.
+    """The row as the model will see it, up to where the answer begins.
 
-    A tokenizer without a chat template gets the contents of the messages joined by newlines, with the tokenizer's
-    own special tokens (a BOS where the model has one) and nothing else.
+    Without a chat template, the prompt is the contents of the messages joined by newlines, with the tokenizer's own
+    special tokens (a BOS where the model has one) and nothing else.
     """
     if getattr(tokenizer, "chat_template", None):
         text = _apply(row, tokenizer, apply_chat_template_kwargs)
@@ -24,9 +24,8 @@ def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -
     else:
         token_ids = tokenizer("\n".join(str(m["content"]) for m in row.messages))["input_ids"]
         eos = getattr(tokenizer, "eos_token_id", None)
-        if (
-            len(token_ids) > 1 and token_ids[-1] == eos
-        ):  # some tokenizers close every text; an open answer must not be
+        # Some tokenizers add EOS to every text; before an answer it must not be there.
+        if len(token_ids) > 1 and token_ids[-1] == eos:
             token_ids = token_ids[:-1]
     if not token_ids:
         raise DataError(row.uid, "has an empty prompt; expected at least one token", field="prompt")
@@ -49,17 +48,19 @@ def _apply(row: Row, tokenizer: Any, kwargs: dict[str, Any]) -> str:
     except TemplateError as error:
         raise DataError(
             row.uid,
-            f"is refused by the model's chat template ({error}); expected messages it can show",
+            f"is refused by the model's chat template ({error}); expected messages that the template accepts",
             field="prompt",
         ) from error
 
 
 def encode_answer(text: str, tokenizer: Any) -> tuple[int, ...]:
-    """The tokens of an answer as the model should write it: the text and the end-of-sequence token."""
+    """The tokens of an answer as the model should write it: the text, then the end-of-sequence token."""
     token_ids = tuple(int(t) for t in tokenizer(text, add_special_tokens=False)["input_ids"])
     eos = tokenizer.eos_token_id
     if eos is None:
-        raise DataError("tokenizer", "has no eos_token; expected one, an answer could never end")
+        raise DataError(
+            "tokenizer", "has no eos_token; expected one, without which an answer would never end"
+        )
     return (*token_ids, int(eos))
 
 
@@ -95,7 +96,7 @@ def encode_prompts(
 
 
 def _shorten(prompt: Prompt, limit: int, truncation: Truncation) -> Prompt:
-    """The prompt cut to `limit` tokens: `left` drops its beginning, `right` its end, `middle` its middle."""
+    """The prompt cut to `limit` tokens: `left` drops the beginning, `right` the end, `middle` the middle."""
     ids = prompt.token_ids
     if truncation == "error":
         raise DataError(

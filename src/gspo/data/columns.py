@@ -20,9 +20,9 @@ _ABSENT = object()
 class Columns:
     """Which columns hold what; a dotted name reaches into a nested record.
 
-    `prompt_key`: chat messages, or a text taken as the user's message. `ground_truth_key`: the right answer
-    (`ground_truth` and `answer` are tried next; empty or None: the reward needs none). `answer_key`: the text
-    `gspo sft` imitates (`answer`, `response`, `completion` and `extra_info.answer` when None).
+    `prompt_key`: chat messages, or a text, which becomes the user's message. `ground_truth_key`: the correct answer
+    (`ground_truth` and `answer` are tried next; empty or None means that the reward needs none). `answer_key`: the text
+    that `gspo sft` imitates (by default `answer`, `response`, `completion` or `extra_info.answer`).
     """
 
     prompt_key: str = "prompt"
@@ -34,14 +34,14 @@ class Columns:
 def as_rows(
     records: Iterable[Row | Mapping[str, Any]], name: str, columns: Columns | None = None
 ) -> list[Row]:
-    """Rows from Python objects: a Row is taken as it is, a mapping read like a line of a file; counted from 1."""
+    """Rows from Python objects: a Row stays as it is, a mapping is read like a line of a file; counted from 1."""
     return [
         r if isinstance(r, Row) else to_row(r, f"{name}:{i}", columns) for i, r in enumerate(records, start=1)
     ]
 
 
 def to_row(record: Any, where: str, columns: Columns | None = None) -> Row:
-    """One record as a Row with uid `where`; a DataError names the field that cannot be used."""
+    """One record as a Row with uid `where`; a DataError names the first field that cannot be used."""
     columns = columns or Columns()
     if not isinstance(record, Mapping):
         raise DataError(where, f"is a {type(record).__name__}; expected an object with named fields")
@@ -79,19 +79,19 @@ def _messages(record: Mapping[str, Any], where: str, key: str) -> tuple[Mapping[
     if messages[-1]["role"] == "assistant":
         raise DataError(
             where,
-            "is the assistant's; expected the last message to be one to answer",
+            "is assistant; expected the last message to be one that needs an answer",
             field=f"{key}[-1].role",
         )
     return messages
 
 
 def _unicode(text: str, where: str, field: str) -> str:
-    """The text, which must be one that can be written down: half a surrogate pair cannot."""
+    """The text itself; a DataError when it cannot be encoded, such as half a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            where, f"holds {text[error.start]!r}, which is not a character", field=field
+            where, f"contains {text[error.start]!r}, which is not a character", field=field
         ) from None
     return text
 
@@ -136,7 +136,7 @@ def _ground_truth(record: Mapping[str, Any], where: str, key: str | None) -> Any
             return value
     raise DataError(
         where,
-        f"is missing; expected the right answer. The row has {_names(record)}; name its column with "
+        f"is missing; expected the correct answer. The row has {_names(record)}; name its column with "
         "data.ground_truth_key, or set that to '' when the reward needs none",
         field=key,
     )
@@ -154,7 +154,7 @@ def _answer(record: Mapping[str, Any], where: str, key: str | None) -> str | Non
 
 
 def _get(record: Mapping[str, Any], dotted: str) -> Any:
-    """The value at a dotted name; absent and null are alike. A column whose own name has dots wins."""
+    """The value at a dotted name; null counts as absent. A column whose own name contains the dots comes first."""
     if record.get(dotted) is not None:
         return record[dotted]
     value: Any = record

@@ -14,9 +14,9 @@ from gspo.types import Prompt
 
 
 class PromptCursor:
-    """Hands out every prompt once an epoch. The order of an epoch is a function of (seed, epoch) only.
+    """Returns every prompt once per epoch. The order of an epoch depends only on (seed, epoch).
 
-    The state is a position and the uids put back, so it does not grow with the data.
+    The state is a position and the uids that were put back, so it does not grow with the data.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class PromptCursor:
 
     @property
     def epoch_size(self) -> int:
-        """Prompts in one epoch."""
+        """Prompts per epoch."""
         return len(self._prompts)
 
     @property
@@ -49,7 +49,7 @@ class PromptCursor:
         return self._position // len(self._prompts)
 
     def next(self) -> Prompt | None:
-        """The next prompt: first those put back, in that order, then fresh ones; None after `total_epochs`."""
+        """The next prompt: those put back first, in that order, then fresh ones; None after `total_epochs`."""
         if self._put_back:
             return self._by_uid[self._put_back.popleft()]
         epoch, offset = divmod(self._position, len(self._prompts))
@@ -59,22 +59,22 @@ class PromptCursor:
         return self._prompts[int(self._epoch_order(epoch)[offset])]
 
     def put_back(self, prompt: Prompt) -> None:
-        """Hand `prompt` out again before any fresh one."""
+        """Return `prompt` again before any fresh one."""
         self._put_back.append(self.by_uid(prompt.uid).uid)
 
     def by_uid(self, uid: str) -> Prompt:
-        """The prompt of that uid; a DataError when the data no longer has it."""
+        """The prompt of that uid; a DataError when the data does not have it."""
         try:
             return self._by_uid[uid]
         except KeyError:
             raise DataError(
                 "dataset",
-                f"has no prompt {uid!r}; expected the data the run was started with",
+                f"has no prompt {uid!r}; expected the data with which the run was started",
                 field="uid",
             ) from None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps; plain JSON."""
+        """The state for a checkpoint, as plain JSON."""
         return {
             "position": self._position,
             "put_back": list(self._put_back),
@@ -84,7 +84,7 @@ class PromptCursor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; a DataError when it was saved over other data, another seed or order."""
+        """Continue from a saved state; a DataError when it belongs to other data, another seed or another order."""
         here = self.state_dict()
         for key in ("seed", "shuffle", "epoch_size"):
             if state[key] != here[key]:

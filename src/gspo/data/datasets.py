@@ -1,4 +1,4 @@
-"""Datasets by name: the registry, and `load_rows`, which reads a built-in, a file or a hub dataset."""
+"""Datasets by name: the registry, and `load_rows`, which reads a built-in task, a file or a hub dataset."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def load_rows(
 
     `name_or_path` is a registered name, `reasoning_gym:TASK[,key=value…]`, a jsonl or parquet file (in verl's row
     format, in GSM8K's, or with named columns), `gsm8k:PATH`, or a hub dataset `owner/name[:config]`, whose split is
-    `hub_split` (train, or test for "val"). Files have no split: all their rows are given for either.
+    `hub_split` (by default train, or test for "val"). Files have no split: both splits get all their rows.
     """
     if limit is not None and limit < 1:
-        raise DataError(name_or_path, f"was asked for {limit} rows; expected at least 1")
+        raise DataError(name_or_path, f"cannot be cut to {limit} rows; expected at least 1")
     rows = _load(name_or_path, split, limit, seed, columns, hub_split)
     if system_prompt is None:
         return rows
@@ -104,7 +104,7 @@ def _load(
 def _records_to_rows(
     records: Iterable[tuple[str, Any]], limit: int | None, columns: Columns | None
 ) -> list[Row]:
-    """The first `limit` records; GSM8K's own format is recognised unless columns are named."""
+    """The first `limit` records as rows; GSM8K's own format is recognised unless columns are named."""
     named = columns is not None and columns != Columns()
     return [
         to_gsm8k_row(record, where) if not named and is_gsm8k(record) else to_row(record, where, columns)
@@ -122,6 +122,6 @@ def _unknown(name: str) -> str:
     near = difflib.get_close_matches(name, [*DATASETS.names(), "reasoning_gym"], n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return (
-        f"is no dataset; expected one of {', '.join(dataset_names())}, reasoning_gym:TASK, a jsonl or parquet file, "
+        f"is not a dataset; expected one of {', '.join(dataset_names())}, reasoning_gym:TASK, a jsonl or parquet file, "
         f"or a hub name owner/name{hint}"
     )

@@ -1,4 +1,4 @@
-"""Records of jsonl and parquet files, each with the `file:line` that names it in messages."""
+"""Records of jsonl and parquet files, each with the `file:line` by which messages name it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Any]]:
     """`(file:line, record)` of a file, by its suffix; parquet rows count from 1 like lines."""
     file = Path(path).expanduser()
     if not file.is_file():
-        raise DataError(str(path), "is no file; expected a jsonl or parquet file")
+        raise DataError(str(path), "is not a file; expected a jsonl or parquet file")
     if file.suffix == ".parquet":
         return _read_parquet(file, str(path))
     if file.suffix in SUFFIXES:
@@ -37,7 +37,7 @@ def _read_jsonl(file: Path, name: str) -> Iterator[tuple[str, Any]]:
             yield where, _parse(line, where)
             num_records += 1
     if not num_records:
-        raise DataError(f"{name}:1", "has no rows; expected one JSON object a line")
+        raise DataError(f"{name}:1", "has no rows; expected one JSON object per line")
 
 
 def _parse(line: bytes, where: str) -> Any:
@@ -49,14 +49,14 @@ def _parse(line: bytes, where: str) -> Any:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise DataError(
-            where, f"is not JSON (column {error.colno}: {error.msg}); expected one object a line"
+            where, f"is not JSON (column {error.colno}: {error.msg}); expected one object per line"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise DataError(where, f"is not JSON that can be used ({error})") from None
+        raise DataError(where, f"is JSON that cannot be used ({error})") from None
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _read_parquet(file: Path, name: str) -> Iterator[tuple[str, Any]]:
@@ -74,7 +74,7 @@ def _read_parquet(file: Path, name: str) -> Iterator[tuple[str, Any]]:
                     yield f"{name}:{number}", record
     except (ArrowException, OSError) as error:
         raise DataError(
-            f"{name}:{number + 1}", f"is no readable parquet ({str(error).splitlines()[0]})"
+            f"{name}:{number + 1}", f"is not readable as parquet ({str(error).splitlines()[0]})"
         ) from None
     if not number:
         raise DataError(f"{name}:1", "has no rows; expected at least one")

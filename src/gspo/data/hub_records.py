@@ -1,4 +1,4 @@
-"""Records of hub datasets, read by the `datasets` package (extra `data`); no code of the dataset is ever run."""
+"""Records of hub datasets, read by the `datasets` package (extra `data`). No code of a dataset is ever run."""
 
 from __future__ import annotations
 
@@ -17,30 +17,28 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
     except ImportError:
         raise DataError(
             name,
-            "is read from the hub, which needs the datasets package; install gspo[data], or give a local file",
+            "is a dataset of the hub, which needs the datasets package; install gspo[data], or use a local file",
         ) from None
     reason = hub.why_unreachable(name, "dataset")
     if reason and not hub.is_cached(name, "dataset") and not _is_prepared(name):
         raise DataError(
             name,
-            f"is no file here, and the hub cannot be reached ({reason}); give a local jsonl or parquet file, or check "
+            f"is not a local file, and the hub cannot be reached ({reason}); use a local jsonl or parquet file, or check "
             "the name in data.train_files or data.val_files and the connection",
         )
     try:
         table = datasets.load_dataset(name, config, split=split)
-    except (
-        Exception
-    ) as error:  # the package raises dozens of types: offline, no such name, no such split, gated
+    except Exception as error:  # dozens of types: offline, no such name, no such split, gated
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(
             f"{name}[{split}]",
-            f"could not be read from the hub ({first}); give a local jsonl or parquet file",
+            f"could not be read from the hub ({first}); use a local jsonl or parquet file",
         ) from error
     return ((f"{name}[{split}]:{i}", record) for i, record in enumerate(table, start=1))
 
 
 def _is_prepared(name: str) -> bool:
-    """Whether the `datasets` package keeps tables of the name, which it reads without the hub."""
+    """Whether the cache of the `datasets` package has tables of the name, which it reads without the hub."""
     import datasets
 
     return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir()

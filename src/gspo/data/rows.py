@@ -1,4 +1,4 @@
-"""One row of a dataset, before any tokenizer has seen it, and the error that names a broken one."""
+"""One row of a dataset, before tokenization, and the error that names a broken one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DataError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question with what is needed to grade its answer. `uid` is unique in its dataset and stable across runs.
+    """One question, and what its reward needs to grade an answer. `uid` is unique in its dataset and stable across runs.
 
     `data_source` selects the reward function; `answer` is a text to imitate (`gspo sft`), None when there is none.
     """
@@ -40,7 +40,7 @@ def user_message(text: str) -> tuple[Mapping[str, Any], ...]:
 def visible(text: str) -> str:
     """The text for a terminal: control and format characters as escapes, except line ends, tabs and joiners.
 
-    Data may hold sequences that a terminal obeys, and characters that reverse or hide what stands beside them.
+    Data may contain sequences that a terminal executes, and characters that reverse or hide the text beside them.
     """
     return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
 

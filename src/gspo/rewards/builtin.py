@@ -22,7 +22,7 @@ from gspo.types import Prompt, Reward
 
 @dataclass(frozen=True, slots=True)
 class Builtin:
-    """A registered reward. `sources` are the data sources (or "prefix*") it grades when none is asked for by name."""
+    """A registered reward. `sources` are the data sources (or "prefix*") that it grades when no reward is named."""
 
     fn: Callable[..., Any]
     name: str
@@ -55,32 +55,32 @@ def names() -> list[str]:
 
 
 def registering_modules() -> list[str]:
-    """Modules, or files such as plugins, that registered rewards: a worker must import them to know the same names."""
+    """Modules, or files of plugins, that registered rewards: a worker imports them to know the same names."""
     functions = [e.fn for e in REWARDS.items() if e.fn.__module__ not in (__name__, "__main__")]
     return sorted({_module_or_file(fn) for fn in functions})
 
 
 def _module_or_file(fn: Callable[..., Any]) -> str:
-    """The module of a function where it can be imported by name, else its file."""
+    """The name of a function's module if a worker can import it by name, else the path of its file."""
     package = fn.__module__.partition(".")[0]
     if PathFinder.find_spec(package) is None:
         return inspect.getsourcefile(inspect.unwrap(fn)) or fn.__module__
     return fn.__module__
 
 
-def builtin(name: str) -> Builtin:
-    """The built-in of that name; RewardError lists the names there are."""
+def by_name(name: str) -> Builtin:
+    """The built-in of that name; RewardError lists the known names."""
     if name not in REWARDS:
         hint = f"did you mean {near!r}? " if (near := REWARDS.nearest(name)) else ""
         raise RewardError(
-            f"there is no built-in reward {name!r}; {hint}there are {', '.join(names())}. "
-            f'A function of your own is named "file.py:function"'
+            f"there is no built-in reward {name!r}; {hint}known names are {', '.join(names())}. "
+            f'For a function of your own write "file.py:function"'
         )
     return REWARDS.get(name)
 
 
-def for_source(data_source: str) -> Builtin:
-    """The built-in that grades rows of a data source; RewardError says how to give one of your own."""
+def by_source(data_source: str) -> Builtin:
+    """The built-in that grades the rows of a data source; RewardError says how to name your own function."""
     for entry in REWARDS.items():
         if data_source in entry.sources:
             return entry
@@ -109,14 +109,14 @@ def arithmetic(prompt: Prompt, response: Response) -> Reward:
 
 @reward("exact", cheap=True)
 def exact(prompt: Prompt, response: Response) -> Reward:
-    """1 when the response is the ground truth, white space around either apart."""
+    """1 when the response equals the ground truth, apart from white space around them."""
     right = float(response.strip() == str(prompt.ground_truth).strip())
     return Reward(right, acc=right)
 
 
 @reward("gsm8k", sources=("openai/gsm8k", "reasoning"))
 def gsm8k(prompt: Prompt, response: Response) -> Reward:
-    """Grade a number (after `####`, boxed, or the last one) against the row's; nothing symbolic."""
+    """Grade a number (after `####`, boxed, or the last one) against the row's; no symbolic comparison."""
     from gspo.rewards.graders.math import grade_math
 
     return grade_math(response, prompt.ground_truth, symbolic=False)
@@ -135,7 +135,7 @@ def gsm8k(prompt: Prompt, response: Response) -> Reward:
     preload=("math_verify",),
 )
 def math(prompt: Prompt, response: Response) -> Reward:
-    """Grade the final answer: our parser for numbers, math-verify for what is symbolic."""
+    """Grade the final answer: our parser for numbers, math-verify for symbolic answers."""
     from gspo.rewards.graders.math import grade_math
 
     return grade_math(response, prompt.ground_truth)
@@ -155,13 +155,15 @@ def code(
     from gspo.rewards.graders.code import grade_code
 
     limits = {"timeout": timeout, "memory": memory}
-    given = {name: value for name, value in limits.items() if value is not None}
-    return grade_code(str(response), prompt.ground_truth, sandbox=_sandbox(level, allow_unsandboxed), **given)
+    limits = {name: value for name, value in limits.items() if value is not None}
+    return grade_code(
+        str(response), prompt.ground_truth, sandbox=_sandbox(level, allow_unsandboxed), **limits
+    )
 
 
 @functools.cache
 def _sandbox(level: int | None, allow_unsandboxed: bool) -> Any:
-    """The worker's own sandbox. One fork-server is enough: a worker runs one program at a time."""
+    """The sandbox of this worker. One fork server is enough: a worker runs one program at a time."""
     from gspo.sandbox import Sandbox
 
     return Sandbox(level, allow_unsandboxed=allow_unsandboxed, num_servers=1)
@@ -169,7 +171,7 @@ def _sandbox(level: int | None, allow_unsandboxed: bool) -> Any:
 
 @reward("reasoning_gym", preload=("reasoning_gym",))
 def reasoning_gym(prompt: Prompt, response: Response) -> Reward:
-    """The score of the task's own scorer in the reasoning-gym package, disarmed."""
+    """The score that the reasoning-gym package gives, with its calls of `eval` replaced by safe ones."""
     from gspo.rewards.graders.reasoning_gym import grade_gym
 
     return grade_gym(response, prompt.ground_truth, prompt.extra)
@@ -185,7 +187,7 @@ def formatted(prompt: Prompt, response: Response, *, tags: tuple[str, ...] = ("t
 
 @reward("repetition", cheap=True)
 def repetition(prompt: Prompt, response: Response, *, ngram: int = 4) -> float:
-    """0 without repeated phrases, falling to -1 as all of them repeat."""
+    """0 without repeated phrases, down to -1 when all of them repeat."""
     from gspo.rewards.shaping import repetition_penalty
 
     return repetition_penalty(response, ngram)

@@ -23,7 +23,7 @@ from gspo.rewards.functions import (
     wrap_function,
 )
 from gspo.rewards.protocol import Graded, RewardError
-from gspo.rewards.results import as_number, to_wire
+from gspo.rewards.results import as_number, to_json
 from gspo.rewards.shaping import overlong_penalty
 from gspo.rewards.signatures import Response
 from gspo.types import Prompt, Reward
@@ -68,16 +68,19 @@ class Grader:
 def build_grading(
     specs: Sequence[RewardSpec | RewardFunction], preload: Sequence[str] = (), seeded: bool = True
 ) -> tuple[Callable[[tuple[Prompt, list[Response]]], list[dict[str, Any]]], dict[str, Any]]:
-    """The handler of a pool's workers: (prompt, responses) to results as plain data; and what a scorer must know of it.
+    """The handler of a pool's workers, (prompt, responses) to results as plain data; and what the scorer must know.
 
-    `seeded` fixes Python's (and numpy's) global random state by what is graded, so that a reward function that draws
-    random numbers gives the same result in every worker and after a resume. Not for the trainer's own process.
+    `seeded` sets Python's and numpy's global random state from the row and the responses, so that a reward function
+    that draws random numbers gives the same result in every worker and after a resume. It must be False in the
+    trainer's own process, whose random state it would change.
     """
     for module in preload:
         if module.endswith(".py"):
             load_module(module)
             continue
-        with contextlib.suppress(ImportError):  # an extra that is not installed: its rows say so
+        with contextlib.suppress(
+            ImportError
+        ):  # an extra that is not installed: the rows that need it fail with its name
             importlib.import_module(module)
     grader = Grader(specs)
 
@@ -85,11 +88,11 @@ def build_grading(
         prompt, responses = payload
         if seeded:
             _seed(prompt.uid, responses)
-        return [to_wire(graded) for graded in grader.grade(prompt, responses)]
+        return [to_json(graded) for graded in grader.grade(prompt, responses)]
 
     functions = [item for item in grader.rewards if isinstance(item, RewardFunction)]
-    takes_group = any(function.takes_group for function in functions)
-    return handle, {"takes_group": takes_group, "names": [f.name + f.where for f in functions]}
+    whole_group = any(function.needs_whole_group for function in functions)
+    return handle, {"whole_group": whole_group, "names": [f.name + f.where for f in functions]}
 
 
 def _seed(uid: str, responses: Sequence[Response]) -> None:
@@ -103,9 +106,10 @@ def _seed(uid: str, responses: Sequence[Response]) -> None:
 
 
 def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Graded:
-    """The weighted sum of one response's rewards; a failure when one is missing (the first) or the sum is not finite.
+    """The weighted sum of one response's rewards. A failure when one of them failed, or when the sum is not finite.
 
-    With several rewards the first `acc` given is kept, and each part's score is added as the metric `reward/<name>`.
+    With several rewards the first `acc` that is not None counts, and each part's score becomes the metric
+    `reward/<name>`.
     """
     for result in graded:
         if isinstance(result, str):
@@ -127,7 +131,7 @@ def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Gr
 
 
 def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong | None) -> Reward:
-    """`naive`: the reward as it is. `dapo`: `acc` defaults to the score, and the overlong penalty is added to it."""
+    """`naive` leaves the reward unchanged. `dapo` sets a missing `acc` to the score, then adds the overlong penalty."""
     if manager == "naive":
         return reward
     acc = reward.score if reward.acc is None else reward.acc
@@ -141,12 +145,12 @@ def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong
 
 
 def as_specs(reward: RewardLike | Sequence[RewardLike] | None) -> list[RewardSpec | RewardFunction]:
-    """One or several rewards, in any of the ways they may be given, as specs (by name) or loaded functions."""
+    """One or several rewards, in any form that `make_scorer` accepts, as specs (by name) or loaded functions."""
     if reward is None:
         return [DEFAULT]
     if isinstance(reward, (list, tuple)):
         if not reward:
-            raise RewardError("an empty list of rewards was given, expected at least one")
+            raise RewardError("the list of rewards is empty, expected at least one")
         return [_as_spec(item) for item in reward]
     return [_as_spec(reward)]  # pyright: ignore[reportArgumentType]
 
@@ -160,12 +164,12 @@ def _as_spec(item: RewardLike) -> RewardSpec | RewardFunction:
         unknown = set(item) - {field.name for field in dataclasses.fields(RewardSpec)}
         if unknown or "name" not in item:
             raise RewardError(
-                f"a reward is given as {dict(item)}, expected the keys name, path, weight, kwargs"
+                f"the reward {dict(item)} is not a spec, expected the keys name, path, weight, kwargs"
             )
         return RewardSpec(**item)
     if callable(item):
         return wrap_function(item)
-    raise RewardError(f"a reward is given as {item!r}, expected a function, a name or a spec")
+    raise RewardError(f"the reward is {item!r}, expected a function, a name or a spec")
 
 
 def _resolve(item: RewardSpec | RewardFunction) -> RewardFunction | Callable[[str], RewardFunction]:
@@ -175,10 +179,10 @@ def _resolve(item: RewardSpec | RewardFunction) -> RewardFunction | Callable[[st
         return load_function(item)
     if item.name == DEFAULT.name:
         return functools.cache(lambda source: _default(source, item))
-    return builtin.as_function(builtin.builtin(item.name), item.weight, dict(item.kwargs))
+    return builtin.as_function(builtin.by_name(item.name), item.weight, dict(item.kwargs))
 
 
 def _default(source: str, spec: RewardSpec) -> RewardFunction:
     """`spec.kwargs` maps a built-in's name to its own settings: {"code": {"timeout": 5}}."""
-    entry = builtin.for_source(source)
+    entry = builtin.by_source(source)
     return builtin.as_function(entry, spec.weight, dict(spec.kwargs.get(entry.name, {})))

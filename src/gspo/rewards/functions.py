@@ -1,11 +1,11 @@
-"""Reward functions in four signatures, loaded by path and name, called so that every failure names function and row.
+"""Reward functions in four signatures, loaded by path and name. Every failure names the function and the row.
 
-Ours        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str that knows its tokens).
-verl's      `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
-TRL's       `(completions, **columns) -> list`: called once with all responses of a group.
-AReaL's     `(prompt, completions, prompt_ids, completion_ids, **data) -> float`: one response a call.
+gspo        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str that knows its tokens).
+verl        `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
+TRL         `(completions, **columns) -> list`: called once with all responses of a group.
+AReaL       `(prompt, completions, prompt_ids, completion_ids, **data) -> float`: called once per response.
 
-Each may be `async`. The signature is told from the names of the parameters.
+Each may be `async`. The names of the parameters tell which signature a function has.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from __future__ import annotations
 import asyncio
 import functools
 import importlib
-import importlib.util
 import inspect
-import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.registry import import_file
 from gspo.rewards.protocol import Graded, RewardError
 from gspo.rewards.results import as_reward
 from gspo.rewards.signatures import Response, Style, call, detect_style, is_async
 from gspo.types import Prompt
 
 _MAX_TRACE = 4000
+# A traceback is shown from the first frame that is in none of these files.
+_OWN_FILES = (
+    str(Path(__file__).parent),
+    inspect.getfile(import_file),
+    str(Path(asyncio.__file__).parent),
+    "<frozen importlib",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """Where a reward function is: a built-in's name, or a name in a Python file or importable module."""
+    """Where a reward function is: the name of a built-in, or a name in a Python file or importable module."""
 
     name: str
     path: str | None = None
@@ -42,7 +48,7 @@ class RewardSpec:
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A loaded reward function: called through `grade`, which never raises."""
+    """A loaded reward function. `grade` calls it and never raises."""
 
     fn: Callable[..., Any]
     style: Style
@@ -51,50 +57,39 @@ class RewardFunction:
     weight: float = 1.0
 
     @property
-    def takes_group(self) -> bool:
-        """Whether a group's responses should come in one call: a batched signature, or awaiting that can overlap."""
+    def needs_whole_group(self) -> bool:
+        """Whether all responses of a group belong in one call: the signature is batched, or awaiting can overlap."""
         return self.style == "trl" or is_async(self.fn)
 
     def grade(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
         """A Reward, or the text of a failure, for each response, in order."""
-        if is_async(self.fn):
-            return asyncio.run(self._grade_together(prompt, responses))
         if self.style == "trl":
             return self._grade_batch(prompt, responses)
+        if is_async(self.fn):
+            return asyncio.run(self._grade_concurrently(prompt, responses))
         return [self._grade_one(prompt, response) for response in responses]
 
     def _grade_one(self, prompt: Prompt, response: Response) -> Graded:
         try:
-            value = call(self.fn, self.style, prompt, [response])
-            if inspect.isawaitable(value):  # an awaitable from a function that is not declared async
-                value = asyncio.run(_wait(value))
-            return as_reward(value)
+            return as_reward(_awaited(call(self.fn, self.style, prompt, [response])))
         except (Exception, SystemExit) as error:
             return self.failure(prompt, response.index, error)
 
     def _grade_batch(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
         try:
-            values = call(self.fn, self.style, prompt, responses)
-            if inspect.isawaitable(values):
-                values = asyncio.run(_wait(values))
+            values = _awaited(call(self.fn, self.style, prompt, responses))
         except (Exception, SystemExit) as error:
             return [self.failure(prompt, response.index, error) for response in responses]
         return self._split(prompt, responses, values)
 
-    async def _grade_together(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
-        if self.style == "trl":
+    async def _grade_concurrently(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
+        async def grade(response: Response) -> Graded:
             try:
-                values = await call(self.fn, self.style, prompt, responses)
+                return as_reward(await call(self.fn, self.style, prompt, [response]))
             except (Exception, SystemExit) as error:
-                return [self.failure(prompt, response.index, error) for response in responses]
-            return self._split(prompt, responses, values)
-        return list(await asyncio.gather(*(self._await_one(prompt, response) for response in responses)))
+                return self.failure(prompt, response.index, error)
 
-    async def _await_one(self, prompt: Prompt, response: Response) -> Graded:
-        try:
-            return as_reward(await call(self.fn, self.style, prompt, [response]))
-        except (Exception, SystemExit) as error:
-            return self.failure(prompt, response.index, error)
+        return await asyncio.gather(*map(grade, responses))
 
     def _split(self, prompt: Prompt, responses: Sequence[Response], values: Any) -> list[Graded]:
         values = values.tolist() if hasattr(values, "tolist") else values
@@ -121,14 +116,14 @@ class RewardFunction:
         return f"{head}: {type(error).__name__}: {_cut(str(error), 1000)}" + (f"\n{trace}" if trace else "")
 
 
-def parse_spec(text: str, weight: float = 1.0) -> RewardSpec:
+def parse_spec(text: str) -> RewardSpec:
     """A spec from "math" (a built-in), "file.py:function" or "package.module:function"."""
     path, colon, name = text.rpartition(":")
-    return RewardSpec(name=name, path=path if colon else None, weight=weight)
+    return RewardSpec(name=name, path=path if colon else None)
 
 
 def load_function(spec: RewardSpec) -> RewardFunction:
-    """Import the function that `spec` names; RewardError says what was looked for and what is there."""
+    """Import the function that `spec` names; RewardError names what is missing and what is there instead."""
     assert spec.path is not None
     module = load_module(spec.path)
     fn: Any = module
@@ -149,7 +144,7 @@ def wrap_function(
     weight: float = 1.0,
     kwargs: Mapping[str, Any] | None = None,
 ) -> RewardFunction:
-    """Recognise a function's signature; RewardError names the function and the four that are accepted."""
+    """A function with its signature recognised; RewardError names the function and the four signatures."""
     name = name or str(getattr(fn, "__qualname__", type(fn).__name__))
     style = detect_style(fn, name)
     where = _where(fn)
@@ -157,8 +152,13 @@ def wrap_function(
     return RewardFunction(bound, style, name, where, weight)
 
 
-async def _wait(value: Awaitable[Any]) -> Any:
-    return await value
+def _awaited(value: Any) -> Any:
+    """The value itself; of an awaitable, its result. A function that is not declared `async` may return one too."""
+
+    async def wait() -> Any:
+        return await value
+
+    return asyncio.run(wait()) if inspect.isawaitable(value) else value
 
 
 def load_module(path: str) -> Any:
@@ -170,21 +170,14 @@ def load_module(path: str) -> Any:
             raise RewardError(
                 f"custom_reward_function.path={path!r} is neither a file nor an importable module: {error}"
             ) from error
-    file = Path(path).expanduser().resolve()
-    if not file.is_file():
+    if not Path(path).expanduser().is_file():
         raise RewardError(f"custom_reward_function.path={path!r}: there is no such file")
-    module_spec = importlib.util.spec_from_file_location(f"gspo_user_{file.stem}", file)
-    assert module_spec is not None and module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses and pickle look their module up by name
-    sys.path.append(str(file.parent))  # a reward file may import its neighbours
     try:
-        module_spec.loader.exec_module(module)
+        return import_file(path)
     except (Exception, SystemExit) as error:
         raise RewardError(
             f"custom_reward_function.path={path!r} failed on import: {type(error).__name__}: {error}\n{_user_trace(error)}"
         ) from error
-    return module
 
 
 def _where(fn: Callable[..., Any]) -> str:
@@ -194,10 +187,7 @@ def _where(fn: Callable[..., Any]) -> str:
 
 def _user_trace(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
-    own = str(Path(__file__).parent)
-    while frames and (
-        frames[0].filename.startswith(own) or frames[0].filename.startswith("<frozen importlib")
-    ):
+    while frames and frames[0].filename.startswith(_OWN_FILES):
         frames.pop(0)
     return _cut("".join(traceback.format_list(frames[-12:])).rstrip(), _MAX_TRACE)
 

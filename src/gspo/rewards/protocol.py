@@ -1,4 +1,4 @@
-"""How groups get their rewards: the scorer protocol between the sampler and whatever computes rewards."""
+"""The scorer protocol: what the sampler expects of whatever computes rewards."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ Graded = Reward | str
 
 
 class RewardError(ValueError):
-    """A reward that cannot be set up or computed. The message names the function, the row and the remedy."""
+    """A reward that cannot be set up or computed. The message names the function, the row and a remedy."""
 
 
 class Scorer(Protocol):
-    """Scores groups in the background. A reward that could not be computed is missing (None), never 0."""
+    """Scores groups in the background. A reward that cannot be computed is missing (None), never 0."""
 
     def submit(self, group: Group) -> None:
         """Start scoring a group; returns at once."""
         ...
 
     def collect(self) -> list[Group]:
-        """Wait for every group submitted so far and return them, scored, in order of submission to the scorer."""
+        """Wait for every group submitted so far; returns them with rewards, in the order of their submission."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End all workers and drop groups that were not collected."""
+        ...

@@ -1,4 +1,4 @@
-"""What a reward function may return, made into a Reward, and the plain form in which results cross a process."""
+"""What a reward function may return, as a Reward; and the plain form in which a worker process sends results."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def as_number(value: Any, what: str = "the score") -> float:
 
 
 def as_reward(value: Any) -> Reward:
-    """A Reward from what a reward function returned: a number, a Reward, or a dict with "score" (and "acc").
+    """A Reward from the result of a reward function: a number, a Reward, or a dict with "score" (and "acc").
 
-    Further numeric keys of a dict become metrics; texts and None among them are left out, since a metric is a number.
+    Other numeric keys of a dict become metrics; texts and None among them are left out, since a metric is a number.
     """
     if isinstance(value, Reward):
         acc = None if value.acc is None else as_number(value.acc, "acc")
@@ -48,15 +48,15 @@ def as_reward(value: Any) -> Reward:
     return Reward(as_number(value))
 
 
-def to_wire(graded: Graded) -> dict[str, Any]:
-    """Plain data for JSON: never code, so that a worker cannot run anything in the process that reads it."""
+def to_json(graded: Graded) -> dict[str, Any]:
+    """Plain data for JSON, never a pickle: a worker must not be able to run code in the trainer's process."""
     if isinstance(graded, str):
         return {"failure": graded}
     return {"score": graded.score, "acc": graded.acc, "extra": dict(graded.extra)}
 
 
-def from_wire(item: Any) -> Graded:
-    """The reverse of `to_wire`, checked as strictly as a reward function's own result."""
+def from_json(item: Any) -> Graded:
+    """The reverse of `to_json`, checked as strictly as the result of a reward function."""
     if isinstance(item, dict) and isinstance(item.get("failure"), str):
         return item["failure"]
     if not isinstance(item, dict) or "score" not in item or not isinstance(item.get("extra", {}), dict):

@@ -8,7 +8,7 @@ MAX_WORDS = 20_000
 
 
 def format_reward(response: str, tags: Sequence[str] = ("think", "answer")) -> float:
-    """1 when the response is the tags' elements in order, each once and not empty, with only white space around."""
+    """1 when the response has each tag once, in order, none empty, and only white space around them; else 0."""
     rest = response.strip()
     for tag in tags:
         opening, closing = f"<{tag}>", f"</{tag}>"
@@ -22,7 +22,7 @@ def format_reward(response: str, tags: Sequence[str] = ("think", "answer")) -> f
 
 
 def repetition_penalty(response: str, ngram: int = 4) -> float:
-    """Minus the share of word n-grams that occurred before: 0 without repetition, towards -1 for a loop."""
+    """Minus the share of word n-grams that occurred before: 0 without repetition, close to -1 for a loop."""
     if ngram < 1:
         raise ValueError(f"ngram={ngram}, expected at least 1")
     words = response.split(maxsplit=MAX_WORDS)[:MAX_WORDS]

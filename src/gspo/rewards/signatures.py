@@ -19,7 +19,7 @@ _EXPECTED = (
 
 
 class Response(str):
-    """A response's text that also knows its tokens, its number in the group and why it ended."""
+    """The text of a response, with its tokens, its number in the group and the reason why it ended."""
 
     token_ids: tuple[int, ...]
     index: int
@@ -38,7 +38,7 @@ class Response(str):
 
 
 def detect_style(fn: Callable[..., Any], name: str) -> Style:
-    """Which of the four signatures `fn` has, by the names of its parameters."""
+    """Which of the four signatures `fn` has, recognised by the names of its parameters."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
@@ -57,7 +57,7 @@ def detect_style(fn: Callable[..., Any], name: str) -> Style:
 
 
 def call(fn: Callable[..., Any], style: Style, prompt: Prompt, responses: Sequence[Response]) -> Any:
-    """Call `fn` as its style wants: on all `responses` (trl) or on the first (the others). May return an awaitable."""
+    """Call `fn` in its style: with all `responses` (trl) or with the first (the others). May return an awaitable."""
     response = responses[0]
     if style == "gspo":
         return fn(prompt, response)
@@ -77,7 +77,7 @@ def call(fn: Callable[..., Any], style: Style, prompt: Prompt, responses: Sequen
 
 
 def _call_trl(fn: Callable[..., Any], prompt: Prompt, responses: Sequence[Response]) -> Any:
-    """Texts first; a function written for chats fails on them with a TypeError and gets messages instead."""
+    """Call with texts first; a function written for chats raises a TypeError then, and is called with messages."""
     n = len(responses)
     columns = {key: [value] * n for key, value in _columns(prompt).items()}
     columns |= {"completion_ids": [list(r.token_ids) for r in responses], "trainer_state": None}
@@ -110,12 +110,11 @@ def _columns(prompt: Prompt) -> dict[str, Any]:
 
 
 def _accepted(fn: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(fn).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        bound = fn.keywords if isinstance(fn, functools.partial) else {}
-        return {k: v for k, v in values.items() if k not in bound}
-    fixed = fn.keywords if isinstance(fn, functools.partial) else {}
-    return {p.name: values[p.name] for p in parameters if p.name in values and p.name not in fixed}
+    """The values for which `fn` has a parameter, without those that are bound already."""
+    parameters = inspect.signature(fn).parameters
+    bound = fn.keywords if isinstance(fn, functools.partial) else {}
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return {k: v for k, v in values.items() if k not in bound and (open_ended or k in parameters)}
 
 
 def _required_keywords(parameters: Sequence[inspect.Parameter]) -> bool:

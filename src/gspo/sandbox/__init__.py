@@ -1,4 +1,9 @@
-"""A sandbox for model-written Python: judge here, fork-server and confined child in other processes."""
+"""A sandbox for model-written Python.
+
+The *judge* is the caller's process: it decides and keeps the secrets. A *fork server* is trusted too, but knows nothing
+worth stealing. It forks a confined *child* per job: the *program* to be judged, or the *tester* that runs an
+assert-style test and calls the program through the judge. Everything in `inside/` runs in the last three.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many programs a second the sandbox runs on one core."""
+"""How many programs per second the sandbox runs on one core."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ main()
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Programs a second, one after the other: by the clock, and a second of processor time of all that takes part.
+    """Programs per second, run one after the other: by the clock, and per second of one core's processor time.
 
-    The first depends on what else the machine does; the second is what one core can give.
+    The clock also counts what else the machine does. The processor time is that of all processes that take part.
     """
 
     trivial: float
     typical: float
-    trivial_a_core: float
-    typical_a_core: float
+    trivial_per_core: float
+    typical_per_core: float
 
 
 def measure_speed(sandbox: Sandbox, seconds: float = 1.0) -> Speed:
-    """Run a trivial and a typical program for `seconds` each from one thread; raises SandboxError if one goes wrong."""
+    """Run a trivial and a typical program for `seconds` each from one thread; raises SandboxError if one fails."""
     data = b"200\n" + b" ".join(b"%d" % (i * 37 % 1000) for i in range(200)) + b"\n"
-    trivial, trivial_a_core = _rates(sandbox, TRIVIAL, b"41\n", seconds)
-    typical, typical_a_core = _rates(sandbox, TYPICAL, data, seconds)
-    return Speed(trivial, typical, trivial_a_core, typical_a_core)
+    trivial, trivial_per_core = _rates(sandbox, TRIVIAL, b"41\n", seconds)
+    typical, typical_per_core = _rates(sandbox, TYPICAL, data, seconds)
+    return Speed(trivial, typical, trivial_per_core, typical_per_core)
 
 
 def _rates(sandbox: Sandbox, source: str, stdin: bytes, seconds: float) -> tuple[float, float]:
@@ -76,7 +76,7 @@ def _rates(sandbox: Sandbox, source: str, stdin: bytes, seconds: float) -> tuple
 
 
 def _processor_time(sandbox: Sandbox) -> float:
-    """Seconds that this thread, the servers that are idle now and the children they had have used."""
+    """Seconds of processor time used by this thread, the idle servers and the children that they had."""
     ticks = 0
     for pid in sandbox.server_pids():
         words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

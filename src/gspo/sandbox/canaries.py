@@ -1,4 +1,4 @@
-"""The self-test of a level: a dozen programs that try what must be refused, judged by what happened."""
+"""The self-test of a level: small programs that try what must be refused, judged by their effect."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .result import RunResult, SandboxError
 
 WALL = 20.0
 
-# What a canary prints when it got what it tried for; the judge also looks for the effect itself.
+# A canary prints this when it succeeded; the judge also looks for the effect itself.
 DONE = "canary-done"
 
 _RAW = """
@@ -34,8 +34,8 @@ def done_if(good):
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What the canaries go for: a folder with a secret file, a listening socket, this process."""
+class Targets:
+    """What the canaries attack: a folder with a secret file, a listening socket, this process."""
 
     folder: Path
     secret: str
@@ -72,14 +72,14 @@ CANARIES: dict[str, str] = {
 
 
 def run_canaries(level: int) -> LevelReport:
-    """Start a server of the level and try every canary on it; granted only if all are refused and honest code runs."""
+    """Try every canary on a server of the level. It is granted only if all are refused and an honest program runs."""
     try:
         server = ServerHandle(level)
     except (SandboxError, OSError) as error:
         return LevelReport(level, False, str(error))
     try:
-        honest = _honest(server, level)
-        reports = tuple(_try(server, name) for name in CANARIES)
+        honest = _honest_problem(server, level)
+        reports = tuple(_try_canary(server, name) for name in CANARIES)
     except SandboxError as error:
         return LevelReport(level, False, str(error))
     finally:
@@ -90,8 +90,8 @@ def run_canaries(level: int) -> LevelReport:
     return LevelReport(level, granted, reason, reports, server.network_namespace, server.pid_namespace)
 
 
-def _honest(server: ServerHandle, level: int) -> str:
-    """Why an honest program did not work, "" when it did."""
+def _honest_problem(server: ServerHandle, level: int) -> str:
+    """Why an honest program failed; "" when it did not."""
     late = "import wave, fractions\n" if level >= 2 else ""
     source = (
         late
@@ -103,7 +103,7 @@ def _honest(server: ServerHandle, level: int) -> str:
     return f"an honest program failed: {result.stderr.decode(errors='replace').strip()[-300:]}"
 
 
-def _try(server: ServerHandle, name: str) -> CanaryReport:
+def _try_canary(server: ServerHandle, name: str) -> CanaryReport:
     with (
         tempfile.TemporaryDirectory(prefix="gspo-canary-") as name_of_folder,
         _listener() as (port, contacted),
@@ -113,17 +113,17 @@ def _try(server: ServerHandle, name: str) -> CanaryReport:
         for file in ("secret", "victim"):
             (folder / file).write_text(secret)
             (folder / file).chmod(0o666)
-        ground = Ground(folder, secret, port, os.getpid())
-        result = run_script(server, _RAW + ground.fill(CANARIES[name]), b"", WALL, DEFAULT_MEMORY)
+        targets = Targets(folder, secret, port, os.getpid())
+        result = run_script(server, _RAW + targets.fill(CANARIES[name]), b"", WALL, DEFAULT_MEMORY)
         harmed = sorted(os.listdir(folder)) != ["secret", "victim"] or any(
             (folder / file).read_text() != secret for file in ("secret", "victim")
         )
-        reached = _reached(result, secret) or harmed or contacted()
+        succeeded = _succeeded(result, secret) or harmed or contacted()
     said = result.stderr.decode(errors="replace").strip().splitlines()
-    return CanaryReport(name, not reached, said[-1] if said else "refused" if not reached else "done")
+    return CanaryReport(name, not succeeded, said[-1] if said else "refused" if not succeeded else "done")
 
 
-def _reached(result: RunResult, secret: str) -> bool:
+def _succeeded(result: RunResult, secret: str) -> bool:
     text = result.stdout.decode(errors="replace")
     stopped_judge = result.timed_out or result.signal == signal.SIGSTOP
     return secret in text or DONE in text or stopped_judge
@@ -131,7 +131,7 @@ def _reached(result: RunResult, secret: str) -> bool:
 
 @contextlib.contextmanager
 def _listener():
-    """A local port, and a function that says whether anything connected to it."""
+    """A local port, and a function that tells whether anything connected to it."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()

@@ -1,4 +1,12 @@
-"""The judge's handle on one fork-server: starting it, making children, moving their bytes, ending them."""
+"""The judge's handle on one fork server: starting it, requesting children, moving their bytes, ending them.
+
+    judge ── request, with the child's descriptors ──▶ fork server ── fork ──▶ child
+      │ ◀── message: ready, ended (status), failed ──────┘                       │
+      └─────────── pipes: requests ──▶ ◀── stdout, stderr, replies ──────────────┘
+
+The judge waits in `step` for whichever comes first: bytes on a pipe, a message, or the deadline. The fork server waits
+for requests and for the end of its children, never for their output. A child waits for its pipes alone.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from .capture import Capture, Feed, close_all, sealed_file
 from .inside import wire
 from .inside.plain import MAX_BYTES
 from .launch import launch
+from .pipes import PipeReader, PipeWriter, close_all, sealed_file
 from .result import RunResult, SandboxError
 
-STDOUT_CAP = 8 << 20
-STDERR_CAP = 64 << 10
+STDOUT_LIMIT = 8 << 20
+STDERR_LIMIT = 64 << 10
 START_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 
@@ -34,10 +42,10 @@ class Child:
 
     def __init__(self, number: int, linked: bool) -> None:
         self.number = number
-        self.stdout = Capture(STDOUT_CAP)
-        self.stderr = Capture(STDERR_CAP)
-        self.requests = Feed() if linked else None
-        self.replies = Capture(2 * MAX_BYTES) if linked else None
+        self.stdout = PipeReader(STDOUT_LIMIT)
+        self.stderr = PipeReader(STDERR_LIMIT)
+        self.requests = PipeWriter() if linked else None
+        self.replies = PipeReader(2 * MAX_BYTES) if linked else None
         self.started = time.monotonic()
         self.wall = 0.0
         self.status: int | None = None
@@ -47,7 +55,7 @@ class Child:
     def ended(self) -> bool:
         return self.status is not None or self.error is not None
 
-    def captures(self) -> list[Capture]:
+    def readers(self) -> list[PipeReader]:
         return [c for c in (self.stdout, self.stderr, self.replies) if c is not None]
 
     def child_fds(self) -> list[int]:
@@ -57,10 +65,10 @@ class Child:
         return fds
 
     def own_fds(self) -> list[int]:
-        return [c.fd for c in self.captures()] + ([self.requests.fd] if self.requests is not None else [])
+        return [c.fd for c in self.readers()] + ([self.requests.fd] if self.requests is not None else [])
 
     def result(self, timed_out: bool) -> RunResult:
-        """How it ended; raises SandboxError when it was never confined or the server failed."""
+        """How it ended; raises SandboxError when it could not be confined or the server failed."""
         if self.error is not None or self.status is None:
             raise SandboxError(f"the sandbox could not run a program: {self.error or 'no status'}")
         code = os.waitstatus_to_exitcode(self.status)
@@ -77,7 +85,7 @@ class Child:
 
 
 class ServerHandle:
-    """One fork-server process, numpy loaded or not. Used by one thread at a time."""
+    """One fork server process, with or without numpy loaded. Used by one thread at a time."""
 
     def __init__(self, level: int, with_numpy: bool = False) -> None:
         self.level = level
@@ -88,23 +96,23 @@ class ServerHandle:
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             self.process, self._inner_pid = launch(level, far.fileno(), with_numpy)
-        hello = self._receive(START_SECONDS)
-        if hello is None:
+        ready = self._receive(START_SECONDS)
+        if ready is None:
             reason = self._stderr_tail()
             self.close()
-            raise SandboxError(f"the sandbox's fork-server did not start at level {level}: {reason}")
-        self.network_namespace, self.pid_namespace = bool(hello.status & 1), bool(hello.status & 2)
+            raise SandboxError(f"the sandbox's fork server did not start at level {level}: {reason}")
+        self.network_namespace, self.pid_namespace = bool(ready.status & 1), bool(ready.status & 2)
 
     @property
     def pid(self) -> int:
-        """The server's process, inside bubblewrap where that is around it."""
+        """The server's process; at level 3 the one inside bubblewrap."""
         inner = children_of(self._inner_pid) if self._inner_pid != self.process.pid else []
         return inner[0] if inner else self._inner_pid
 
     def start(
         self, kind: Kind, source: str, stdin: bytes, memory: int, cpu: int, linked: bool = False
     ) -> Child:
-        """Have the server fork a child that does `kind` with the source; raises SandboxError when the server is gone."""
+        """Have the server fork a child for the source; raises SandboxError when the server is gone."""
         child = Child(next(self._numbers), linked)
         inputs = [sealed_file(_LETTERS[kind] + source.encode("utf-8", "surrogatepass")), sealed_file(stdin)]
         request = wire.REQUEST.pack(wire.RUN, child.number, memory, cpu)
@@ -112,70 +120,70 @@ class ServerHandle:
             socket.send_fds(self._channel, [request], [*inputs, *child.child_fds()])
         except OSError as error:
             close_all(child.own_fds())
-            raise SandboxError(f"the sandbox's fork-server is gone: {error}") from error
+            raise SandboxError(f"the sandbox's fork server is gone: {error}") from error
         finally:
             close_all([*inputs, *child.child_fds()])
         self.children[child.number] = child
         return child
 
     def kill(self, child: Child) -> None:
-        """Ask the server to end the child; `step` brings the news."""
+        """Ask the server to end the child; `step` receives the message that it ended."""
         if not child.ended:
             with contextlib.suppress(OSError):
                 self._channel.send(wire.REQUEST.pack(wire.KILL, child.number, 0, 0))
 
     def step(self, seconds: float) -> None:
-        """Move bytes and news for at most `seconds`, returning after the first events."""
+        """Move bytes and messages for at most `seconds`; returns after the first events."""
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         sources: dict[int, Callable[[], Any]] = {}
         for child in self.children.values():
-            for capture in child.captures():
-                if not capture.closed:
-                    poll.register(capture.fd, select.POLLIN)
-                    sources[capture.fd] = capture.read
+            for reader in child.readers():
+                if not reader.closed:
+                    poll.register(reader.fd, select.POLLIN)
+                    sources[reader.fd] = reader.read
             if child.requests is not None and child.requests.pending:
                 poll.register(child.requests.fd, select.POLLOUT)
                 sources[child.requests.fd] = child.requests.write
         for fd, _ in poll.poll(max(0.0, seconds) * 1000 + 1):
             if fd == self._channel.fileno():
-                self._news()
+                self._read_message()
             else:
                 sources[fd]()
 
-    def pump(self, over: Callable[[], bool], deadline: float) -> bool:
-        """Move bytes and news until `over` or the deadline; False at the deadline.
+    def pump(self, done: Callable[[], bool], deadline: float) -> bool:
+        """Move bytes and messages until `done` or the deadline; False at the deadline.
 
-        News that came in time count even if this thread was too busy to read them before.
+        Messages that came in time count even if this thread was too busy to read them before.
         """
-        while not over():
+        while not done():
             if time.monotonic() >= deadline:
                 self.step(0.0)
-                return over()
+                return done()
             self.step(deadline - time.monotonic())
         return True
 
     def finish(self, child: Child) -> None:
-        """End the child if it still runs, wait for its status, take its last output, release its descriptors."""
+        """End the child if it still runs, wait for its status, read its last output, close its descriptors."""
         self.kill(child)
         give_up = time.monotonic() + GRACE_SECONDS
         while not child.ended:
             if time.monotonic() > give_up:
                 self.failed = True
-                child.error = f"the fork-server did not answer within {GRACE_SECONDS:g} s"
+                child.error = f"the fork server did not answer within {GRACE_SECONDS:g} s"
                 break
             self.step(give_up - time.monotonic())
-        for capture in child.captures():
-            capture.drain()
+        for reader in child.readers():
+            reader.drain()
         close_all(child.own_fds())
         self.children.pop(child.number, None)
 
-    def _news(self) -> None:
+    def _read_message(self) -> None:
         message = self._receive(0.0)
         if message is None:
             self.failed = True
             for child in self.children.values():
-                child.error = child.error or f"the fork-server died: {self._stderr_tail()}"
+                child.error = child.error or f"the fork server died: {self._stderr_tail()}"
             return
         child = self.children.get(message.number)
         if child is None:
@@ -190,7 +198,7 @@ class ServerHandle:
         else:
             child.status, child.wall = message.status, message.wall
 
-    def _receive(self, seconds: float) -> wire.News | None:
+    def _receive(self, seconds: float) -> wire.ServerMessage | None:
         poll = select.poll()
         poll.register(self._channel, select.POLLIN)
         if not poll.poll(seconds * 1000):
@@ -199,7 +207,7 @@ class ServerHandle:
             data = self._channel.recv(wire.MAX_BYTES)
         except OSError:
             return None
-        return wire.read_news(data) if data else None
+        return wire.read_message(data) if data else None
 
     def _stderr_tail(self) -> str:
         stream = self.process.stderr
@@ -212,7 +220,7 @@ class ServerHandle:
         return text.splitlines()[-1] if text else f"no reason given (exit status {self.process.poll()})"
 
     def close(self) -> None:
-        """End the server and every child of it, and wait until they are gone."""
+        """End the server and all its children; returns when they are gone."""
         for child in list(self.children.values()):
             close_all(child.own_fds())
         self.children.clear()
@@ -228,7 +236,7 @@ class ServerHandle:
             self.process.stderr.close()
 
     def forget(self) -> None:
-        """Release the descriptors of a server that belongs to the process this one was forked from."""
+        """Close the descriptors of a server that belongs to the process from which this one was forked."""
         self._channel.close()
         if self.process.stderr is not None:
             self.process.stderr.close()

@@ -1,4 +1,12 @@
-"""The judge's side of the sandbox: runs untrusted programs in confined processes and says how they ended."""
+"""The judge's side of the sandbox: runs untrusted programs in confined processes and reports how they ended.
+
+caller's thread ── run, call, check ──▶ Sandbox
+    1. waits for a free slot: at most `num_servers` jobs run at a time
+    2. takes an idle fork server, or starts one (waits for its "ready" message)
+    3. requests a child, then waits in `pump` for its end, its answer or the deadline
+    4. `finish`: requests the child's end, waits for its status, at most 5 s; a server that does not answer is
+       closed, and the job is tried once more on a fresh one
+"""
 
 from __future__ import annotations
 
@@ -22,28 +30,28 @@ T = TypeVar("T")
 
 
 def run_script(server: ServerHandle, source: str, stdin: bytes, wall: float, memory: int) -> RunResult:
-    """Run a script on one server until it ends, floods its output or meets the deadline."""
-    child = server.start("script", source, stdin, memory, _cpu(wall))
-    over = server.pump(lambda: child.ended or child.stdout.truncated, child.started + wall)
+    """Run a script on one server until it ends, exceeds the output limit or reaches the deadline."""
+    child = server.start("script", source, stdin, memory, _cpu_seconds(wall))
+    done = server.pump(lambda: child.ended or child.stdout.truncated, child.started + wall)
     server.finish(child)
-    return child.result(timed_out=not over)
+    return child.result(timed_out=not done)
 
 
-# Words without which a program imports only what its import statements name.
+# A program without any of these words imports only what its import statements name, and none of them names numpy.
 _WAYS_TO_NUMPY = ("numpy", "__import__", "importlib", "builtins", "exec", "eval", "pickle", "modules")
 
 
 def may_import_numpy(source: str) -> bool:
-    """Whether the source could import numpy, by its text; other programs are forked without its memory."""
+    """Whether the source could import numpy, judged by its text; others run on a server without it, which forks faster."""
     return not source.isascii() or any(word in source for word in _WAYS_TO_NUMPY)
 
 
 class Sandbox:
-    """Runs untrusted Python at an isolation level that was tested by effect. Safe to use from many threads.
+    """Runs untrusted Python at an isolation level whose self-test passed. May be used from many threads.
 
-    `level` None takes the default (2) or the best below it; a number insists on that level. Level 0 isolates nothing:
-    it must be asked for with `allow_unsandboxed` and is refused when CI=true. One fork-server a core is started when
-    needed, a second one for programs that may import numpy. Raises SandboxError when no level can be had, with how to get one.
+    `level` None means the default (2) or the best below it; a number requires that level. Level 0 isolates nothing: it
+    needs `allow_unsandboxed` and is refused when CI=true. Fork servers start when needed, one per core, and a second
+    one per core for programs that may import numpy. Raises SandboxError, with the remedy, when no level is available.
     """
 
     def __init__(
@@ -72,19 +80,19 @@ class Sandbox:
         wall: float = DEFAULT_WALL,
         memory: int = DEFAULT_MEMORY,
     ) -> CallResult:
-        """Call function `name` of the program (or of its class Solution) with plain data; what it returned, as data."""
+        """Call function `name` of the program (or of its class Solution) with plain data; returns plain data."""
         request = {"op": "call", "plain": True, "target": name, "args": [plain.encode(a) for a in args]}
 
         def attempt(server: ServerHandle) -> CallResult:
-            child = server.start("functions", source, b"", memory, _cpu(wall), linked=True)
+            child = server.start("functions", source, b"", memory, _cpu_seconds(wall), linked=True)
             assert child.requests is not None and child.replies is not None
             child.requests.write(plain.dump_line(request))
             replies = child.replies
-            over = server.pump(lambda: replies.has_line() or not is_alive(child), child.started + wall)
+            done = server.pump(lambda: replies.has_line() or not is_alive(child), child.started + wall)
             server.finish(child)
             if child.error is not None:
                 raise SandboxError(f"the sandbox could not run a program: {child.error}")
-            return _read_reply(replies.take_line(), timed_out=not over)
+            return _read_reply(replies.take_line(), timed_out=not done)
 
         return self._with_server(attempt, source)
 
@@ -97,24 +105,24 @@ class Sandbox:
         wall: float = DEFAULT_WALL,
         memory: int = DEFAULT_MEMORY,
     ) -> CallResult:
-        """Run an assert-style test in a second confined process that calls the program's; `ok` when it held.
+        """Run an assert-style test in a second confined process, which calls the program; `ok` when it passed.
 
-        With `name`, that function alone is the program's; else every name that neither the test nor Python defines.
+        With `name`, only that function comes from the program; else every name that neither the test nor Python defines.
         """
 
         def attempt(server: ServerHandle) -> CallResult:
-            program = server.start("functions", source, b"", memory, _cpu(wall), linked=True)
-            tester = server.start("test", f"{name}\n{test}", b"", memory, _cpu(wall), linked=True)
+            program = server.start("functions", source, b"", memory, _cpu_seconds(wall), linked=True)
+            tester = server.start("test", f"{name}\n{test}", b"", memory, _cpu_seconds(wall), linked=True)
             relay = Relay(program, tester)
-            over = server.pump(lambda: relay.advance() or not relay.alive(), program.started + wall)
-            # A program that ended by itself decides; its tester may be ended before it was even confined.
-            decided = over and program.status is not None
+            done = server.pump(lambda: relay.advance() or not relay.alive(), program.started + wall)
+            # When the program ended by itself, an error of the tester does not matter: it may not even be confined yet.
+            decided = done and program.status is not None
             server.finish(program)
             server.finish(tester)
             error = program.error or (None if decided and not server.failed else tester.error)
             if error is not None:
                 raise SandboxError(f"the sandbox could not run a test: {error}")
-            return relay.result(timed_out=not over)
+            return relay.result(timed_out=not done)
 
         return self._with_server(attempt, source, test)
 
@@ -124,11 +132,11 @@ class Sandbox:
             return [server.pid for server in self._idle]
 
     def processes(self) -> list[int]:
-        """Children that idle servers still have: none, unless something escaped its end."""
+        """Children that idle servers still have: none, unless one survived its end."""
         return [child for pid in self.server_pids() for child in children_of(pid)]
 
     def close(self) -> None:
-        """End every fork-server; one that another thread is using ends when it is done."""
+        """End every fork server; one that another thread uses ends when that thread is done."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -142,7 +150,7 @@ class Sandbox:
         self.close()
 
     def _with_server(self, attempt: Callable[[ServerHandle], T], *texts: str) -> T:
-        """Do it on a free server fit for the texts; where the sandbox itself failed, once more on a fresh one."""
+        """Run `attempt` on a server that suits the texts; when the sandbox itself failed, once more on a fresh one."""
         with_numpy = self.level != 1 and any(map(may_import_numpy, texts))
         with self._lease(with_numpy) as server, contextlib.suppress(SandboxError):
             return attempt(server)
@@ -151,7 +159,7 @@ class Sandbox:
 
     @contextlib.contextmanager
     def _lease(self, with_numpy: bool = False) -> Iterator[ServerHandle]:
-        self._after_fork()
+        self._leave_inherited_servers()
         with self._slots:
             with self._lock:
                 if self._closed:
@@ -172,8 +180,8 @@ class Sandbox:
                 if not keep:
                     server.close()
 
-    def _after_fork(self) -> None:
-        """Leave the servers to the process that started them, when this one was forked from it."""
+    def _leave_inherited_servers(self) -> None:
+        """In a process that was forked from the owner: leave the servers to the owner and start with none."""
         if self._owner == os.getpid():
             return
         for server in self._idle:
@@ -184,8 +192,8 @@ class Sandbox:
         self._owner = os.getpid()
 
 
-def _cpu(wall: float) -> int:
-    """Seconds of processor time a program may use: a backstop behind the judge's clock, loose for its threads."""
+def _cpu_seconds(wall: float) -> int:
+    """Seconds of processor time for a program: a second limit behind the judge's clock, wide enough for threads."""
     return 4 * math.ceil(wall) + 2
 
 

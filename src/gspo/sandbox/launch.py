@@ -1,4 +1,4 @@
-"""Starting a fork-server: the real interpreter, an environment of its own, bubblewrap around it at level 3."""
+"""Starting a fork server: the real interpreter, a minimal environment, bubblewrap around it at level 3."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .capture import close_all
+from .pipes import close_all
 from .result import SandboxError
 
 _BOOT = "import sys; sys.path[:0] = [sys.argv[1]]; from inside.boot import main; del sys.path[0]; main({!r}, {!r}, {!r}, {!r})"
 
 
 def numpy_parent() -> str:
-    """The folder numpy is imported from here, "" where it is not installed."""
+    """The folder from which numpy is imported; "" where it is not installed."""
     spec = importlib.util.find_spec("numpy")
     return str(Path(spec.origin).resolve().parent.parent) if spec is not None and spec.origin else ""
 
 
 def launch(level: int, descriptor: int, with_numpy: bool) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a server on the socket `descriptor`; the process started and the one whose death ends all of it."""
-    # The real interpreter: a virtual environment's link or a shim script may lie where the server cannot read.
+    """Start a server on the socket `descriptor`. Returns the process, and the id of the one whose death ends all."""
+    # The real interpreter: the link of a virtual environment or a shim script may be where the server cannot read.
     python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     here = str(Path(__file__).resolve().parent)
     boot = _BOOT.format(descriptor, level, numpy_parent(), with_numpy)
@@ -46,7 +46,7 @@ def launch(level: int, descriptor: int, with_numpy: bool) -> tuple[subprocess.Po
 
 def _popen(command: list[str], descriptors: list[int]) -> subprocess.Popen[bytes]:
     threads = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    # Symbols are bound at the start: bound late, each child would do it again.
+    # Symbols are bound at the start: otherwise each child would bind them again.
     env = {"PYTHONHASHSEED": "0", "LD_BIND_NOW": "1", **threads}
     if "LD_LIBRARY_PATH" in os.environ:
         env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
@@ -63,7 +63,7 @@ def _popen(command: list[str], descriptors: list[int]) -> subprocess.Popen[bytes
 
 
 def _bubblewrap(python: str, here: str, info: int) -> list[str]:
-    """The command that gives the server a file system of the interpreter and libraries alone, and no network."""
+    """The command that gives the server no network and a file system with the interpreter and libraries only."""
     found = shutil.which("bwrap")
     if found is None:
         raise SandboxError(

@@ -1,4 +1,11 @@
-"""The judge between a test and the program it calls: passes lines, in turn, and takes the verdict."""
+"""The judge between a test and the program that it calls: passes lines on, in turn, and takes the verdict.
+
+    tester ── request ──▶ judge ── request ──▶ program     the tester waits for the reply
+    tester ◀── reply ──── judge ◀── reply ──── program     the program waits for the next request
+    tester ── verdict ──▶ judge                            the judge waits for a line, an end or the deadline
+
+The program's reply may be a callback, which the tester answers like a request; it is one line in turn all the same.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,7 @@ from .result import CallResult
 
 
 class Relay:
-    """Each line of the tester lets the program answer with one; what it says out of turn is not passed on."""
+    """For each line of the tester the program may send one; further lines are not passed on."""
 
     def __init__(self, program: Child, tester: Child) -> None:
         self._program, self._tester = program, tester
@@ -16,7 +23,7 @@ class Relay:
         self._verdict: dict | None = None
 
     def advance(self) -> bool:
-        """Pass on what is there; True once the tester gave its verdict."""
+        """Pass on the lines that have arrived; True once the tester sent its verdict."""
         program, tester = self._program, self._tester
         assert program.requests and program.replies and tester.requests and tester.replies
         while self._turns and (line := program.replies.take_line()) is not None:
@@ -38,7 +45,7 @@ class Relay:
         return is_alive(self._program) and is_alive(self._tester)
 
     def result(self, timed_out: bool) -> CallResult:
-        """The verdict; without one, nothing is earned."""
+        """The verdict; without one the test failed."""
         if self._verdict is None:
             return CallResult(False, None, "deadline" if timed_out else "the program ended early", timed_out)
         return CallResult(
@@ -47,5 +54,5 @@ class Relay:
 
 
 def is_alive(child: Child) -> bool:
-    """Still running, and not flooding a channel."""
+    """Whether a child still runs and has not exceeded the limit of a pipe."""
     return not child.ended and not any(c.truncated for c in (child.stdout, child.replies) if c is not None)

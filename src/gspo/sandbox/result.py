@@ -1,4 +1,4 @@
-"""What comes out of the sandbox: how a program ended, or why it could not be run."""
+"""Results of the sandbox: how a program ended, or why it could not be run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class SandboxError(RuntimeError):
-    """The sandbox itself failed; says nothing about the program. A reward that meets it is missing, never 0."""
+    """The sandbox itself failed, which says nothing about the program. The reward is then missing, never 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class RunResult:
 
     @property
     def ok(self) -> bool:
-        """Ended by itself with exit code 0 and all its output kept. Earns nothing alone."""
+        """Ended by itself with exit code 0 and with all its output kept. This alone earns no reward."""
         return self.exit_code == 0 and not self.timed_out and not self.stdout_truncated
 
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a function of the program gave: plain data in `value` when `ok`, else the reason in `error`."""
+    """The result of calling the program: plain data in `value` when `ok`, else the reason in `error`."""
 
     ok: bool
     value: Any

@@ -11,7 +11,7 @@ import pytest
 
 from gspo.data.datasets import load_rows
 from gspo.data.rows import Row
-from gspo.data.tasks.generated import is_held_out
+from gspo.data.tasks.splits import is_held_out
 
 
 def ints(text: str) -> list[int]:
@@ -187,8 +187,8 @@ def test_mixed_takes_turns_and_keeps_sources() -> None:
 
 
 def test_every_built_in_row_has_a_reward_that_takes_its_own_answer() -> None:
-    from gspo.rewards.builtin import for_source
+    from gspo.rewards.builtin import by_source
 
     for name in ("arithmetic", "math", "reasoning", "code", "mixed"):
         for row in load_rows(name, limit=12):
-            assert for_source(row.data_source)
+            assert by_source(row.data_source)

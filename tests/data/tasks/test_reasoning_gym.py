@@ -45,7 +45,7 @@ class _frozen:
     ("name", "message"),
     [
         ("reasoning_gym:chain_sun", "chain_sum"),
-        ("reasoning_gym:", "is no task"),
+        ("reasoning_gym:", "is not a task"),
         ("reasoning_gym:chain_sum,size=3", "size=3"),
         ("reasoning_gym:chain_sum,min_terms", "key=value"),
         ("reasoning_gym:chain_sum,no_such=1", "refused its options.*no_such"),

@@ -12,7 +12,7 @@ from gspo.loop.guards.alarms import RULES, AlarmWatch
 from gspo.loop.run import run_program as run_train
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from tests.faults.small_run import config, even_first_byte, final_state, make_model
+from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 HEALTHY = {
     "actor/pg_loss": 0.01,

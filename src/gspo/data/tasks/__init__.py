@@ -1,1 +1,1 @@
-"""The built-in tasks."""
+"""The built-in tasks: each module makes the rows of one."""

@@ -1,31 +1,22 @@
 """`arithmetic`: sums of three or four numbers below 100, and the corpus that warm-starts a model on them.
 
-`23+45+7=` may be answered directly (`75`) or worked out (`23+45=68;68+7=75;75`). The corpus holds one worked-out
-answer to two direct ones, so a model warmed up on it can reason but mostly blurts.
+`23+45+7=` may be answered directly (`75`) or worked out (`23+45=68;68+7=75;75`). One answer of the corpus in three is
+worked out, so a model that starts from it can reason but mostly answers at once.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 from collections.abc import Iterator
 from typing import Literal
 
 from gspo.data.rows import DataError, Row, user_message
+from gspo.data.tasks.splits import is_held_out, num_rows
 from gspo.seeding import derive_seed
 
-NUM_TRAIN = 8192
-NUM_HELD_OUT = 512
 MAX_QUESTIONS = 1_000_000  # of some 9 × 10^7: drawing without repeats stays quick
-_HELD_OUT_SHARE = 16  # one question in sixteen is never trained on
 _WORKED_OUT_SHARE = 3  # one answer of the corpus in three is worked out
-
-
-def is_held_out(question: str) -> bool:
-    """Whether a question belongs to the held-out set: a property of its text, so the sets cannot overlap."""
-    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % _HELD_OUT_SHARE == 0
 
 
 def work_out(terms: list[int]) -> str:
@@ -36,7 +27,7 @@ def work_out(terms: list[int]) -> str:
 
 
 def final_answer(text: str) -> str:
-    """What a response claims: the text after its last `;`, or all of it, stripped."""
+    """The final answer of a response: the text after its last `;`, or all of it, stripped."""
     return text.rsplit(";", 1)[-1].strip()
 
 
@@ -52,10 +43,9 @@ def load_arithmetic(
 
     `answer` is worked out for one row in three and direct for the others.
     """
-    if limit is None:
-        limit = NUM_TRAIN if split == "train" else NUM_HELD_OUT
+    limit = num_rows(split, limit)
     if limit > MAX_QUESTIONS:
-        raise DataError("arithmetic", f"was asked for {limit} questions; expected at most {MAX_QUESTIONS}")
+        raise DataError("arithmetic", f"cannot give {limit} questions; expected at most {MAX_QUESTIONS}")
     questions = _questions(split, seed)
     return [_row(split, index, terms, seed) for index, terms in enumerate(itertools.islice(questions, limit))]
 

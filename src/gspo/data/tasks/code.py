@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 from gspo.data.rows import Row, user_message
+from gspo.data.tasks.splits import is_held_out
 from gspo.seeding import derive_seed
 
 LEVELS = ("easy", "medium", "hard")
 INSTRUCTION = "Answer with one Python program in a ```python block."
 _FILE = Path(__file__).parents[1] / "problems" / "code.jsonl"
-_HELD_OUT_SHARE = 6  # one problem in six
+_HELD_OUT_ONE_IN = 6
 
 
 def read_problems() -> list[dict[str, Any]]:
@@ -23,19 +23,14 @@ def read_problems() -> list[dict[str, Any]]:
 
 
 def load_code(split: str = "train", *, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """The problems of a split, easy ones first and in an order of `seed` within a level.
+    """The problems of a split, easy ones first, shuffled by `seed` within a level.
 
-    `ground_truth` is the tests as `gspo.rewards.grade_code` takes them.
+    `ground_truth` holds the tests in the form that `gspo.rewards.grade_code` reads.
     """
-    problems = [p for p in read_problems() if _is_held_out(p["id"]) == (split == "val")]
+    problems = [p for p in read_problems() if is_held_out(p["id"], _HELD_OUT_ONE_IN) == (split == "val")]
     random.Random(derive_seed(seed, "code")).shuffle(problems)
     problems.sort(key=lambda p: LEVELS.index(p["level"]))
     return [_row(p, split) for p in problems[:limit]]
-
-
-def _is_held_out(name: str) -> bool:
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % _HELD_OUT_SHARE == 0
 
 
 def _row(problem: dict[str, Any], split: str) -> Row:

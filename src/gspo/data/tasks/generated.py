@@ -1,26 +1,23 @@
-"""Rows from families of generated problems, graded in difficulty, with train and held-out questions that cannot meet."""
+"""Rows from families of generated problems in three levels of difficulty."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gspo.data.rows import Row, user_message
+from gspo.data.tasks.splits import is_held_out, num_rows
 from gspo.seeding import derive_seed
 
 LEVELS = (1, 2, 3)
-NUM_TRAIN = 8192
-NUM_HELD_OUT = 512
 INSTRUCTION = "Think step by step and put the final answer in \\boxed{}."
-_HELD_OUT_SHARE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question, its answer as it should stand in the box, and a worked-out way there."""
+    """A question, its answer as it belongs in the box, and the solution worked out."""
 
     question: str
     answer: str
@@ -31,18 +28,11 @@ Family = Callable[[random.Random, int], Problem]
 """Makes a problem of difficulty 1, 2 or 3 from a random generator."""
 
 
-def is_held_out(question: str) -> bool:
-    """Whether a question belongs to the held-out set: a property of its text."""
-    digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") % _HELD_OUT_SHARE == 0
-
-
 def generate_rows(
     source: str, families: Mapping[str, Family], split: str, *, limit: int | None, seed: int
 ) -> list[Row]:
-    """`limit` distinct problems, going round the families and levels; the same for the same seed."""
-    if limit is None:
-        limit = NUM_TRAIN if split == "train" else NUM_HELD_OUT
+    """`limit` distinct problems, all families and levels in turn; the same for the same seed."""
+    limit = num_rows(split, limit)
     kinds = list(itertools.product(LEVELS, families))
     rows: list[Row] = []
     seen: set[str] = set()

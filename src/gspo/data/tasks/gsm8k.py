@@ -29,13 +29,13 @@ def to_gsm8k_row(record: Any, where: str) -> Row:
         raise DataError(where, f"is a {type(record).__name__}; expected an object with question and answer")
     for name in ("question", "answer"):
         if not isinstance(record.get(name), str) or not record[name].strip():
-            raise DataError(where, "is missing or no text; expected GSM8K's format", field=name)
+            raise DataError(where, "is missing or not a text; expected GSM8K's format", field=name)
     truth = record["answer"].rpartition("####")[2].strip().replace(",", "")
     if "####" not in record["answer"] or not _is_number(truth):
         raise DataError(
             where,
             f"ends in {record['answer'][-30:]!r}; expected `#### number` "
-            "(columns of another format are named with data.prompt_key and data.ground_truth_key)",
+            "(for another format, name its columns with data.prompt_key and data.ground_truth_key)",
             field="answer",
         )
     return Row(

@@ -160,5 +160,5 @@ FAMILIES: dict[str, Family] = {
 
 
 def load_math(split: str = "train", *, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Problems of all families and levels in turn; 8,192 to train on and 512 held out unless `limit` says."""
+    """Problems of all families and levels in turn; 8,192 to train on and 512 held out by default."""
     return generate_rows("math", FAMILIES, split, limit=limit, seed=seed)

@@ -8,15 +8,12 @@ from gspo.data.rows import Row
 from gspo.data.tasks.code import load_code
 from gspo.data.tasks.math import load_math
 from gspo.data.tasks.reasoning import load_reasoning
-
-NUM_TRAIN = 4096
-NUM_HELD_OUT = 256
+from gspo.data.tasks.splits import num_rows
 
 
 def load_mixed(split: str = "train", *, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """The three in turn, one row of each at a time; code, of which there is least, is used up first."""
-    if limit is None:
-        limit = NUM_TRAIN if split == "train" else NUM_HELD_OUT
+    """One row of each task in turn, 4,096 to train on and 256 held out by default. Code has the fewest and ends first."""
+    limit = num_rows(split, limit, 4096, 256)
     parts = (load(split, limit=limit, seed=seed) for load in (load_math, load_reasoning, load_code))
     turns = itertools.zip_longest(*parts)
     rows = (row for turn in turns for row in turn if row is not None)

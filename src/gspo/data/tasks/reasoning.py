@@ -89,5 +89,5 @@ FAMILIES: dict[str, Family] = {f.__name__: f for f in (ages, race, boxes, lamps,
 
 
 def load_reasoning(split: str = "train", *, limit: int | None = None, seed: int = 0) -> list[Row]:
-    """Problems of all families and levels in turn; 8,192 to train on and 512 held out unless `limit` says."""
+    """Problems of all families and levels in turn; 8,192 to train on and 512 held out by default."""
     return generate_rows("reasoning", FAMILIES, split, limit=limit, seed=seed)

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gspo.data.rows import DataError, Row, user_message
+from gspo.data.tasks.splits import num_rows
 from gspo.processes import python_environment
 from gspo.seeding import derive_seed
 
-NUM_TRAIN = 2048
-NUM_HELD_OUT = 256
-# Tasks that walk over sets of text while they make a problem: another hash seed gives another problem.
+# Tasks that iterate over sets of text to make a problem: another hash seed gives another problem.
 HASH_DEPENDENT = frozenset(
     ("isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder")
 )
@@ -28,10 +27,10 @@ def load_reasoning_gym(
 ) -> list[Row]:
     """`limit` problems of a task (2,048 to train on, 256 held out). `options` are its settings: `key=value,…`.
 
-    A row's `extra` holds what is needed to make the same problem again, since scorers want the package's own record.
+    A row's `extra` holds the recipe to make the same problem again, since scorers need the package's own record.
     """
-    size = limit or (NUM_TRAIN if split == "train" else NUM_HELD_OUT)
-    # The package derives item i from seed + i: seeds half the range apart keep the two splits' items apart.
+    size = num_rows(split, limit, 2048, 256)
+    # The package derives item i from seed + i: seeds half the range apart keep the items of the two splits apart.
     base = derive_seed(seed, "reasoning_gym") % (1 << 30)
     recipe = {
         "task": task,
@@ -39,35 +38,35 @@ def load_reasoning_gym(
         "seed": base if split == "train" else base + (1 << 30),
         "size": size,
     }
-    make = _make_apart if task in HASH_DEPENDENT and sys.flags.hash_randomization else _make
+    make = _make_in_subprocess if task in HASH_DEPENDENT and sys.flags.hash_randomization else _make
     return [_row(problem, {**recipe, "index": i}, split) for i, problem in enumerate(make(recipe))]
 
 
 def score(text: str, extra: Mapping[str, Any]) -> float:
     """The package's own score, 0 to 1, of the text between the last `<answer>` tags, or of the whole text, stripped.
 
-    Some of its scorers evaluate the answer: call this through `gspo.rewards` only, which confines them.
+    Some of its scorers evaluate the answer: call this only through `gspo.rewards`, which makes them safe.
     """
     problems = _dataset(extra["task"], extra["options"], extra["seed"], extra["size"])
     return float(problems.score_answer(final_answer(text), problems[extra["index"]]))
 
 
 def final_answer(text: str) -> str:
-    """What a response claims: the text between the last `<answer>` and its `</answer>`, or all of it."""
+    """The final answer of a response: the text between the last `<answer>` and its `</answer>`, or all of it."""
     _, opened, rest = text.rpartition("<answer>")
     return rest.partition("</answer>")[0].strip() if opened else text.strip()
 
 
 def _make(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Questions and answers of a recipe, made in this process."""
+    """The questions and answers of a recipe, made in this process."""
     problems = _dataset(**recipe)
     return [{key: problems[i][key] for key in ("question", "answer")} for i in range(recipe["size"])]
 
 
-def _make_apart(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same made in a process with hash seed 0, as reward workers have: this one's seed may be any."""
-    _dataset(**recipe)  # names a missing package, an unknown task and refused options
-    # Some tasks print while they work: the rows stand on a line of their own, the last.
+def _make_in_subprocess(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same, made in a process with hash seed 0, as reward workers have; this process may have another."""
+    _dataset(**recipe)  # raises here for a missing package, an unknown task or refused options
+    # Some tasks print while they work, so the rows are on the last line.
     code = (
         "import json, sys; from gspo.data.tasks import reasoning_gym as r; "
         "print('\\n' + json.dumps(r._make(json.load(sys.stdin))))"
@@ -80,7 +79,9 @@ def _make_apart(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
         text=True,
     )
     if done.returncode:
-        raise DataError(f"reasoning_gym:{recipe['task']}", "could not be made; the reason is printed above")
+        raise DataError(
+            f"reasoning_gym:{recipe['task']}", "could not be generated; the reason is printed above"
+        )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -107,7 +108,7 @@ def _dataset(task: str, options: str, seed: int, size: int) -> Any:
     if task not in DATASETS:
         near = difflib.get_close_matches(task, DATASETS, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"it has {len(DATASETS)}, such as chain_sum"
-        raise DataError(where, f"is no task of reasoning-gym; {hint}")
+        raise DataError(where, f"is not a task of reasoning-gym; {hint}")
     try:
         return reasoning_gym.create_dataset(task, seed=seed, size=size, **json.loads(options))
     except (TypeError, ValueError, AssertionError) as error:

@@ -1,7 +1,7 @@
-r"""Finding the final answer in a response: `####`, `\boxed{…}`, "answer is", the last number. Linear in the length.
+r"""The final answer of a response: `####`, `\boxed{…}`, "answer is", or the last number. Linear in the length.
 
-The last marked answer counts: `\boxed` and `####` are marks of equal rank, "the answer is" comes after them, and a bare
-number is only looked for when nothing is marked. So a response cannot hedge with several.
+The last marked answer counts. `\boxed` and `####` have equal rank, "the answer is" a lower one, and a bare number counts
+only when nothing is marked. So a response gains nothing by giving several answers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def _boxed(text: str) -> tuple[int, str]:
     r"""The outermost `\boxed{…}` that closes last, by one pass over the braces; (-1, "") when none closes."""
     if "\\boxed" not in text and "\\fbox" not in text:
         return -1, ""
-    opened: list[int] = []  # where each open brace's content begins; boxes as they are, others negative
+    opened: list[
+        int
+    ] = []  # for each open brace, where its content begins; -1 for braces that are not of a box
     found = (-1, "")
     for token in _TOKEN.finditer(text):
         if token.group() == "}":
@@ -66,7 +68,7 @@ def _after_hashes(text: str) -> tuple[int, str]:
 
 
 def _after_phrase(text: str) -> tuple[int, str]:
-    """What follows the last "answer is" or "answer:" on its line: up to the sentence's end, without its frame."""
+    """The text after the last "answer is" or "answer:" on its line, up to the end of the sentence, without asterisks."""
     last = _last_match(_PHRASE, text)
     if last is None:
         return -1, ""

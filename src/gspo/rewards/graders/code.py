@@ -1,4 +1,4 @@
-"""Grading code: tests run in the sandbox, verdicts are reached here, from data, by the judge alone."""
+"""Grading code: the tests run in the sandbox; the verdict is reached in this process, from plain data."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def grade_code(
     """Score 1.0 if the program passes every test, else 0.0; `extra["tests_passed"]` is the fraction passed.
 
     `tests` is `{"inputs": […], "outputs": […]}` (standard input), the same with `"fn_name"` (calls), or
-    `{"assert_case": […]}` (with `"fn_name"`, that function alone is the program's), also as JSON text. `timeout` seconds and `memory` bytes are each test's. After a test that
-    met its deadline the rest count as failed without being run. Raises SandboxError when the sandbox itself failed
-    (the reward is then missing, not 0) and ValueError when the tests are malformed.
+    `{"assert_case": […]}` (with `"fn_name"`, only that function comes from the program); JSON text works too. Each test
+    may take `timeout` seconds and `memory` bytes. After a test that reached its deadline the rest fail without being
+    run. Raises SandboxError when the sandbox itself failed (the reward is then missing, not 0) and ValueError when the
+    tests are malformed.
     """
     cases = read_tests(tests)
     source = extract_code(program)
@@ -70,7 +71,7 @@ def shared_sandbox() -> Sandbox:
 
 
 def extract_code(response: str) -> str:
-    """The last fenced Python block of a response that has one (cut off at the end counts), else the response itself."""
+    """The last fenced Python block of a response, also one without an end; without any block, the response itself."""
     blocks: list[list[str]] = []
     fence, keep = "", False
     for line in response.splitlines(keepends=True):
@@ -88,7 +89,7 @@ def extract_code(response: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StdinCase:
-    """Standard input, and all of the standard output that is expected."""
+    """Standard input, and the whole standard output that is expected."""
 
     stdin: str
     expected: str
@@ -100,7 +101,7 @@ class StdinCase:
 
 @dataclass(frozen=True, slots=True)
 class CallCase:
-    """Arguments of a function, and the values it may return (`accepted`, as JSON has them)."""
+    """Arguments of a function, and the values that it may return (`accepted`, read from JSON)."""
 
     name: str
     args: tuple[Any, ...]
@@ -114,7 +115,7 @@ class CallCase:
 
 @dataclass(frozen=True, slots=True)
 class AssertCase:
-    """The text of a test that asserts something of the program's functions, or of one function alone."""
+    """The text of a test that asserts something about the program's functions; about one of them if `name` is set."""
 
     text: str
     name: str = ""
@@ -140,7 +141,7 @@ def read_tests(tests: Mapping[str, Any] | str) -> Sequence[Case]:
     inputs, outputs = tests["inputs"], tests["outputs"]
     if len(inputs) != len(outputs) or not len(inputs):
         raise ValueError(
-            f"tests: {len(inputs)} inputs and {len(outputs)} outputs; expected as many, and at least one"
+            f"tests: {len(inputs)} inputs and {len(outputs)} outputs; expected the same number, at least one"
         )
     if not tests.get("fn_name"):
         return [StdinCase(_text(i), _text(o)) for i, o in zip(inputs, outputs)]
@@ -171,12 +172,12 @@ def _text(value: Any) -> str:
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:
-    """A call's arguments: a list of them, or text with one JSON value a line."""
+    """The arguments of a call: a list, or text with one JSON value per line."""
     if isinstance(value, str):
         return tuple(json.loads(line) for line in value.splitlines() if line.strip())
     if not isinstance(value, list | tuple):
         raise ValueError(
-            f"tests: the inputs of a call are {value!r}; expected a list of arguments or JSON lines"
+            f"tests: the inputs of a call are {value!r}; expected a list of arguments, or text with one JSON value per line"
         )
     return tuple(value)
 
@@ -192,9 +193,9 @@ def _value(value: Any) -> Any:
 
 
 def same_output(got: bytes, expected: str) -> bool:
-    """All of the output is as expected, line by line, up to white space around and between words.
+    """Whether the whole output is as expected, line by line, apart from white space around and between words.
 
-    A number that is expected with a decimal point may differ by 1e-6 of it.
+    Where a number with a decimal point is expected, a relative difference of 1e-6 is allowed.
     """
     try:
         lines = _lines(got.decode())
@@ -228,9 +229,9 @@ def _close(got: float, expected: float) -> bool:
 
 
 def same_value(got: Any, expected: Any) -> bool:
-    """Plain data equal by exact type; a tuple is as good as a list, an integer as a float, and floats are close.
+    """Whether plain data is equal, with exact types; but a tuple may be a list, an int may be a float, floats are close.
 
-    `expected` comes from JSON: keys that JSON made text match the numbers they were.
+    `expected` comes from JSON, which turns the keys of mappings into text: a number matches its text as a key.
     """
     kind = type(expected)
     if kind is float:
@@ -264,13 +265,10 @@ def _same_mapping(got: dict, expected: dict) -> bool:
 
 
 def _key_text(key: Any) -> Any:
-    """A key as JSON would write it; others, and integers with more digits than Python writes, as they are."""
+    """A key as JSON writes it; unchanged where JSON or Python cannot write it."""
     if type(key) not in (int, float, bool, type(None)):
         return key
     try:
         return json.dumps(key)
     except ValueError:
         return key
-
-
-__all__ = ["Verdict", "extract_code", "grade_code", "read_tests", "same_output", "same_value"]

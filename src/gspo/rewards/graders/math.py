@@ -1,6 +1,6 @@
-"""Grading a math answer: our own reader for plain values, math-verify in a killable process for what is symbolic.
+"""Grading a math answer: our own parser for plain values, math-verify in a killable process for symbolic answers.
 
-The response is data throughout: nothing in it is evaluated in this process.
+Nothing in a response is evaluated in this process.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.rewards.graders import symbolic as verify
 from gspo.rewards.graders.answers import extract_answer, extract_marked
+from gspo.rewards.graders.symbolic import symbolic_equal
 from gspo.rewards.graders.values import Items, Number, Value, clean, read_value
 from gspo.rewards.protocol import RewardError
 from gspo.types import Reward
@@ -37,7 +37,7 @@ _WORDS = frozenset(
 def grade_math(response: str, truth: Any, *, symbolic: bool = True) -> Reward:
     """Score 1 when the response's final answer equals `truth` (or one of a list of truths), else 0; `acc` is the same.
 
-    RewardError when the truth itself cannot be read. `symbolic=False` never asks math-verify.
+    RewardError when the truth itself cannot be read. With `symbolic=False` math-verify is never called.
     """
     truths = list(truth) if isinstance(truth, (list, tuple)) else [truth]
     if not truths or None in truths:
@@ -48,7 +48,7 @@ def grade_math(response: str, truth: Any, *, symbolic: bool = True) -> Reward:
 
 
 def same_answer(answer: str, truth: str, *, symbolic: bool = True) -> bool:
-    """Whether two answers are the same, by text, by value, or (when neither tells) by math-verify."""
+    """Whether two answers are the same: by text, by value, or, when neither decides, by math-verify."""
     truth_text = clean(extract_marked(truth) or truth)
     if not truth_text:
         raise RewardError(f"the ground truth {truth!r} is empty, expected an answer")
@@ -60,18 +60,15 @@ def same_answer(answer: str, truth: str, *, symbolic: bool = True) -> bool:
     if verdict is not None:
         return verdict
     if truth_value is None and (not symbolic or len(truth_text) > _MAX_SYMBOLIC):
-        what = (
-            f"longer than {_MAX_SYMBOLIC} characters"
-            if symbolic
-            else "not a number (for those use the reward `math`)"
-        )
-        raise RewardError(f"the ground truth {truth[:80]!r} cannot be graded: it is {what}")
+        long = f"longer than {_MAX_SYMBOLIC} characters"
+        problem = long if symbolic else "not a number (use the reward `math` for other answers)"
+        raise RewardError(f"the ground truth {truth[:80]!r} cannot be graded: it is {problem}")
     largest = max(map(int, re.findall(r"(?<![0-9])[0-9]{1,4}(?![0-9])", truth_text)), default=0)
-    return symbolic and is_symbolic(answer_text, largest) and verify.symbolic_equal(answer_text, truth_text)
+    return symbolic and is_symbolic(answer_text, largest) and symbolic_equal(answer_text, truth_text)
 
 
 def compare_values(answer: Value | None, truth: Value | None) -> bool | None:
-    """Whether two values are the same; None when one of them was not read or they cannot be compared here."""
+    """Whether two values are the same; None when one of them is None or they cannot be compared here."""
     if answer is None or truth is None:
         return None
     if isinstance(answer, Number) and isinstance(truth, Number):
@@ -84,7 +81,7 @@ def compare_values(answer: Value | None, truth: Value | None) -> bool | None:
 
 
 def _same_number(a: Number, b: Number) -> bool:
-    """Exact, but for two habits: `n%` may be meant as n or as n/100, and long decimals stand for what they round."""
+    """Exact, with two exceptions: `n%` equals n and n/100, and a long decimal equals the numbers that round to it."""
     if a.percent != b.percent:
         percent, plain = (a, b) if a.percent else (b, a)
         return _close(percent.value, percent.places, plain) or _close(
@@ -94,7 +91,7 @@ def _same_number(a: Number, b: Number) -> bool:
 
 
 def _close(value: Any, places: int | None, other: Number) -> bool:
-    """Equal, or not whole and equal to six places where one of them is a decimal with at least that many."""
+    """Equal; or both not whole, one a decimal of six places or more, and equal when rounded to six places."""
     if value == other.value:
         return True
     long = any(p is not None and p >= _ROUNDED_PLACES for p in (places, other.places))
@@ -103,7 +100,7 @@ def _close(value: Any, places: int | None, other: Number) -> bool:
 
 
 def _same_items(a: Items, b: Items) -> bool | None:
-    """Sets and bare lists in any order, brackets of one kind item by item; unlike brackets are not decided here."""
+    """Sets and bare lists are compared in any order, equal brackets item by item; None for different brackets."""
     if len(a.items) != len(b.items):
         return False
     if {a.brackets, b.brackets} <= {"{}", ""}:
@@ -120,9 +117,9 @@ def _ordered(items: Sequence[Number]) -> list[Number]:
 
 
 def is_symbolic(text: str, largest: int = 0) -> bool:
-    """Whether an answer is short, shallow, built of known commands and tame enough to be given to math-verify at all.
+    """Whether an answer may go to math-verify: short, shallow, of known commands, without extreme powers.
 
-    What is refused is wrong unless it was equal as text: a tower of powers or a thousand-digit number is no answer.
+    A refused answer is wrong unless it was equal as text: a tower of powers or a thousand-digit number is no answer.
     `largest` is the largest number in the truth; exponents up to it are allowed.
     """
     if (
@@ -145,7 +142,7 @@ def is_symbolic(text: str, largest: int = 0) -> bool:
 
 
 def powers_are_tame(text: str, largest: int = 0, most: int = _MAX_POWERS) -> bool:
-    """Few powers, none in another's exponent, small numbers as exponents and under factorials and binomials."""
+    """Few powers, none in the exponent of another, and small numbers in exponents, factorials and binomials."""
     text = text.replace("**", "^")
     if text.count("^") > most or text.count("!") > 2 or len(re.findall(_FUNCTIONS, text)) > _MAX_FUNCTIONS:
         return False

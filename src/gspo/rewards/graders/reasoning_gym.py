@@ -1,8 +1,8 @@
-"""Grading reasoning-gym answers with the package's own scorers, which trust the answer more than we do.
+"""Grading reasoning-gym answers with the package's own scorers, made safe for untrusted answers.
 
 Several of them call `eval` or sympy's `parse_expr` (an `eval` as well) on the response. Before the first answer is
 scored, `eval` in those modules becomes `ast.literal_eval`, and `parse_expr` reads expressions of known names only.
-As a second line, an audit hook refuses to start processes, open connections, load libraries or write files while an
+As a second defence, an audit hook refuses to start processes, open connections, load libraries or write files while an
 answer is scored. All of this happens in a reward worker, which can be killed and has a memory limit.
 """
 
@@ -44,11 +44,11 @@ _guarding = False
 def grade_gym(response: str, truth: Any, extra: Mapping[str, Any]) -> Reward:
     """The package's score, 0 to 1; `acc` is 1 for a full score.
 
-    An answer on which the scorer raises is wrong, since the row's own answer was scored before it.
+    An answer on which the scorer raises is wrong: the row's own answer was scored before, so the scorer works.
     """
     from gspo.data.tasks.reasoning_gym import final_answer
 
-    _disarm()
+    _make_safe()
     if truth is not None:
         _check_row(str(truth), *(extra[key] for key in _RECIPE))
     answer = final_answer(response)
@@ -65,13 +65,13 @@ def grade_gym(response: str, truth: Any, extra: Mapping[str, Any]) -> Reward:
 
 @functools.lru_cache(maxsize=65536)
 def _check_row(truth: str, *recipe: Any) -> None:
-    """RewardError when the problem made again from its recipe is not the row's: its own answer does not score 1."""
+    """RewardError when the problem generated from the row's recipe is another one: the row's own answer scores below 1."""
     value = _score(truth, dict(zip(_RECIPE, recipe)))
     if value < 1.0:
         raise RewardError(
-            f"the row's own answer {truth[:80]!r} scores {value:g} with reasoning-gym's task {recipe[0]}: the problem comes "
-            "out differently now. Was the row made by another version of the package, or by a task that depends on Python's "
-            "hash seed (start with PYTHONHASHSEED=0 in the environment)? Or leave the task out"
+            f"the row's own answer {truth[:80]!r} scores {value:g} with reasoning-gym's task {recipe[0]}: the package now "
+            "generates another problem. Another version of the package made the row, or the task depends on Python's hash "
+            "seed (start with PYTHONHASHSEED=0 in the environment). Otherwise leave the task out"
         )
 
 
@@ -83,8 +83,8 @@ def _score(answer: str, extra: Mapping[str, Any]) -> float:
 
 
 @functools.cache
-def _disarm() -> None:
-    """Take `eval` and `parse_expr` out of the scorers' hands, once in a process."""
+def _make_safe() -> None:
+    """Replace `eval` and `parse_expr` in the package's scorers, once per process."""
     if "GSPO_REWARD_WORKER" not in os.environ:
         raise RewardError("reasoning-gym answers are scored in a reward worker only; use make_scorer")
     import reasoning_gym
@@ -93,10 +93,8 @@ def _disarm() -> None:
 
     guarded = functools.partial(_parse_expression, sympy_parser.parse_expr)
     original = sympy_parser.parse_expr
-    for module in (
-        sympy,
-        *_modules(reasoning_gym),
-    ):  # not the parser's own module: sympy itself depends on it
+    # Not in the module of the parser: sympy itself depends on it.
+    for module in (sympy, *_modules(reasoning_gym)):
         if getattr(module, "parse_expr", None) is original:
             module.__dict__["parse_expr"] = guarded
         if module.__name__.startswith("reasoning_gym.") and _evaluates_answers(module):
@@ -108,13 +106,13 @@ def _modules(package: Any) -> list[Any]:
     names = [info.name for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
     found = []
     for name in names:
-        with contextlib.suppress(ImportError):  # parts of the package have needs of their own
+        with contextlib.suppress(ImportError):  # parts of the package need further packages
             found.append(importlib.import_module(name))
     return found
 
 
 def _evaluates_answers(module: Any) -> bool:
-    """Whether a class of the module scores answers with `eval`."""
+    """Whether a class of the module calls `eval` to score answers."""
     classes = [item for item in vars(module).values() if isinstance(item, type)]
     codes: list[Any] = [getattr(vars(item).get("score_answer"), "__code__", None) for item in classes]
     return any("eval" in code.co_names for code in codes if code)
@@ -131,7 +129,7 @@ def _parse_expression(parse: Any, text: str, *args: Any, **kwargs: Any) -> Any:
         or re.search(r"\.\s*[a-zA-Z_]", text)
         or not powers_are_tame(text, most=_MAX_POWERS)
     ):
-        raise ValueError("not an expression that is read here")
+        raise ValueError("this expression is not accepted")
     return parse(text, *args, **kwargs)
 
 

@@ -1,6 +1,6 @@
-"""math-verify (sympy) at arm's length: in a process that can be killed, with a limit on memory and time.
+"""math-verify (sympy) in a process that can be killed, with a limit on memory and time.
 
-Inside a reward worker, which is such a process, it is called directly. Anywhere else a worker is kept for it.
+A reward worker is such a process and calls it directly. Every other process keeps one worker for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _pool: WorkerPool | None = None
 
 
 def symbolic_equal(answer: str, truth: str) -> bool:
-    """math-verify's verdict on two LaTeX answers; RewardError when it does not give one within its limits."""
+    """math-verify's verdict on two LaTeX answers; RewardError when there is none within its limits."""
     if os.environ.get("GSPO_REWARD_WORKER") and threading.current_thread() is threading.main_thread():
         return _limited(answer, truth)
     try:
@@ -54,18 +54,18 @@ def _verifier() -> WorkerPool:
     global _pool
     with _lock:
         if _pool is None:
-            crew = ForkedWorkers("gspo.rewards.graders.symbolic:build_verifier", (), memory=MEMORY)
-            _pool = WorkerPool(crew, num_workers=1, timeout=TIME_LIMIT + 1.0)
+            workers = ForkedWorkers("gspo.rewards.graders.symbolic:build_verifier", (), memory=MEMORY)
+            _pool = WorkerPool(workers, num_workers=1, timeout=TIME_LIMIT + 1.0)
             atexit.register(close)
         return _pool
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception: math-verify and sympy catch those and would make a false verdict of it."""
+    """Not an Exception: math-verify and sympy would catch that and return a false verdict."""
 
 
 def _limited(answer: str, truth: str) -> bool:
-    """The comparison under an alarm. What the alarm cannot interrupt is ended by the worker's own deadline."""
+    """The comparison under an alarm. Where the alarm cannot interrupt it, the deadline of the worker ends it."""
     late = False
 
     def stop(*_: Any) -> None:
@@ -92,7 +92,9 @@ def _compare(answer: str, truth: str) -> bool:
     from math_verify import LatexExtractionConfig, parse
     from math_verify import verify as verify_parsed
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that we set the time limits ourselves
+    logging.getLogger("math_verify").setLevel(
+        logging.ERROR
+    )  # it warns about timeouts set to 0, which are ours
     config = [LatexExtractionConfig()]
     parsed = [parse(f"${text}$", extraction_config=config, parsing_timeout=0) for text in (truth, answer)]  # pyright: ignore
     return bool(parsed[0] and parsed[1] and verify_parsed(parsed[0], parsed[1], timeout_seconds=0))  # pyright: ignore

@@ -1,8 +1,8 @@
 r"""Reading a final answer as a value: a number, a few numbers, or a word. Plain string work: no `eval`, no sympy.
 
 Reads integers, decimals, thousands separators, fractions and mixed numbers, percentages, powers of ten, units and
-currencies, the LaTeX that people write around them, and lists, tuples, sets and intervals of these. What it does not
-read it says so (None), and never guesses.
+currencies, the LaTeX that people write around them, and lists, tuples, sets and intervals of these. For everything
+else it returns None; it never guesses.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ _SHORT_NAMES = "mm cm dm km m in ft yd mi mg g kg lb lbs oz ml l cl s ms h hr hr
 _LONG_NAMES = "cents dollars hours minutes days years miles meters feet inches units degrees people"
 _SCALE_NAMES = "hundred thousand million billion trillion plus minus divided squared cubed"
 _MATH_WORDS = frozenset(_MATH_NAMES.split())
-_SCALES = frozenset(_SCALE_NAMES.split())  # right after a number they change its value
+_SCALES = frozenset(_SCALE_NAMES.split())  # after a number they change its value, so they are no units
 _SHORT_UNITS = frozenset(_SHORT_NAMES.split())
 _JOINED_UNITS = _SHORT_UNITS | frozenset(_LONG_NAMES.split())  # may follow a number without a space
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An exact number. `places` are the decimals it was written with, None for a fraction."""
+    """An exact number. `places` is the number of decimals in the text, None for a fraction."""
 
     value: Fraction
     places: int | None = 0
@@ -80,7 +80,7 @@ Value = Number | Items | str
 
 
 def clean(text: str) -> str:
-    """The answer without the LaTeX and punctuation around it; an equation with a name on its left loses that."""
+    """The answer without the LaTeX and punctuation around it, and without `x =` in front."""
     text = text.translate(_CHARACTERS).strip().strip("*").replace("\\$", "").replace("$", "")
     text = _DROPPED.sub("", text.replace("\\%", "%").replace("\\\\", "\\ "))
     text = _SPACES.sub(" ", _TEXT.sub(r" \1 ", text)).strip()
@@ -90,7 +90,7 @@ def clean(text: str) -> str:
 
 
 def read_value(text: str) -> Value | None:
-    """The value of a cleaned answer, or None when it is not one that is read here."""
+    """The value of a cleaned answer, or None when it cannot be read here."""
     if not text or len(text) > MAX_LENGTH:
         return None
     number = read_number(text)
@@ -100,7 +100,7 @@ def read_value(text: str) -> Value | None:
 
 
 def read_number(text: str) -> Number | None:
-    """A whole text as one number: sign, currency, digits or fraction, power of ten, percent, unit."""
+    """The whole text as one number: sign, currency, digits or fraction, power of ten, percent, unit."""
     if text.startswith("(") and text.endswith(")") and "," not in text:
         text = text[1:-1].strip()
     negative = text.startswith("-")
@@ -171,7 +171,7 @@ def _read_percent(rest: str) -> tuple[str, bool]:
 
 
 def _is_unit(rest: str) -> bool:
-    """Whether what follows a number is nothing or a unit: words of three letters or more, or well-known short ones."""
+    """Whether the text after a number is empty or a unit: words of three letters or more, or well-known short ones."""
     if not rest.strip():
         return True
     parts = list(_UNIT_PART.finditer(rest))
@@ -201,7 +201,7 @@ def _read_items(text: str) -> Items | None:
 
 
 def _read_word(text: str) -> str | None:
-    """A choice (one letter, perhaps in brackets) or words of letters; never something that could be mathematics."""
+    """A choice (one letter, perhaps in brackets) or words of letters; None for text that could be mathematics."""
     word = text.strip("()").strip().lower()
     if not re.fullmatch(r"[a-z]|[a-z][a-z' -]{2,60}", word):
         return None

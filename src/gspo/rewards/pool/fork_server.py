@@ -1,15 +1,17 @@
 """The fork server of the reward pool and its workers: `python -m gspo.rewards.pool.fork_server FD`.
 
-The trainer has torch and threads, from which it is unsafe to fork; so it starts this program once, which imports the
-reward function once and forks a worker in a few milliseconds whenever asked.
+The trainer has torch and threads, so it cannot fork safely. It starts this program once, which imports the reward
+function once and forks a worker within a few milliseconds of each request.
 
-    trainer ── control socket ── fork server ── fork ── worker ── socket ── trainer
+    trainer ── control socket: "start", "stop PID" ──▶ fork server ── fork, kill, reap ──▶ worker
+       │         (waits for each reply)                 (waits for a request)                │
+       └──── the worker's own socket: payload ──▶ ◀── result, or the socket closes ─────────┘
 
-Who ends what: the trainer asks the server to kill and reap a worker, so a process id is never reused under it. When
-the control socket closes (the trainer ended, in whatever way) the server kills all workers and ends. A worker dies
-with its server (PR_SET_PDEATHSIG). Processes that a worker leaves behind become the server's (subreaper) and are
-killed. The server itself uses PR_SET_PDEATHSIG only while it runs user code on import: the signal is tied to the
-trainer's *thread*, which may rightly end before the pool does.
+Who ends what: the trainer asks the server to kill and reap a worker, so the id of a worker's process cannot be reused
+before. When the control socket closes (the trainer ended, in whatever way) the server kills all workers and ends. A
+worker dies with its server (PR_SET_PDEATHSIG). Processes that a worker leaves behind become children of the server
+(subreaper), which kills them. The server itself uses PR_SET_PDEATHSIG only while it runs user code on import: the
+signal is tied to the trainer's *thread*, which may end before the pool does.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from gspo.processes import (
     outlive_parent,
 )
 from gspo.registry import import_name
-from gspo.rewards.pool import frames as wire
+from gspo.rewards.pool import frames
 
 Handler = Callable[[Any], Any]
 
@@ -47,12 +49,12 @@ MAX_STARTS = 64  # in one request: a message carries at most 253 descriptors
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What a server is told first. `factory` ("module:function") called with `args` gives (handler, info)."""
+class ServerSetup:
+    """The first message to a server. `factory` ("module:function") called with `args` returns (handler, info)."""
 
     factory: str
     args: tuple[Any, ...]
-    memory: int  # MiB a worker
+    memory: int  # MiB per worker
     path: tuple[str, ...]
     preload: bool = True  # build the handler before forking; else in each worker
 
@@ -65,34 +67,55 @@ def main(control_fd: int) -> None:
     if not die_with_parent(parent):
         return
     try:
-        setup: Setup = pickle.loads(wire.receive(control))
+        setup: ServerSetup = pickle.loads(frames.receive(control))
         sys.path[:] = setup.path
-        built, info = build_handler(setup)
-        handler = built if setup.preload else None
-        wire.send(control, json.dumps({"info": info, "threads": _count_threads()}).encode())
+        handler = _preload(control, setup) if setup.preload else _try_in_child(control, setup)
     except (Exception, SystemExit) as error:
         text = str(error) if type(error).__name__ == "RewardError" else traceback.format_exc(limit=-12)
-        wire.send(control, json.dumps({"error": text}).encode())
+        frames.send(control, json.dumps({"error": text}).encode())
         return
     outlive_parent()
     gc.freeze()  # keeps the pages shared with the workers
-    _serve(control, parent, setup, handler)
+    _serve_requests(control, parent, setup, handler)
 
 
-def build_handler(setup: Setup) -> tuple[Handler, Any]:
-    """The handler that works on payloads, and what it says about itself."""
+def _preload(control: socket.socket, setup: ServerSetup) -> Handler:
+    """Build the handler here and report its info, with the number of threads that the imports started."""
+    handler, info = build_handler(setup)
+    frames.send(control, json.dumps({"info": info, "threads": _count_threads()}).encode())
+    return handler
+
+
+def _try_in_child(control: socket.socket, setup: ServerSetup) -> None:
+    """Have a child report the info: what this process imports, its workers could not import again for themselves."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            if die_with_parent(server):
+                _preload(control, setup)
+                status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise RuntimeError(f"the process that loads the reward function {describe_exit(code)}")
+
+
+def build_handler(setup: ServerSetup) -> tuple[Handler, Any]:
+    """The function that turns payloads into results, and what the trainer must know about it."""
     return import_name(setup.factory)(*setup.args)
 
 
-def _serve(control: socket.socket, parent: int, setup: Setup, handler: Handler | None) -> None:
+def _serve_requests(control: socket.socket, parent: int, setup: ServerSetup, handler: Handler | None) -> None:
     workers: set[int] = set()
     try:
-        while (
-            os.getppid() == parent
-        ):  # a process forked off the trainer may hold the socket open after its death
-            if select.select([control], [], [], _PARENT_CHECK)[0] and not _answer(
-                control, workers, setup, handler
-            ):
+        # The trainer's death may leave the socket open, in a process that was forked from it: ask for the parent too.
+        while os.getppid() == parent:
+            readable = select.select([control], [], [], _PARENT_CHECK)[0]
+            if readable and not _handle_request(control, workers, setup, handler):
                 break
     finally:
         for pid in list(workers):
@@ -100,7 +123,9 @@ def _serve(control: socket.socket, parent: int, setup: Setup, handler: Handler |
         _kill_orphans(workers)
 
 
-def _answer(control: socket.socket, workers: set[int], setup: Setup, handler: Handler | None) -> bool:
+def _handle_request(
+    control: socket.socket, workers: set[int], setup: ServerSetup, handler: Handler | None
+) -> bool:
     """Serve one request; False when the trainer is gone."""
     try:
         request, fds, _, _ = socket.recv_fds(control, 256, 2 * MAX_STARTS)
@@ -110,19 +135,19 @@ def _answer(control: socket.socket, workers: set[int], setup: Setup, handler: Ha
         if verb == "start":
             pids = [_fork_worker(control, setup, handler, fds, i) for i in range(0, len(fds), 2)]
             workers.update(pids)
-            answer = json.dumps(pids)
+            reply = json.dumps(pids)
         else:
-            answer = _stop(int(argument), workers)
+            reply = _stop(int(argument), workers)
         for fd in fds:
             os.close(fd)
-        wire.send(control, answer.encode())
+        frames.send(control, reply.encode())
     except OSError:
         return False
     return True
 
 
 def _stop(pid: int, workers: set[int]) -> str:
-    """Kill a worker and all it started; say how it had ended."""
+    """Kill a worker and every process that it started. Returns how the worker ended."""
     if pid not in workers:
         return "ended with an earlier reward server"
     kill_group(pid)
@@ -133,8 +158,10 @@ def _stop(pid: int, workers: set[int]) -> str:
 
 
 def _kill_orphans(workers: set[int]) -> None:
-    """Kill the server's children that are not workers: what dead workers left behind."""
-    for _ in range(64):  # each round may bring the next generation to light
+    """Kill the server's children that are not workers: processes that dead workers left behind."""
+    for _ in range(
+        64
+    ):  # the children of a killed orphan become this process's own, and are found in the next round
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 orphans = [int(word) for word in file.read().split() if int(word) not in workers]
@@ -149,9 +176,9 @@ def _kill_orphans(workers: set[int]) -> None:
 
 
 def _fork_worker(
-    control: socket.socket, setup: Setup, handler: Handler | None, fds: list[int], first: int
+    control: socket.socket, setup: ServerSetup, handler: Handler | None, fds: list[int], first: int
 ) -> int:
-    """A worker that talks on `fds[first]` and writes its stack to the next; the other descriptors are not its own."""
+    """Fork a worker that talks on `fds[first]` and writes its stack to the next; it closes the other descriptors."""
     server = os.getpid()
     pid = os.fork()
     if pid:
@@ -169,8 +196,8 @@ def _fork_worker(
             sock = socket.socket(fileno=fds[first])
             if handler is None:
                 handler = build_handler(setup)[0]
-                wire.send(sock, b"{}")  # ready
-            work(sock, handler)
+                frames.send(sock, b"{}")  # ready
+            run_jobs(sock, handler)
         status = 0
     except EOFError:
         status = 0
@@ -181,28 +208,28 @@ def _fork_worker(
 
 
 def _confine(server: int, memory: int) -> None:
-    """Own process group, death with the server, no core file, a memory limit, first in line for the OOM killer."""
+    """Own process group, death with the server, no core file, a memory limit, first choice of the OOM killer."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)
     if not die_with_parent(server):
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # Private writable memory, not address space: libraries reserve far more addresses than they use. The hard limit
-    # stays: the sandbox of code rewards gives its own processes limits of their own.
+    # stays, since the sandbox of code rewards sets other limits for its processes.
     resource.setrlimit(resource.RLIMIT_DATA, (memory << 20, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("500")
 
 
-def work(sock: socket.socket, handler: Handler) -> None:
-    """Answer payloads one at a time until the other side closes. The answers are JSON, never pickles."""
+def run_jobs(sock: socket.socket, handler: Handler) -> None:
+    """Answer payloads one at a time until the other side closes the socket. The answers are JSON, never pickles."""
     while True:
-        payload = pickle.loads(wire.receive(sock))
+        payload = pickle.loads(frames.receive(sock))
         try:
             answer = {"result": handler(payload)}
         except (Exception, SystemExit):
             answer = {"error": traceback.format_exc(limit=-12)}
-        wire.send(sock, json.dumps(answer).encode())
+        frames.send(sock, json.dumps(answer).encode())
 
 
 def _count_threads() -> int:

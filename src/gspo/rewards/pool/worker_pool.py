@@ -1,12 +1,14 @@
-"""A pool of workers with a deadline for each job, retry after a worker's death, and growth when workers hang.
+"""A pool of workers with a deadline per job, a retry after a worker's death, and growth when workers hang.
 
-A job's deadline counts from the moment a worker takes it. With k workers, n hung jobs would then cost n/k deadlines,
-so a worker that is stuck must not count as capacity: whenever *every* worker has been on its job for an eighth of
-the deadline, and nothing was finished meanwhile, the pool becomes four times as large. From one worker that reaches
-64 after three eighths of a deadline, so 64 hung jobs are over after 1.4 deadlines and the time it takes to fork.
-Stuck and added workers run at a lower priority, so that spinning ones starve neither the trainer nor the fork server.
-Healthy jobs take far less than an eighth of their deadline and never cause growth. When the queue is empty the pool
-shrinks back.
+    any thread                      the pool's thread                            workers
+    submit(payload) ──▶ inbox ────▶ waits for: a new job, an answer, ── job ──▶  run the handler,
+                                    a closed socket, the next       ◀─ JSON ──  wait for the next job
+    Future.result() ◀── result ──── deadline; whichever comes first
+        waits                         └── start, stop, kill ──▶ WorkerSource
+
+Nobody waits for a worker beyond its deadline: the pool's thread kills it then and fails its job. Stuck and added
+workers run at a lower priority, so that spinning ones starve neither the trainer nor the fork server. `growth.py`
+says when workers are added; when the queue is empty the pool shrinks back.
 """
 
 from __future__ import annotations
@@ -20,20 +22,19 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from gspo.rewards.pool import frames as wire
+from gspo.rewards.pool.frames import Channel, pack
+from gspo.rewards.pool.growth import WorkerLimit
 from gspo.rewards.pool.workers import WorkerHandle, WorkerSource
 from gspo.rewards.protocol import RewardError
 
 START_TIMEOUT = 120.0
 MAX_WORKERS = 64
-_GROWTH_SHARE, _GROWTH = 1 / 8, 4
 _REAP_AFTER = 2.0
-_STACK_LEAD = (
-    0.1  # share of the deadline (of 1 s at most) before its end at which a stuck worker's stack is taken
-)
+# Share of the deadline (of 1 s at most) before its end at which a stuck worker is asked for its stack.
+_STACK_LEAD = 0.1
 
 
 class JobFailed(RewardError):
@@ -42,41 +43,38 @@ class JobFailed(RewardError):
 
 @dataclass(slots=True)
 class PoolCounts:
-    """What happened in a pool's life."""
+    """Totals over a pool's life."""
 
     done: int = 0
     timeouts: int = 0
-    deaths: int = 0
-    retries: int = 0
     started: int = 0
-    latest_kill: float = 0.0  # seconds by which a deadline was passed at most when its worker was killed
+    latest_kill: float = 0.0  # the most seconds between a deadline and the kill of its worker
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     data: bytes
     future: Future[Any]
-    deaths: int = 0
+    deaths: int = 0  # of workers that ran it
 
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    member: WorkerHandle
-    since: float  # when it took its job, or was started
+    handle: WorkerHandle
+    channel: Channel
+    since: float  # when it got its job, was started, or was killed
     ready: bool = False
     job: _Job | None = None
-    marked: bool = False
-    slowed: bool = False
-    incoming: bytearray = field(default_factory=bytearray)
-    outgoing: bytes = b""
+    stack_requested: bool = False
+    low_priority: bool = False
 
 
 class WorkerPool:
-    """Runs jobs on a crew's workers. `submit` may be called from any thread; `close` leaves nothing running."""
+    """Runs jobs on workers. `submit` may be called from any thread; `close` leaves nothing running."""
 
     def __init__(
         self,
-        crew: WorkerSource,
+        source: WorkerSource,
         *,
         num_workers: int,
         timeout: float,
@@ -85,13 +83,12 @@ class WorkerPool:
     ) -> None:
         assert num_workers >= 1 and timeout > 0
         self.counts = PoolCounts()
-        self._crew = crew
-        self._size, self._limit, self._max = num_workers, num_workers, max(max_workers, num_workers)
+        self.limit = WorkerLimit(num_workers, max_workers, timeout)
+        self._source = source
         self._timeout, self._retries = timeout, retries
         self._workers: set[_Worker] = set()
         self._dying: set[_Worker] = set()
         self._queue: deque[_Job] = deque()
-        self._last_done = time.monotonic()
         self._failed_starts = 0
         self._lock = threading.Lock()
         self._inbox: list[_Job] = []
@@ -105,8 +102,8 @@ class WorkerPool:
         self._thread.start()
 
     def submit(self, payload: Any) -> Future[Any]:
-        """Queue a job; its future gives the handler's result, or raises JobFailed."""
-        job = _Job(wire.frame(pickle.dumps(payload)), Future())
+        """Queue a job. Its future returns the handler's result or raises JobFailed."""
+        job = _Job(pack(pickle.dumps(payload)), Future())
         with self._lock:
             if self._closing:
                 raise RewardError(self._closed_because)
@@ -115,7 +112,7 @@ class WorkerPool:
         return job.future
 
     def close(self) -> None:
-        """Fail what is unfinished, end all workers, return when they are gone. May be called twice."""
+        """Fail unfinished jobs and end all workers; returns when they are gone. May be called twice."""
         with self._lock:
             first, self._closing = not self._closing, True
         if first:
@@ -131,7 +128,7 @@ class WorkerPool:
                     self._on_event(key, events)
                 self._expire()
                 self._resize()
-        except Exception as error:  # a pool that cannot go on must not leave anyone waiting
+        except Exception as error:  # whoever waits for a job must learn that the pool cannot go on
             self._closed_because = f"the reward pool stopped: {type(error).__name__}: {error}"
         finally:
             self._shut_down()
@@ -144,7 +141,7 @@ class WorkerPool:
             _fail(job, self._closed_because)
         for worker in [*self._workers, *self._dying]:
             self._drop(worker)
-        self._crew.close()
+        self._source.close()
         self._selector.close()
         self._wake_out.close()
 
@@ -153,28 +150,28 @@ class WorkerPool:
             jobs, self._inbox = self._inbox, []
         self._queue.extend(job for job in jobs if job.future.set_running_or_notify_cancel())
 
+    def _assign(self) -> None:
+        """Give queued jobs to idle workers, and start workers for the rest within the limit."""
+        self._hand_out()
+        starting = sum(not worker.ready for worker in self._workers)
+        missing = min(len(self._queue) - starting, self.limit.now - len(self._workers))
+        if missing > 0:
+            for handle in self._source.start(missing):
+                self.counts.started += 1
+                worker = _Worker(handle, Channel(handle.sock), time.monotonic(), ready=handle.ready)
+                self._workers.add(worker)
+                self._selector.register(handle.sock, selectors.EVENT_READ, worker)
+                if self.limit.now > self.limit.size:
+                    self._lower_priority(worker)
+            self._hand_out()
+
     def _hand_out(self) -> None:
         idle = [worker for worker in self._workers if worker.ready and worker.job is None]
         while self._queue and idle:
             worker = idle.pop()
-            worker.job, worker.since, worker.marked = self._queue.popleft(), time.monotonic(), False
-            worker.outgoing = worker.job.data
-            self._send(worker)
-
-    def _assign(self) -> None:
-        self._hand_out()
-        starting = sum(not worker.ready for worker in self._workers)
-        missing = min(len(self._queue) - starting, self._limit - len(self._workers))
-        if missing > 0:
-            for member in self._crew.start(missing):
-                member.sock.setblocking(False)
-                self.counts.started += 1
-                worker = _Worker(member, time.monotonic(), ready=member.ready)
-                self._workers.add(worker)
-                self._selector.register(member.sock, selectors.EVENT_READ, worker)
-                if self._limit > self._size:
-                    self._slow(worker)
-            self._hand_out()
+            worker.job, worker.since, worker.stack_requested = self._queue.popleft(), time.monotonic(), False
+            worker.channel.outgoing = worker.job.data
+            self._write(worker)
 
     def _wait_time(self) -> float | None:
         """Seconds until a deadline or a growth step is due; None when nothing runs."""
@@ -182,14 +179,15 @@ class WorkerPool:
         if not busy and not self._dying:
             return None
         due = min([*map(self._due, busy), *(worker.since + _REAP_AFTER for worker in self._dying)])
-        if busy and self._queue and self._limit < self._max and all(w.job for w in self._workers):
-            due = min(due, max(max(w.since for w in busy), self._last_done) + self._timeout * _GROWTH_SHARE)
+        if busy and self._queue and self.limit.now < self.limit.most and all(w.job for w in self._workers):
+            due = min(due, self.limit.next_growth(w.since for w in busy))
         return max(0.0, due - now)
 
     def _due(self, worker: _Worker) -> float:
+        """When something must happen to a busy worker: a start that took too long, a stack, a deadline."""
         if not worker.ready:
             return worker.since + START_TIMEOUT
-        lead = 0.0 if worker.marked else _STACK_LEAD * min(1.0, self._timeout)
+        lead = 0.0 if worker.stack_requested else _STACK_LEAD * min(1.0, self._timeout)
         return worker.since + self._timeout - lead
 
     def _on_event(self, key: selectors.SelectorKey, events: int) -> None:
@@ -200,37 +198,27 @@ class WorkerPool:
             return
         if worker in self._dying:
             self._drop(worker)
-        if worker not in self._workers:
-            return
-        if events & selectors.EVENT_WRITE:
-            self._send(worker)
+        if events & selectors.EVENT_WRITE and worker in self._workers:
+            self._write(worker)
         if events & selectors.EVENT_READ and worker in self._workers:
-            self._receive(worker)
+            self._read(worker)
 
-    def _send(self, worker: _Worker) -> None:
+    def _write(self, worker: _Worker) -> None:
         try:
-            sent = worker.member.sock.send(worker.outgoing)
-        except BlockingIOError:
-            sent = 0
+            worker.channel.write()
         except OSError:
             self._on_death(worker)
             return
-        worker.outgoing = worker.outgoing[sent:]
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.outgoing else 0)
-        self._selector.modify(worker.member.sock, events, worker)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.outgoing else 0)
+        self._selector.modify(worker.handle.sock, events, worker)
 
-    def _receive(self, worker: _Worker) -> None:
+    def _read(self, worker: _Worker) -> None:
         try:
-            part = worker.member.sock.recv(1 << 20)
-            worker.incoming += part
-            data = wire.take_frame(worker.incoming) if part else None
-        except BlockingIOError:
-            return
-        except (OSError, ValueError):
-            part, data = b"", None
-        if not part:
+            data = worker.channel.read()
+        except (OSError, EOFError, ValueError):
             self._on_death(worker)
-        elif data is not None:
+            return
+        if data is not None:
             self._on_answer(worker, data)
 
     def _on_answer(self, worker: _Worker, data: bytes) -> None:
@@ -238,10 +226,9 @@ class WorkerPool:
             worker.ready, self._failed_starts = True, 0
             return
         job, worker.job = worker.job, None
-        self._last_done = time.monotonic()
-        if (
-            worker.slowed or job is None
-        ):  # a priority cannot be raised again; an answer without a job is a fault
+        self.limit.note_done()
+        # A priority cannot be raised again, and a worker that answers without a job is broken.
+        if worker.low_priority or job is None:
             self._drop(worker)
         if job is None:
             return
@@ -257,76 +244,74 @@ class WorkerPool:
             job.future.set_result(result)
 
     def _on_death(self, worker: _Worker) -> None:
-        how = self._drop(worker)
-        self.counts.deaths += 1
-        job = worker.job
+        how, job = self._drop(worker), worker.job
         if job is None:
             self._failed_starts += not worker.ready
             if self._failed_starts >= 3:
+                reason = f"three reward workers in a row did not start; the last one: {how}"
                 self._failed_starts = 0
                 while self._queue:
-                    _fail(
-                        self._queue.popleft(),
-                        f"three reward workers in a row did not start; the last one: {how}",
-                    )
+                    _fail(self._queue.popleft(), reason)
             return
         job.deaths += 1
         if job.deaths <= self._retries:
-            self.counts.retries += 1
             self._queue.appendleft(job)
         else:
             _fail(job, f"the worker died on it {job.deaths} times; the last time {how}")
 
     def _expire(self) -> None:
+        """Request the stacks of workers close to their deadline; kill those past it and fail their jobs."""
         now = time.monotonic()
         for worker in [w for w in self._dying if now >= w.since + _REAP_AFTER]:
             self._drop(worker)
-        late = [w for w in self._workers if (w.job or not w.ready) and now >= self._due(w)]
-        unmarked = [worker for worker in late if worker.ready and not worker.marked]
-        for worker in unmarked:
-            worker.marked = True
-            self._crew.mark(worker.member)
-        late = [worker for worker in late if worker not in unmarked]
-        stacks = [self._crew.stack(worker.member) for worker in late]
-        for worker in late:  # all at once, so that they end side by side and none waits for another
-            self._crew.kill(worker.member)
+        late = []
+        for worker in [w for w in self._workers if (w.job or not w.ready) and now >= self._due(w)]:
+            if worker.ready and not worker.stack_requested:
+                worker.stack_requested = True
+                self._source.request_stack(worker.handle)
+            else:
+                late.append(worker)
+        stacks = [self._source.stack(worker.handle) for worker in late]
+        for worker in late:  # all before any is reaped, so that none waits for another
+            self._source.kill(worker.handle)
         for worker, stack in zip(late, stacks):
             if worker.job is None:
                 self._on_death(worker)
-                continue
-            self.counts.timeouts += 1
-            self.counts.latest_kill = max(
-                self.counts.latest_kill, time.monotonic() - worker.since - self._timeout
-            )
-            at = f". It was at\n{stack}" if stack else ""
-            _fail(worker.job, f"no result within {self._timeout:g} s; its worker was stopped{at}")
-            self._workers.discard(worker)
-            worker.since = now
-            self._dying.add(worker)  # reaped when its socket closes: a spinning process takes a while to end
+            else:
+                self._time_out(worker, worker.job, stack)
+
+    def _time_out(self, worker: _Worker, job: _Job, stack: str) -> None:
+        now = time.monotonic()
+        self.counts.timeouts += 1
+        self.counts.latest_kill = max(self.counts.latest_kill, now - worker.since - self._timeout)
+        at = f". It was at\n{stack}" if stack else ""
+        _fail(job, f"no result within {self._timeout:g} s; its worker was stopped{at}")
+        self._workers.discard(worker)
+        worker.since = now
+        self._dying.add(worker)  # reaped when its socket closes: a spinning process takes a while to end
 
     def _resize(self) -> None:
+        """Raise the limit while jobs wait behind stuck workers; without queued jobs, return to the pool's size."""
         if not self._queue:
-            self._limit = self._size
-            for worker in [w for w in self._workers if w.ready and w.job is None and w.slowed]:
-                self._drop(worker)  # a priority cannot be raised again
+            self.limit.shrink()
+            for worker in [w for w in self._workers if w.ready and w.job is None and w.low_priority]:
+                self._drop(worker)
             return
-        stuck_since = time.monotonic() - self._timeout * _GROWTH_SHARE
-        stuck = all(worker.job and worker.since <= stuck_since for worker in self._workers)
-        if stuck and len(self._workers) >= self._limit and self._last_done <= stuck_since:
-            self._limit = min(_GROWTH * self._limit, self._max)
+        full = len(self._workers) >= self.limit.now and all(worker.job for worker in self._workers)
+        if full and self.limit.grow_if_stuck(worker.since for worker in self._workers):
             for worker in self._workers:
-                self._slow(worker)
+                self._lower_priority(worker)
 
-    def _slow(self, worker: _Worker) -> None:
-        if not worker.slowed:
-            worker.slowed = True
-            self._crew.slow(worker.member)
+    def _lower_priority(self, worker: _Worker) -> None:
+        worker.low_priority = True
+        self._source.lower_priority(worker.handle)
 
     def _drop(self, worker: _Worker) -> str:
+        """Forget a worker and end it. Returns how it ended."""
         self._workers.discard(worker)
         self._dying.discard(worker)
-        self._selector.unregister(worker.member.sock)
-        return self._crew.stop(worker.member)
+        self._selector.unregister(worker.handle.sock)
+        return self._source.stop(worker.handle)
 
 
 def _fail(job: _Job, reason: str) -> None:

@@ -1,4 +1,9 @@
-"""Where workers come from: a fork server (processes that can be killed) or threads (which can only be abandoned)."""
+"""Where workers come from: a fork server (processes that can be killed) or threads (which can only be abandoned).
+
+WorkerPool's thread ── start, stop ──▶ WorkerSource    waits: for the fork server's reply, milliseconds
+                    ── kill, request_stack ──▶         does not wait
+                    ◀── WorkerHandle.sock ──▶ worker   waits for payloads; the pool never waits for one worker
+"""
 
 from __future__ import annotations
 
@@ -19,8 +24,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from gspo.processes import kill_group, python_environment
-from gspo.rewards.pool import frames as wire
-from gspo.rewards.pool.fork_server import MAX_STARTS, Handler, Setup, work
+from gspo.rewards.pool import frames
+from gspo.rewards.pool.fork_server import MAX_STARTS, Handler, ServerSetup, run_jobs
 from gspo.rewards.protocol import RewardError
 
 LOAD_TIMEOUT = 120.0
@@ -29,58 +34,64 @@ STUCK_NICENESS = 10
 
 @dataclass(slots=True)
 class WorkerHandle:
-    """One worker as the pool sees it: a socket, and what is needed to end it."""
+    """One worker as the pool sees it: its socket, and what a WorkerSource needs to end it."""
 
     sock: socket.socket
-    ready: bool = True  # False: it loads the function first, and says so when it has
+    ready: bool = True  # False: the worker loads the function first, then sends one message
     pid: int = 0
     stack_file: IO[bytes] | None = None
     thread: threading.Thread | None = None
 
 
 class WorkerSource(Protocol):
-    """Starts and ends workers. Called from one thread at a time."""
+    """Starts and ends workers. Called from one thread at a time. `info` is what the handler's factory returned."""
 
     info: Any
 
-    def start(self, num_workers: int) -> list[WorkerHandle]: ...
-
-    def stop(self, member: WorkerHandle) -> str:
-        """End a worker, whatever it is doing, and say how it ended."""
+    def start(self, num_workers: int) -> list[WorkerHandle]:
+        """Start workers: at least one, at most `num_workers`."""
         ...
 
-    def kill(self, member: WorkerHandle) -> None:
+    def stop(self, worker: WorkerHandle) -> str:
+        """End a worker, whatever it is doing. Returns how it ended."""
+        ...
+
+    def kill(self, worker: WorkerHandle) -> None:
         """Begin to end a worker; `stop` must follow."""
         ...
 
-    def mark(self, member: WorkerHandle) -> None:
-        """Ask a worker for its stack, to be read by `stack` a moment later."""
+    def request_stack(self, worker: WorkerHandle) -> None:
+        """Ask a worker for its stack, which `stack` returns a moment later."""
         ...
 
-    def stack(self, member: WorkerHandle) -> str: ...
-
-    def slow(self, member: WorkerHandle) -> None:
-        """Lower a stuck worker's priority."""
+    def stack(self, worker: WorkerHandle) -> str:
+        """The stack of a worker as text; "" when there is none."""
         ...
 
-    def close(self) -> None: ...
+    def lower_priority(self, worker: WorkerHandle) -> None:
+        """Give a stuck worker less processor time. There is no way back."""
+        ...
+
+    def close(self) -> None:
+        """End all workers; returns when they are gone."""
+        ...
 
 
 class ForkedWorkers:
     """Workers forked from a server that has imported the reward function; see `gspo.rewards.pool.fork_server`."""
 
     def __init__(self, factory: str, args: tuple[Any, ...], *, memory: int = 1024) -> None:
-        self._setup = Setup(factory, args, memory, tuple(sys.path))
+        self._setup = ServerSetup(factory, args, memory, tuple(sys.path))
         self._launch()
-        if self._threads > 1:
-            # Forking would leave locks of those threads held for ever: let each worker import for itself.
+        if self._num_threads > 1:
+            # A fork has none of the other threads, but the locks that they hold. Let each worker import for itself.
             self.close()
             self._setup = dataclasses.replace(self._setup, preload=False)
             self._launch()
 
     @property
     def pid(self) -> int:
-        """The server's process, which leads a session of its own."""
+        """The server's process, which leads its own session."""
         return self._server.pid
 
     def _launch(self) -> None:
@@ -97,25 +108,22 @@ class ForkedWorkers:
         self._control = ours
         ours.settimeout(LOAD_TIMEOUT)
         try:
-            wire.send(ours, pickle.dumps(self._setup))
-            hello = json.loads(wire.receive(ours))
+            frames.send(ours, pickle.dumps(self._setup))
+            reply = json.loads(frames.receive(ours))
         except (OSError, EOFError) as error:
             self.close()
-            why = (
-                f"did not load within {LOAD_TIMEOUT:g} s"
-                if isinstance(error, TimeoutError)
-                else "ended while loading"
-            )
+            late = isinstance(error, TimeoutError)
+            problem = f"did not load within {LOAD_TIMEOUT:g} s" if late else "ended while loading"
             raise RewardError(
-                f"the reward process {why} ({self._setup.factory}, {self._setup.args})"
+                f"the reward process {problem} ({self._setup.factory}, {self._setup.args})"
             ) from error
-        if "error" in hello:
+        if "error" in reply:
             self.close()
-            raise RewardError(hello["error"])
-        self.info, self._threads = hello["info"], hello["threads"]
+            raise RewardError(reply["error"])
+        self.info, self._num_threads = reply["info"], reply["threads"]
 
     def start(self, num_workers: int) -> list[WorkerHandle]:
-        """New workers, as many as asked for up to MAX_STARTS; a server that was killed is started again."""
+        """Start at most MAX_STARTS workers; a server that was killed is started again."""
         num_workers = min(num_workers, MAX_STARTS)
         try:
             return self._start(num_workers)
@@ -126,48 +134,48 @@ class ForkedWorkers:
 
     def _start(self, num_workers: int) -> list[WorkerHandle]:
         with contextlib.ExitStack() as ours_on_error, contextlib.ExitStack() as theirs_always:
-            members, fds = [], []
+            workers, fds = [], []
             for _ in range(num_workers):
                 ours, theirs = socket.socketpair()
                 stack_file = ours_on_error.enter_context(tempfile.TemporaryFile())
-                members.append(WorkerHandle(ours_on_error.enter_context(ours), stack_file=stack_file))
+                workers.append(WorkerHandle(ours_on_error.enter_context(ours), stack_file=stack_file))
                 fds += [theirs_always.enter_context(theirs).fileno(), stack_file.fileno()]
             socket.send_fds(self._control, [b"start"], fds)
-            pids = json.loads(wire.receive(self._control))
+            pids = json.loads(frames.receive(self._control))
             ours_on_error.pop_all()
-        for member, pid in zip(members, pids):
-            member.pid, member.ready = pid, self._setup.preload
-        return members
+        for worker, pid in zip(workers, pids):
+            worker.pid, worker.ready = pid, self._setup.preload
+        return workers
 
-    def stop(self, member: WorkerHandle) -> str:
-        member.sock.close()
-        if member.stack_file:
-            member.stack_file.close()
+    def stop(self, worker: WorkerHandle) -> str:
+        worker.sock.close()
+        if worker.stack_file:
+            worker.stack_file.close()
         try:
-            self._control.sendall(f"stop {member.pid}".encode())
-            return "its process " + wire.receive(self._control).decode()
+            self._control.sendall(f"stop {worker.pid}".encode())
+            return "its process " + frames.receive(self._control).decode()
         except (OSError, EOFError):
             return "its process ended with the reward server"
 
-    def kill(self, member: WorkerHandle) -> None:
-        kill_group(member.pid)  # not reaped before `stop`, so the id is still this worker's
+    def kill(self, worker: WorkerHandle) -> None:
+        kill_group(worker.pid)  # the server reaps it in `stop`, so the id still belongs to this worker
 
-    def mark(self, member: WorkerHandle) -> None:
+    def request_stack(self, worker: WorkerHandle) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(member.pid, signal.SIGUSR1)
+            os.kill(worker.pid, signal.SIGUSR1)
 
-    def stack(self, member: WorkerHandle) -> str:
-        if member.stack_file is None:
+    def stack(self, worker: WorkerHandle) -> str:
+        if worker.stack_file is None:
             return ""
-        member.stack_file.seek(0)
-        return _user_part(member.stack_file.read(1 << 16).decode(errors="replace"))
+        worker.stack_file.seek(0)
+        return _user_part(worker.stack_file.read(1 << 16).decode(errors="replace"))
 
-    def slow(self, member: WorkerHandle) -> None:
+    def lower_priority(self, worker: WorkerHandle) -> None:
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, member.pid, STUCK_NICENESS)
+            os.setpriority(os.PRIO_PROCESS, worker.pid, STUCK_NICENESS)
 
     def close(self) -> None:
-        """End the server and every worker; returns when they are gone."""
+        """End the server, which ends every worker; returns when they are gone."""
         self._control.close()
         try:
             self._server.wait(timeout=5.0)
@@ -179,7 +187,8 @@ class ForkedWorkers:
 class ThreadWorkers:
     """Threads of this process, for functions that exist only here (closures, notebook cells).
 
-    A hung thread cannot be killed: it is abandoned, reported like any other and replaced. There is no memory limit.
+    A hung thread cannot be killed: it is reported like a hung process, abandoned and replaced. There is no memory
+    limit.
     """
 
     def __init__(self, handler: Handler, info: Any = None) -> None:
@@ -187,33 +196,33 @@ class ThreadWorkers:
         self._handler = handler
 
     def start(self, num_workers: int) -> list[WorkerHandle]:
-        members = []
+        workers = []
         for _ in range(num_workers):
             ours, theirs = socket.socketpair()
-            thread = threading.Thread(target=self._work, args=(theirs,), name="gspo-reward", daemon=True)
+            thread = threading.Thread(target=self._run, args=(theirs,), name="gspo-reward", daemon=True)
             thread.start()
-            members.append(WorkerHandle(ours, thread=thread))
-        return members
+            workers.append(WorkerHandle(ours, thread=thread))
+        return workers
 
-    def _work(self, sock: socket.socket) -> None:
+    def _run(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(EOFError, OSError):
-            work(sock, self._handler)
+            run_jobs(sock, self._handler)
 
-    def stop(self, member: WorkerHandle) -> str:
-        member.sock.close()
+    def stop(self, worker: WorkerHandle) -> str:
+        worker.sock.close()
         return "its thread was abandoned"
 
-    def kill(self, member: WorkerHandle) -> None:
+    def kill(self, worker: WorkerHandle) -> None:
         pass
 
-    def mark(self, member: WorkerHandle) -> None:
+    def request_stack(self, worker: WorkerHandle) -> None:
         pass
 
-    def stack(self, member: WorkerHandle) -> str:
-        frame = sys._current_frames().get(member.thread.ident or 0) if member.thread else None
+    def stack(self, worker: WorkerHandle) -> str:
+        frame = sys._current_frames().get(worker.thread.ident or 0) if worker.thread else None
         return "".join(traceback.format_stack(frame)[-8:]).rstrip() if frame else ""
 
-    def slow(self, member: WorkerHandle) -> None:
+    def lower_priority(self, worker: WorkerHandle) -> None:
         pass
 
     def close(self) -> None:
@@ -221,7 +230,7 @@ class ThreadWorkers:
 
 
 def _environment() -> dict[str, str]:
-    """The trainer's environment, with gspo importable, one thread a process and a fixed hash seed."""
+    """The trainer's environment, with gspo importable, one thread per process and a fixed hash seed."""
     single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     return python_environment(PYTHONHASHSEED="0", GSPO_REWARD_WORKER="1", **single)
 
@@ -234,7 +243,7 @@ def _has_fileno(stream: Any) -> bool:
 
 
 def _user_part(dump: str) -> str:
-    """faulthandler's dump without the frames of the worker's own loop."""
+    """faulthandler's dump without the frames of the worker's loop."""
     own = str(Path(__file__).parents[1])
     lines = [line for line in dump.splitlines() if own not in line and "<frozen runpy>" not in line]
     return "\n".join(lines[:24])

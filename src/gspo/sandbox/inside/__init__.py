@@ -1,1 +1,1 @@
-"""What runs on the far side of the judge: the fork-server and the child. Imports the standard library only."""
+"""Code of the fork server and its children, on the other side of the judge. Imports the standard library only."""

@@ -1,4 +1,4 @@
-"""The first code of a fork-server: nothing that is imported after it runs when a child is forked."""
+"""The first code of a fork server. No module that is imported after it can register code to run at a fork."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 
 
 def main(descriptor: int, level: int, numpy_parent: str, with_numpy: bool) -> None:
-    """Prepare the fork-server and serve the judge on the open socket `descriptor` until it is closed.
+    """Prepare the fork server and serve the judge on the open socket `descriptor` until it is closed.
 
-    Modules such as `threading` and `random` ask to be called after a fork, to renew locks and random state. The server
-    has one thread, holds no lock and seeds each child itself; every such call would copy memory in each child.
-    What a program registers itself is kept.
+    Modules such as `threading` and `random` register functions to be called after a fork, which renew locks and random
+    state. The server has one thread, holds no lock and seeds each child itself, and every such call would copy memory
+    in each child. What a program registers later is kept.
     """
     register = os.register_at_fork
     os.register_at_fork = _ignore  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Who the child is: namespaces it is born into, the user it becomes, the capabilities it loses."""
+"""The identity of server and children: their namespaces, their user, the capabilities that they keep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CAPABILITY_HEADER = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who server and children are: namespaces, the user they become (None: stay), what the children keep of root."""
+    """Namespaces of server and children, the user they become (None: no change), capabilities the children keep."""
 
     network_namespace: bool
     pid_namespace: bool
@@ -30,13 +30,13 @@ class Identity:
     capabilities: int
 
     def assume_as_server(self) -> None:
-        """Stop being root, keeping only what makes namespaces and lets the children read Python; raises OSError."""
+        """Stop being root; keep the capabilities to make namespaces and to let children read Python. Raises OSError."""
         if self.uid is not None:
             become(self.uid, self.capabilities | (1 << CAP_SYS_ADMIN if self.pid_namespace else 0))
 
 
 def enter_namespaces() -> bool:
-    """Move this process into fresh network, IPC and host-name namespaces; False where that is not allowed.
+    """Move this process into new network, IPC and host-name namespaces; False where that is not allowed.
 
     An ordinary user needs a user namespace for it, which some systems block; the sandbox works without.
     """
@@ -60,10 +60,10 @@ def enter_namespaces() -> bool:
 
 
 class Cloner:
-    """fork(2) through the raw call, so that each child can get its own PID namespace.
+    """fork(2) as a raw system call, so that each child can get its own PID namespace.
 
-    `unshare` would serve one child only. CPython's fork hooks run as in `os.fork`; the kernel writes the new thread
-    id where the C library keeps it.
+    `unshare` would do that for one child only. CPython's fork hooks run as in `os.fork`; the kernel writes the new
+    thread id where the C library keeps it.
     """
 
     def __init__(self, pid_namespace: bool) -> None:
@@ -102,13 +102,13 @@ def _tid_address() -> int:
     return struct.unpack("Q", address.raw)[0]
 
 
-def plan(network_namespace: bool, landmark: str) -> Identity:
-    """Find by trying which of namespaces and users can be had. `landmark` must stay readable."""
-    pid_namespace = _works(lambda: None, pid_namespace=True)
-    uid = FIRST_UID + os.getpid() % 100_000  # a user of its own, so that the kernel counts its threads alone
-    # Python under a private home: without the right to read it, imports after the change of user would fail.
+def probe(network_namespace: bool, must_read: str) -> Identity:
+    """Find by trying which namespaces and which user are available. The file `must_read` must stay readable."""
+    pid_namespace = _succeeds_in_child(lambda: None, pid_namespace=True)
+    uid = FIRST_UID + os.getpid() % 100_000  # nobody else's user, so that the kernel counts only its threads
+    # Python may be in a private home folder: without the right to read it, imports after the change of user would fail.
     for capabilities in (0, 1 << CAP_DAC_READ_SEARCH):
-        if _works(partial(become, uid, capabilities, landmark)):
+        if _succeeds_in_child(partial(become, uid, capabilities, must_read)):
             return Identity(network_namespace, pid_namespace, uid, capabilities)
     return Identity(network_namespace, pid_namespace, None, 0)
 
@@ -120,20 +120,20 @@ def capset_call(capabilities: int) -> libc.Call:
     return libc.Call(CAPSET[libc.machine()], _CAPABILITY_HEADER, words)
 
 
-def become(uid: int | None, capabilities: int, landmark: str | None = None) -> None:
-    """Become user and group `uid` (None: stay), keep only `capabilities`; raises OSError."""
+def become(uid: int | None, capabilities: int, must_read: str | None = None) -> None:
+    """Become user and group `uid` (None: no change), keep only `capabilities`; raises OSError."""
     if uid is not None:
         libc.prctl(libc.PR_SET_KEEPCAPS, 1)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     capset_call(capabilities)()
-    if landmark is not None:
-        os.close(os.open(landmark, os.O_RDONLY))
+    if must_read is not None:
+        os.close(os.open(must_read, os.O_RDONLY))
 
 
-def _works(action: Callable[[], None], pid_namespace: bool = False) -> bool:
-    """Whether a child could do `action`."""
+def _succeeds_in_child(action: Callable[[], None], pid_namespace: bool = False) -> bool:
+    """Whether `action` succeeds in a child."""
     try:
         pid = Cloner(pid_namespace).fork()
     except OSError:

@@ -1,4 +1,4 @@
-"""Landlock: which files this process and its children may open, given up for good."""
+"""Landlock: restricts the files that this process and its children may open, irrevocably."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCOPES = 0b11  # abstract sockets and signals, from version 6
 
 
 def version() -> int:
-    """The kernel's Landlock version, 0 where there is none."""
+    """The kernel's Landlock version; 0 where there is none."""
     try:
         return libc.syscall(LANDLOCK_CREATE_RULESET, 0, 0, 1)
     except OSError:
@@ -31,9 +31,10 @@ def version() -> int:
 
 
 def make_ruleset(readable: Iterable[str], listable: Iterable[str], devices: Iterable[str]) -> int:
-    """A descriptor of the rule: read beneath `readable`, list names beneath `listable`, read and write `devices`.
+    """A descriptor of the rules: read beneath `readable`, list names beneath `listable`, read and write `devices`.
 
-    Missing ones are skipped. Made once by the server; each child enters it with one call. Raises OSError where Landlock is missing.
+    Missing paths are skipped. The server makes it once; each child applies it with one call. Raises OSError where
+    Landlock is missing.
     """
     known = version()
     if known < 1:

@@ -44,7 +44,7 @@ def syscall(number: int, *args: int | ctypes.Array | None) -> int:
 
 
 class Call:
-    """A system call laid out beforehand: a fresh child makes it without touching much memory, which it would copy."""
+    """A system call prepared beforehand: a fresh child makes it without writing to much memory, which it would copy."""
 
     def __init__(self, number: int, *args: int | ctypes.Array) -> None:
         self._number = number

@@ -1,4 +1,4 @@
-"""Resource limits of a child. They bound what a program can take; the judge's clock bounds how long."""
+"""Resource limits of a child: how much a program may use. The judge's clock limits how long it may run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ MAIN_STACK = 64 << 20
 
 
 def address_space() -> int:
-    """Bytes of address space this process has mapped, 0 where /proc cannot be read."""
+    """Bytes of address space that this process has mapped; 0 where /proc cannot be read."""
     with contextlib.suppress(OSError), open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return 0
 
 
 class Limits:
-    """The limits of this process's children; where the system has set lower ones, those.
+    """The limits of this process's children; lower limits of the system stay.
 
-    `count_processes`: limit threads by the kernel's count for this user, which is only ours when the user is.
+    `count_processes`: limit threads by the kernel's count for this user. Only for a user that nobody else uses.
     """
 
     def __init__(self, count_processes: bool) -> None:
@@ -49,15 +49,15 @@ class Limits:
 
 
 def _hard(name: int) -> int:
-    """The hard limit of this process, a number that no limit reaches where there is none."""
+    """The hard limit of this process; where there is none, a number larger than any limit."""
     hard = resource.getrlimit(name)[1]
     return (1 << 63) - 1 if hard == resource.RLIM_INFINITY else hard
 
 
 def lift() -> None:
-    """Lift what this process inherited as far as it may, and allow a larger main stack so that programs can recurse.
+    """Raise the limits that this process inherited as far as possible, and the main stack so that programs can recurse.
 
-    A worker that starts a server may be limited itself; its programs have limits of their own.
+    The worker that starts a server may be limited itself; its programs get other limits.
     """
     for name in (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_CPU, resource.RLIMIT_NPROC):
         hard = resource.getrlimit(name)[1]

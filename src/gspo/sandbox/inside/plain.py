@@ -1,8 +1,8 @@
-"""Plain data on the wire: exact built-in types as tagged JSON, so that nothing but data crosses between processes.
+"""Plain data between processes: exact built-in types as tagged JSON, so that nothing but data is exchanged.
 
-Scalars are themselves; a container is a list whose first item is its tag: `l` list, `t` tuple, `s` set, `f` frozenset,
+Scalars are written as they are; a container is a list whose first item is its tag: `l` list, `t` tuple, `s` set, `f` frozenset,
 `d` dictionary (pairs), `b` bytes, `i` large integer, `c` complex, `r` an object that stayed in the other process,
-`k` a function of the other process that may be called back.
+`k` a function of the other process that may be called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotPlain(ValueError):
 
 
 def encode(value: Any, reference: Callable[[Any], list] | None = None) -> Any:
-    """The tagged form of `value`, ready for json.dumps; others than exact built-in types go to `reference`."""
+    """The tagged form of `value`, ready for json.dumps; values of other types are passed to `reference`."""
     return _encode(value, reference, 0)
 
 
@@ -57,7 +57,7 @@ def _encode(value: Any, reference: Callable[[Any], list] | None, depth: int) -> 
 
 
 def decode(data: Any, reference: Callable[[str, int], Any] | None = None, depth: int = 0) -> Any:
-    """The value of a tagged form as json.loads gave it; raises NotPlain on anything else."""
+    """The value of a tagged form that json.loads returned; raises NotPlain on anything else."""
     if data is None or type(data) in (bool, str, float, int):
         return data
     if type(data) is not list or not data or type(data[0]) is not str:
@@ -93,7 +93,7 @@ def _build(tag: str, items: list, reference: Callable[[str, int], Any] | None, d
 
 
 def _hashable(keys: list) -> list:
-    """The keys, unless many share a hash: a table of them would take quadratic time to build."""
+    """The keys; NotPlain when many have the same hash, since a table of them would take quadratic time to build."""
     if len(keys) - len({hash(key) for key in keys}) > _MAX_COLLISIONS:
         raise NotPlain("too many keys with the same hash")
     return keys

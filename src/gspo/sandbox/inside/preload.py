@@ -1,4 +1,4 @@
-"""Modules a server imports before it forks, so that programs find them without touching a file."""
+"""Modules that a server imports before it forks, so that programs find them without reading a file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
-# Every module here makes every fork a little slower: only what many programs use.
+# Every module here makes every fork a little slower, so only those that many programs use.
 COMMON = _names("""
 abc array ast atexit bisect calendar collections collections.abc contextlib copy csv
 dataclasses datetime decimal enum fractions functools gc hashlib heapq inspect io itertools json linecache
@@ -27,8 +27,8 @@ math numbers operator os os.path pathlib pprint queue random re signal statistic
 time timeit traceback types typing unicodedata weakref
 """)
 
-# Without file calls nothing can be imported later: everything a program could reasonably want is there at once.
-WHOLE = _names("""
+# At level 1 no file can be opened, so nothing can be imported later: every module that a program could need.
+EVERYTHING = _names("""
 concurrent.futures.thread logging argparse asyncio base64 bz2 cmath codecs concurrent.futures contextvars ctypes difflib getpass glob graphlib hmac html
 keyword locale multiprocessing pickle platform reprlib resource secrets select selectors shlex socket ssl stat
 subprocess tempfile tokenize unittest uuid warnings zlib zoneinfo encodings.ascii encodings.idna encodings.latin_1
@@ -45,23 +45,23 @@ concurrent.futures.process multiprocessing.pool
 """)
 
 NUMPY = _names("numpy numpy.linalg")
-NUMPY_WHOLE = _names("numpy.fft numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks")
+NUMPY_EVERYTHING = _names("numpy.fft numpy.polynomial numpy.random numpy.ma numpy.lib.stride_tricks")
 
-# What the extension modules of the standard library and numpy are linked with, here and there.
+# Libraries that extension modules of the standard library and numpy are linked with, on some system or other.
 LIBRARIES = _names("""
 [cm] crypt crypto db-* dl expat ffi gcc_s gdbm* gfortran* lzma mpdec* ncurses* nsl panel* pthread python3* quadmath*
 readline rt sqlite3 ssl stdc++ tinfo* tirpc util uuid z bz2 zstd
 """)
 
 
-def preload(numpy_parent: str, whole: bool) -> None:
-    """Import the common modules, all likely ones if `whole`, and numpy from `numpy_parent` ("" for none).
+def preload(numpy_parent: str, everything: bool) -> None:
+    """Import the common modules, with `everything` all likely ones, and numpy from `numpy_parent` ("" for none).
 
-    The folder that holds numpy leaves the import path again: the packages beside it are not the program's.
+    The folder that holds numpy is taken off the import path again: programs must not import the packages beside it.
     """
     _import(COMMON)
-    if whole:
-        _import(WHOLE)
+    if everything:
+        _import(EVERYTHING)
         _import(
             m.name
             for m in pkgutil.iter_modules(_package_path("encodings"), "encodings.")
@@ -70,16 +70,16 @@ def preload(numpy_parent: str, whole: bool) -> None:
     if numpy_parent:
         sys.path.append(numpy_parent)
         _import(NUMPY)
-        if whole:
-            _import(NUMPY_WHOLE)
+        if everything:
+            _import(NUMPY_EVERYTHING)
         sys.path.remove(numpy_parent)
     importlib.util.find_spec("no_such_module")  # fills the import system's listings, which children inherit
 
 
 def readable_paths(numpy_parent: str) -> list[str]:
-    """What a program may read: the standard library, shared libraries, numpy, time zones.
+    """Paths that a program may read: the standard library, shared libraries, numpy, time zones.
 
-    Not the packages installed beside the standard library: this one and its tests may be among them.
+    Not the packages installed beside the standard library: gspo and its tests may be among them.
     """
     paths = [os.path.join(folder, name) for folder in listable_paths() for name in os.listdir(folder)]
     paths = [
@@ -98,7 +98,7 @@ def listable_paths() -> list[str]:
 
 
 def _shared_libraries() -> set[str]:
-    """Files that modules of the standard library may have to load; few, as each rule costs every child a little."""
+    """Files that modules of the standard library may load; few, as each rule makes every child a little slower."""
     folders = [
         "/lib",
         "/lib64",

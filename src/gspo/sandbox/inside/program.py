@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 
 from . import plain
 
-NAME = "program.py"
+FILE_NAME = "program.py"
 REQUESTS_FD, REPLIES_FD = 3, 4
 
 
 def open_streams() -> None:
-    """Give sys.stdin, stdout and stderr to the descriptors 0, 1 and 2 of this process."""
+    """Open sys.stdin, stdout and stderr on the descriptors 0, 1 and 2 of this process."""
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(  # noqa: SIM115
@@ -31,7 +31,7 @@ def open_streams() -> None:
 
 
 def seed_randomness(source: str) -> None:
-    """Seed `random` and numpy's global generator from the source: the same program gives the same verdict again."""
+    """Seed `random` and numpy's global generator from the source, so that a program always gets the same verdict."""
     if "random" not in source:
         return
     digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
@@ -44,19 +44,21 @@ def seed_randomness(source: str) -> None:
 def run_script(source: str) -> NoReturn:
     """Run the source as `__main__` and end the process as the interpreter would."""
     module = _module("__main__")
-    _finish(_guarded(lambda: exec(compile(source, NAME, "exec"), module.__dict__), source))
+    _exit_like_python(
+        _exit_code_of(lambda: exec(compile(source, FILE_NAME, "exec"), module.__dict__), source)
+    )
 
 
 def _module(name: str) -> types.ModuleType:
     module = types.ModuleType(name)
     module.__dict__["__builtins__"] = builtins
-    module.__dict__["__file__"] = NAME
+    module.__dict__["__file__"] = FILE_NAME
     sys.modules[name] = module
     return module
 
 
-def _guarded(action: Any, source: str) -> int:
-    """Do `action`; the exit code Python would end with, the traceback on stderr."""
+def _exit_code_of(action: Any, source: str) -> int:
+    """Run `action`. Returns the exit code that Python would end with; a traceback goes to stderr."""
     try:
         action()
     except SystemExit as stop:
@@ -67,14 +69,14 @@ def _guarded(action: Any, source: str) -> int:
         print(stop.code, file=sys.stderr)
         return 1
     except BaseException as error:
-        linecache.cache[NAME] = (len(source), None, source.splitlines(True), NAME)
+        linecache.cache[FILE_NAME] = (len(source), None, source.splitlines(True), FILE_NAME)
         traceback.print_exception(error)
         return 1
     return 0
 
 
-def _finish(code: int) -> NoReturn:
-    """What the interpreter does at its end, less the slow clearing of memory."""
+def _exit_like_python(code: int) -> NoReturn:
+    """End the process as the interpreter does, without the slow clearing of memory."""
     try:
         if threading.active_count() > 1:
             threading._shutdown()  # type: ignore[attr-defined]
@@ -89,9 +91,9 @@ def _finish(code: int) -> NoReturn:
 
 
 class Callback:
-    """A function of the tester that the program was given: calling it asks the other side."""
+    """A function of the tester that was passed to the program: a call sends a request to the tester."""
 
-    def __init__(self, server: Server, number: int) -> None:
+    def __init__(self, server: FunctionServer, number: int) -> None:
         self._server, self._number = server, number
 
     def __call__(self, *args: Any) -> Any:
@@ -103,15 +105,15 @@ class Callback:
         return server.decode(reply["ok"])
 
 
-class Server:
-    """Answers requests for the program's functions and objects. Whatever it says is data to the judge."""
+class FunctionServer:
+    """Answers requests for the program's functions and objects. The judge treats its answers as data."""
 
     def __init__(self, source: str) -> None:
         self.requests = open(REQUESTS_FD, "rb", closefd=False)  # noqa: SIM115
         self.replies = open(REPLIES_FD, "wb", buffering=0, closefd=False)  # noqa: SIM115
         self.objects: list[Any] = []
         self.module = _module("solution")
-        exec(compile(source, NAME, "exec"), self.module.__dict__)
+        exec(compile(source, FILE_NAME, "exec"), self.module.__dict__)
 
     def send(self, message: Any) -> None:
         data = memoryview(plain.dump_line(message))
@@ -177,4 +179,4 @@ _OPERATIONS: dict[str, Any] = {
 
 def serve_functions(source: str) -> NoReturn:
     """Load the source as a module and answer calls until the requests end."""
-    _finish(_guarded(lambda: Server(source).loop(), source))
+    _exit_like_python(_exit_code_of(lambda: FunctionServer(source).loop(), source))

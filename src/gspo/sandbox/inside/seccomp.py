@@ -26,7 +26,7 @@ AT_EMPTY_PATH = 0x1000
 AF_UNIX = 1
 O_ACCMODE, O_TRUNC, O_PATH = 0o3, 0o1000, 0o10000000
 
-# Reading and setting the blocking and close-on-exec state, the terminal question of isatty, bytes waiting.
+# The blocking and close-on-exec state, what isatty asks a terminal, the number of bytes that wait.
 IOCTLS = (0x5421, 0x5450, 0x5451, 0x5401, 0x5413, 0x541B)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
@@ -61,13 +61,13 @@ def _masked(arg: int, mask: int, wanted: int, then: int, otherwise: int) -> list
 
 
 def _null(arg: int) -> list[Instruction]:
-    """Go on when the pointer is NULL, refuse otherwise."""
+    """Continue when the pointer is NULL, refuse otherwise."""
     refuse = _op(RETURN, EPERM)
     return [_low(arg), _op(JEQ, 0, 1, 0), refuse, _high(arg), _op(JEQ, 0, 1, 0), refuse]
 
 
 def _open_flags(arg: int) -> list[Instruction]:
-    """Refuse O_PATH, and truncation under a read-only open, which old Landlock versions do not see."""
+    """Refuse O_PATH, and O_TRUNC in a read-only open, which old Landlock versions do not check."""
     refuse = _op(RETURN, EPERM)
     return [
         *[_low(arg), _op(AND, O_PATH), _op(JEQ, O_PATH, 0, 1), refuse],
@@ -112,7 +112,7 @@ def build(machine: str, pid: int, file_calls: bool) -> bytes:
 
 
 def _ranges(machine: str, pid: int, file_calls: bool) -> list[tuple[int, list[Instruction]]]:
-    """What to do from each number on, in order of number; neighbours that are treated alike are one range."""
+    """The action from each number on, in order of the numbers; neighbours with the same action are one range."""
     bodies = _checked_bodies(pid, file_calls)
     actions: dict[int, list[Instruction]] = {HIGHEST_KNOWN + 1: [_op(RETURN, ENOSYS)]}
     for name in NUMBERS:
@@ -140,7 +140,7 @@ def _search(ranges: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
 
 
 class Filter:
-    """A filter laid out in memory, ready to be installed by the children of this process."""
+    """A filter prepared in memory, ready to be installed by the children of this process."""
 
     def __init__(self, machine: str, file_calls: bool) -> None:
         code = build(machine, 1, file_calls)
@@ -155,15 +155,15 @@ class Filter:
 
     def program(self, pid: int) -> bytes:
         """The filter as process `pid` installs it."""
-        self._name_process(pid)
+        self._set_own_pid(pid)
         return self._code.raw
 
     def install(self) -> None:
-        """Put it on this process for good; needs no_new_privs. Raises OSError where seccomp is missing."""
-        self._name_process(os.getpid())
+        """Install it on this process, irrevocably; needs no_new_privs. Raises OSError where seccomp is missing."""
+        self._set_own_pid(os.getpid())
         self._install()
 
-    def _name_process(self, pid: int) -> None:
+    def _set_own_pid(self, pid: int) -> None:
         if pid != 1:
             for at in self._own_pid:
                 struct.pack_into("=I", self._code, at, pid)

@@ -1,7 +1,7 @@
-"""The fork-server: trusted, without secrets. It makes one confined child a request and says how each one ended.
+"""The fork server: trusted, without secrets. It forks one confined child per request and reports how each one ended.
 
-The judge passes the child's descriptors; what flows through them never enters this process, so that no child finds
-traces of an earlier one in the memory it inherits.
+The judge passes the descriptors of the child. What flows through them never enters this process, so that no child
+finds traces of an earlier one in the memory that it inherits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import NoReturn
 
 from . import identity, landlock, libc, limits, preload, program, tester
 from .confinement import Confinement
-from .wire import ENDED, FAILED, HELLO, KILL, MAX_BYTES, NEWS, REQUEST
+from .wire import ENDED, FAILED, KILL, MAX_BYTES, MESSAGE, READY, REQUEST
 
 TICK_MS = 20
-# The server's own descriptors are above every place in a child that one of them is put in.
+# The server's own descriptors are numbered above all that a child uses.
 FIRST_FD = 40
 _FDS_SPACE = socket.CMSG_SPACE(8 * 4)
 
 
 @dataclass(slots=True)
 class Child:
-    """A running child: the judge's number for it, its process, the pipe on which it said "confined"."""
+    """A running child: the judge's number for it, its process, the pipe on which it reports that it is confined."""
 
     number: int
     pid: int
@@ -40,18 +40,18 @@ class Child:
 
 
 class ForkServer:
-    """Serves one judge over one socket until that socket closes."""
+    """Serves one judge on one socket until that socket closes."""
 
     def __init__(self, channel: socket.socket, level: int, numpy_parent: str, with_numpy: bool) -> None:
         self.channel = channel
         self.children: dict[int, Child] = {}  # by the descriptor that signals their end
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
-        networked = identity.enter_namespaces()
-        preload.preload(numpy_parent if with_numpy or level == 1 else "", whole=level == 1)
+        network_namespace = identity.enter_namespaces()
+        preload.preload(numpy_parent if with_numpy or level == 1 else "", everything=level == 1)
         libc.prctl(libc.PR_SET_NO_NEW_PRIVS, 1)
-        self.identity = identity.plan(
-            networked, landmark=os.path.realpath(os.__file__) if level >= 2 else "/"
+        self.identity = identity.probe(
+            network_namespace, must_read=os.path.realpath(os.__file__) if level >= 2 else "/"
         )
         ruleset = _ruleset(numpy_parent) if level >= 2 else -1
         self.cloner = identity.Cloner(self.identity.pid_namespace)
@@ -60,9 +60,9 @@ class ForkServer:
         self.confinement = Confinement(level, self.identity, ruleset)
 
     def serve(self) -> None:
-        """Answer until the judge closes the socket; then end every child."""
+        """Handle requests until the judge closes the socket; then end every child."""
         namespaces = self.identity.network_namespace + 2 * self.identity.pid_namespace
-        self.channel.send(NEWS.pack(HELLO, 0, namespaces, True, 0.0))
+        self.channel.send(MESSAGE.pack(READY, 0, namespaces, True, 0.0))
         judge = self.channel.fileno()
         try:
             while True:
@@ -70,7 +70,7 @@ class ForkServer:
                 for fd, _ in events:
                     if fd != judge:
                         self._reap(fd)
-                    elif not self._answer():
+                    elif not self._handle_request():
                         return
                 if not events:
                     self._count_threads()
@@ -78,8 +78,8 @@ class ForkServer:
             for child in self.children.values():
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _answer(self) -> bool:
-        """Handle one message; False when the judge is gone."""
+    def _handle_request(self) -> bool:
+        """Handle one request; False when the judge is gone."""
         data, passed, _, _ = self.channel.recvmsg(MAX_BYTES, _FDS_SPACE)
         if not data:
             return False
@@ -93,7 +93,7 @@ class ForkServer:
         try:
             self._start(number, memory, cpu, fds)
         except OSError as error:
-            self.channel.send(NEWS.pack(FAILED, number, 0, False, 0.0) + f"fork: {error}".encode())
+            self.channel.send(MESSAGE.pack(FAILED, number, 0, False, 0.0) + f"fork: {error}".encode())
         finally:
             for fd in fds:
                 os.close(fd)
@@ -104,7 +104,7 @@ class ForkServer:
         try:
             pid = self.cloner.fork()
             if pid == 0:
-                self._be_child(memory, cpu, fds, ready_child)
+                self._become_program(memory, cpu, fds, ready_child)
         except OSError:
             os.close(ready)
             raise
@@ -129,10 +129,10 @@ class ForkServer:
         os.close(pidfd)
         os.close(child.ready)
         wall = time.monotonic() - child.started
-        self.channel.send(NEWS.pack(ENDED, child.number, status, confined, wall))
+        self.channel.send(MESSAGE.pack(ENDED, child.number, status, confined, wall))
 
     def _count_threads(self) -> None:
-        """End a child with too many threads, where the kernel's own count does not apply."""
+        """End a child with too many threads, in case the kernel's own limit does not apply."""
         for child in self.children.values():
             try:
                 with open(f"/proc/{child.pid}/stat", "rb") as file:
@@ -142,8 +142,8 @@ class ForkServer:
             if threads > limits.MAX_THREADS:
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _be_child(self, memory: int, cpu: int, fds: list[int], ready: int) -> NoReturn:
-        """Become the program: job and streams in their places, confined, every other descriptor closed."""
+    def _become_program(self, memory: int, cpu: int, fds: list[int], ready: int) -> NoReturn:
+        """Turn this fresh child into the program: streams in place, confined, all other descriptors closed."""
         try:
             job_fd, *streams = fds
             job = os.pread(job_fd, os.fstat(job_fd).st_size, 0)
@@ -159,9 +159,9 @@ class ForkServer:
             os.write(2, f"sandbox: {type(error).__name__}: {error}\n".encode())
             os._exit(125)
         try:
-            _run(job)
+            _run_job(job)
         finally:
-            os._exit(120)  # whatever a program broke: its process never returns into the server's loop
+            os._exit(120)  # whatever the program broke, its process must not return into the server's loop
 
 
 def _ruleset(numpy_parent: str) -> int:
@@ -172,8 +172,8 @@ def _ruleset(numpy_parent: str) -> int:
 ACTIONS = {b"S": program.run_script, b"F": program.serve_functions, b"T": tester.run_test}
 
 
-def _run(job: bytes) -> None:
-    """Do the job: a letter for what is to be done, then the source."""
+def _run_job(job: bytes) -> None:
+    """Run a job: a letter for the action, then the source."""
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     source = job[1:].decode("utf-8", "surrogatepass")
     program.seed_randomness(source)
@@ -181,15 +181,15 @@ def _run(job: bytes) -> None:
 
 
 def _prepare() -> None:
-    """Make this interpreter look to its children like a fresh one."""
+    """Make this interpreter look like a fresh one to its children."""
     import site
 
     limits.lift()
     threading.stack_size(8 << 20)
     site.setquit()  # `-S` left these out
     site.setcopyright()
-    sys.argv = [program.NAME]
-    # Streams are made here, once, on pipes; children put their own descriptors under them.
+    sys.argv = [program.FILE_NAME]
+    # The streams are opened here, once, on pipes; children replace the descriptors below them.
     for place, fd in enumerate(os.pipe()):
         os.dup2(fd, place)
         os.close(fd)
@@ -199,12 +199,12 @@ def _prepare() -> None:
 
 
 def prepare(descriptor: int, level: int, numpy_parent: str, with_numpy: bool) -> ForkServer:
-    """A server for the judge on the open socket `descriptor`, all modules loaded, this interpreter as good as fresh."""
+    """A server for the judge on the open socket `descriptor`, with all modules loaded and a clean interpreter."""
     channel = socket.socket(fileno=fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, FIRST_FD))
     os.close(descriptor)
     _prepare()
     server = ForkServer(channel, level, numpy_parent, with_numpy)
-    os.environ.clear()  # not before: numpy's BLAS reads its number of threads there, and threads do not survive a fork
+    os.environ.clear()  # not earlier: numpy's BLAS reads its number of threads there, and threads do not survive a fork
     time.tzset()
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__]:
         del sys.modules[name]

@@ -127,7 +127,7 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
 # Numbers above this are newer than this table: "not implemented" makes the C library fall back.
 HIGHEST_KNOWN = 449
 
-# Calls that name a file. `open` and `openat` also have their flags checked.
+# Calls that name a file. The flags of `open` and `openat` are checked as well.
 FILE_CALLS = frozenset(
     {
         "open",
@@ -146,7 +146,7 @@ FILE_CALLS = frozenset(
     }
 )
 
-# Calls whose arguments are checked; everything else in NUMBERS is allowed as it stands.
+# Calls whose arguments are checked; everything else in NUMBERS is allowed with any arguments.
 CHECKED = frozenset(
     {
         "ioctl",
@@ -166,7 +166,7 @@ CHECKED = frozenset(
     }
 )
 
-# Calls the sandbox itself makes, which a program may not.
+# Calls that the sandbox itself makes and a program may not.
 LANDLOCK_CREATE_RULESET = 444
 LANDLOCK_ADD_RULE = 445
 LANDLOCK_RESTRICT_SELF = 446
@@ -175,5 +175,5 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 
 
 def number_of(name: str, machine: str) -> int | None:
-    """The call's number on `machine`, None where it does not exist."""
+    """The call's number on `machine`; None where it does not exist."""
     return NUMBERS[name][0 if machine == "x86_64" else 1]

@@ -1,4 +1,4 @@
-"""The second confined process of assert-style tests: it runs the test's text and calls the program from afar."""
+"""The second confined process of assert-style tests: it runs the text of the test and calls the program remotely."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from . import plain
 from .program import REPLIES_FD, REQUESTS_FD
 
 
-class Link:
-    """Asks the program's process, through the judge, and answers the callbacks it makes meanwhile."""
+class ProgramConnection:
+    """Sends requests to the program's process, through the judge, and answers the callbacks that it makes meanwhile."""
 
     def __init__(self) -> None:
         self._in = open(REQUESTS_FD, "rb", closefd=False)  # noqa: SIM115
@@ -25,7 +25,7 @@ class Link:
         self._out.write(plain.dump_line(message))
         self._out.flush()
 
-    def ask(self, op: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def request(self, op: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         encoded = {k: self._encode(v) for k, v in kwargs.items()}
         self.send({"op": op, "target": target, "args": [self._encode(a) for a in args], "kwargs": encoded})
         while True:
@@ -34,7 +34,7 @@ class Link:
                 return self._result(reply)
             self.send(self._call_back(reply))
 
-    def kinds(self, names: list[str]) -> dict[str, str]:
+    def name_kinds(self, names: list[str]) -> dict[str, str]:
         self.send({"op": "names", "names": names})
         return self._result(plain.load_line(self._in.readline(), plain.MAX_BYTES))
 
@@ -42,64 +42,67 @@ class Link:
         if "error" in reply:
             name, message = reply["error"]
             kind = getattr(builtins, str(name), None)
-            # Within `all(map(...))`, StopIteration would end the test early, as if the rest had held.
+            # Within `all(map(...))`, StopIteration would end the test early, as if the rest had passed.
             if isinstance(kind, type) and issubclass(kind, Exception) and kind is not StopIteration:
                 raise kind(message)
             raise RuntimeError(message)
-        return plain.decode(reply["ok"], lambda tag, number: Remote(self, ["r", number]))
+        return plain.decode(reply["ok"], lambda tag, number: RemoteObject(self, ["r", number]))
 
     def _call_back(self, request: dict) -> dict:
         try:
-            args = [plain.decode(a, lambda tag, number: Remote(self, ["r", number])) for a in request["args"]]
+            args = [
+                plain.decode(a, lambda tag, number: RemoteObject(self, ["r", number]))
+                for a in request["args"]
+            ]
             return {"ok": self._encode(self._functions[request["callback"]](*args))}
         except Exception as error:
             return {"error": [type(error).__name__, str(error)[:1000]]}
 
     def _encode(self, value: Any) -> Any:
-        return plain.encode(value, self._refer)
+        return plain.encode(value, self._encode_reference)
 
-    def _refer(self, value: Any) -> list:
-        if type(value) is Remote:
-            return value._target if isinstance(value._target, list) else self.ask_reference(value._target)
+    def _encode_reference(self, value: Any) -> list:
+        if type(value) is RemoteObject:
+            return value._target if isinstance(value._target, list) else self._reference_to(value._target)
         if not callable(value):
             raise plain.NotPlain(f"a test cannot pass {type(value).__name__} to the program")
         self._functions.append(value)
         return ["k", len(self._functions) - 1]
 
-    def ask_reference(self, name: str) -> list:
-        value = self.ask("value", name)
-        return value._target if type(value) is Remote else self._encode(value)
+    def _reference_to(self, name: str) -> list:
+        value = self.request("value", name)
+        return value._target if type(value) is RemoteObject else self._encode(value)
 
 
-class Remote:
-    """An object that stayed in the program's process. Its methods can be called; its opinion of equality is not asked."""
+class RemoteObject:
+    """An object in the program's process. Its methods can be called, but it does not decide whether it equals another."""
 
-    def __init__(self, link: Link, target: Any) -> None:
-        object.__setattr__(self, "_link", link)
+    def __init__(self, connection: ProgramConnection, target: Any) -> None:
+        object.__setattr__(self, "_connection", connection)
         object.__setattr__(self, "_target", target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._link.ask("call", self._target, *args, **kwargs)
+        return self._connection.request("call", self._target, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._link.ask("get", self._target, name)
+        return self._connection.request("get", self._target, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._link.ask("set", self._target, name, value)
+        self._connection.request("set", self._target, name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._link.ask("item", self._target, key)
+        return self._connection.request("item", self._target, key)
 
     def __iter__(self) -> Any:
-        return iter(self._link.ask("iter", self._target))
+        return iter(self._connection.request("iter", self._target))
 
     def __len__(self) -> int:
-        return _exactly(int, self._link.ask("len", self._target))
+        return _exactly(int, self._connection.request("len", self._target))
 
     def __str__(self) -> str:
-        return _exactly(str, self._link.ask("str", self._target))
+        return _exactly(str, self._connection.request("str", self._target))
 
     def __bool__(self) -> bool:
         raise TypeError("the truth of a program's own object proves nothing")
@@ -118,32 +121,32 @@ def _exactly(kind: type, value: Any) -> Any:
 
 
 def run_test(text: str) -> NoReturn:
-    """Run a test (below a first line that may name the function tested); tell the judge on the private channel."""
-    link = Link()
+    """Run a test, whose first line may name the function under test; send the verdict to the judge and exit."""
+    connection = ProgramConnection()
     name, _, source = text.partition("\n")
     try:
-        exec(compile(source, "test.py", "exec"), _scope(source, name, link))
+        exec(compile(source, "test.py", "exec"), _test_globals(source, name, connection))
         verdict: dict[str, Any] = {"verdict": True}
     except BaseException as error:
         verdict = {"verdict": False, "why": f"{type(error).__name__}: {error}"[:1000]}
-    link.send(verdict)
+    connection.send(verdict)
     os._exit(0)
 
 
-def _scope(source: str, tested: str, link: Link) -> dict[str, Any]:
-    """The test's globals: real modules by their names; of the program, `tested` or what `program_names` picks."""
+def _test_globals(source: str, tested: str, connection: ProgramConnection) -> dict[str, Any]:
+    """The test's globals: real modules by their names; from the program, `tested` or what `program_names` selects."""
     tree = ast.parse(source)
     scope: dict[str, Any] = {"__builtins__": builtins, "__name__": "test"}
     for name in _module_names(tree):
         scope[name] = importlib.import_module(_ALIASES.get(name, name))
-    asked = [tested] if tested else sorted(program_names(tree))
-    kinds = link.kinds(asked)
-    # Only the names asked for: the answer is the program's word, which could add its own `abs` or `math`.
-    for name in asked:
-        if kinds.get(name) == "callable":
-            scope[name] = Remote(link, name)
-        elif kinds.get(name) == "value":
-            scope[name] = link.ask("value", name)
+    wanted = [tested] if tested else sorted(program_names(tree))
+    name_kinds = connection.name_kinds(wanted)
+    # Only the requested names: the program wrote the reply, and could add its own `abs` or `math`.
+    for name in wanted:
+        if name_kinds.get(name) == "callable":
+            scope[name] = RemoteObject(connection, name)
+        elif name_kinds.get(name) == "value":
+            scope[name] = connection.request("value", name)
     return scope
 
 
@@ -151,18 +154,18 @@ _ALIASES = {"np": "numpy"}
 
 
 def program_names(tree: ast.AST) -> set[str]:
-    """The names a test takes from the program: those that neither the test nor Python defines.
+    """The names that a test takes from the program: those that neither the test nor Python defines.
 
-    Were built-ins and modules taken from the program, its own `set` or `math` could make any comparison true. Only a
-    test that uses no other name is about a function named like a built-in.
+    With built-ins and modules from the program, its own `set` or `math` could make any comparison true. Only a test
+    that uses no other name is about a function with the name of a built-in.
     """
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    used -= _defined(tree) | _module_names(tree)
+    used -= _defined_names(tree) | _module_names(tree)
     own = {name for name in used if not hasattr(builtins, name)}
-    return own or {name for name in used if name in _called(tree)}
+    return own or {name for name in used if name in _called_names(tree)}
 
 
-def _defined(tree: ast.AST) -> set[str]:
+def _defined_names(tree: ast.AST) -> set[str]:
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -178,7 +181,7 @@ def _defined(tree: ast.AST) -> set[str]:
     return names
 
 
-def _called(tree: ast.AST) -> set[str]:
+def _called_names(tree: ast.AST) -> set[str]:
     return {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
 
 
@@ -187,4 +190,4 @@ def _module_names(tree: ast.AST) -> set[str]:
         n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
     }
     known = {name for name in bases if name in sys.stdlib_module_names or name in _ALIASES}
-    return known - _called(tree) - _defined(tree)
+    return known - _called_names(tree) - _defined_names(tree)

@@ -1,21 +1,21 @@
-"""The messages between judge and fork-server: fixed records, as parsing text would touch memory after every fork."""
+"""The messages between judge and fork server: fixed records, as parsing text would copy memory after every fork."""
 
 from __future__ import annotations
 
 import struct
 from typing import NamedTuple
 
-HELLO, RUN, KILL, ENDED, FAILED = range(5)
+READY, RUN, KILL, ENDED, FAILED = range(5)
 MAX_BYTES = 4096
 
-# What is asked (RUN or KILL), the child's number, bytes of memory, seconds of processor time.
+# The request (RUN or KILL), the child's number, bytes of memory, seconds of processor time.
 REQUEST = struct.Struct("=BQQQ")
-# What happened, the child's number, its wait status (of HELLO: namespaces), whether it was confined, its seconds.
-NEWS = struct.Struct("=BQi?d")
+# What happened, the child's number, its wait status (of READY: namespaces), whether it was confined, its seconds.
+MESSAGE = struct.Struct("=BQi?d")
 
 
-class News(NamedTuple):
-    """What the server said; `reason` in words where it FAILED."""
+class ServerMessage(NamedTuple):
+    """A message of the server; `reason` is a text when `what` is FAILED."""
 
     what: int
     number: int
@@ -25,7 +25,7 @@ class News(NamedTuple):
     reason: str
 
 
-def read_news(data: bytes) -> News:
-    """A message of the server."""
-    what, number, status, confined, wall = NEWS.unpack_from(data)
-    return News(what, number, status, confined, wall, data[NEWS.size :].decode(errors="replace"))
+def read_message(data: bytes) -> ServerMessage:
+    """The message in the bytes that the server sent."""
+    what, number, status, confined, wall = MESSAGE.unpack_from(data)
+    return ServerMessage(what, number, status, confined, wall, data[MESSAGE.size :].decode(errors="replace"))

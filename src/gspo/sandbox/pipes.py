@@ -1,4 +1,4 @@
-"""The judge's ends of a child's pipes: output read up to a cap, input written as the child takes it."""
+"""The judge's ends of a child's pipes: output is read up to a limit, input written as fast as the child reads."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import os
 _CHUNK = 1 << 16
 
 
-class Capture:
-    """Reads a pipe without blocking and keeps the first `cap` bytes."""
+class PipeReader:
+    """Reads a pipe without blocking and keeps the first `limit` bytes."""
 
-    def __init__(self, cap: int) -> None:
+    def __init__(self, limit: int) -> None:
         self.fd, self.child_fd = os.pipe()
         os.set_blocking(self.fd, False)
-        self.cap = cap
+        self.limit = limit
         self.data = bytearray()
         self.truncated = False
         self.closed = False
 
     def read(self) -> bool:
-        """Take one chunk that is there; False when none is, or the pipe ended."""
+        """Read one chunk; False when there is none now, or the pipe ended."""
         try:
             chunk = os.read(self.fd, _CHUNK)
         except BlockingIOError:
@@ -29,13 +29,13 @@ class Capture:
         if not chunk:
             self.closed = True
             return False
-        room = self.cap - len(self.data)
+        room = self.limit - len(self.data)
         self.data += chunk[:room]
         self.truncated |= len(chunk) > room
         return True
 
     def drain(self) -> None:
-        """Take all that is there now, without waiting for an end that another process may hold back."""
+        """Read all that is there now, without waiting for the end: another process may hold the pipe open."""
         while not self.closed and not self.truncated and self.read():
             pass
 
@@ -52,8 +52,8 @@ class Capture:
         return line
 
 
-class Feed:
-    """Writes to a pipe without blocking, keeping what did not fit yet."""
+class PipeWriter:
+    """Writes to a pipe without blocking, and keeps what the pipe has no room for yet."""
 
     def __init__(self) -> None:
         self.child_fd, self.fd = os.pipe()
@@ -62,7 +62,7 @@ class Feed:
         self.broken = False
 
     def write(self, data: bytes = b"") -> None:
-        """Queue `data` and write what fits; a reader that is gone loses it."""
+        """Queue `data` and write as much as the pipe has room for; it is dropped when the reader is gone."""
         self.pending += data
         try:
             while self.pending:
@@ -78,7 +78,7 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 def sealed_file(data: bytes) -> int:
-    """A descriptor of an anonymous file that holds `data` and can never be changed."""
+    """A descriptor of an anonymous file that holds `data` and can no longer be changed."""
     fd = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:

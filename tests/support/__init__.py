@@ -1,0 +1,1 @@
+"""What several test folders use: a run of seconds, pairs of math answers."""
