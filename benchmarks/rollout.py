@@ -31,8 +31,7 @@ def requests(args: argparse.Namespace, vocab: int, run: int) -> list[GroupReques
     rows = torch.randint(3, vocab, (args.prompts, args.plen), generator=generator).tolist()
     prompts = [Prompt(uid=str(i), messages=(), token_ids=tuple(row)) for i, row in enumerate(rows)]
     return [
-        GroupRequest(p, submission=i, n=args.group, version=0, params=params, seed=run)
-        for i, p in enumerate(prompts)
+        GroupRequest(p, submission=i, n=args.group, version=0, params=params, seed=run) for i, p in enumerate(prompts)
     ]
 
 
@@ -40,9 +39,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     """Run the rollout `--runs` times after a warm-up; the median is the figure."""
     device = torch.device(args.device)
     max_length = args.plen + args.new
-    model = make_model(
-        args.model, max_length=max_length, dtype=getattr(torch, args.dtype), device=args.device
-    )
+    model = make_model(args.model, max_length=max_length, dtype=getattr(torch, args.dtype), device=args.device)
     engine = NativeEngine(
         model,
         lambda ids: "",
@@ -90,9 +87,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=0, help="responses at once (default: all)")
     parser.add_argument("--chunk", type=int, default=None, help="decode steps between looks")
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
-    parser.add_argument(
-        "--dtype", default="bfloat16" if has_gpu else "float32", choices=["float32", "bfloat16"]
-    )
+    parser.add_argument("--dtype", default="bfloat16" if has_gpu else "float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=int, default=0, help="CPU threads (default: torch's choice)")
     args = parser.parse_args()
     if args.threads:

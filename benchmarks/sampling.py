@@ -193,9 +193,7 @@ def simulate(variant: Variant, shape: tuple[float, float], *, steps: int, seed: 
         )
         clock = engine.clock
         if step == steps - 1 and not variant.discards:
-            cost.submitted -= (
-                report.num_carried
-            )  # under way for later steps, so neither trained on nor wasted
+            cost.submitted -= report.num_carried  # under way for later steps, so neither trained on nor wasted
     return cost
 
 
@@ -226,11 +224,7 @@ def measure_bookkeeping(num_in_flight: int, steps: int = 8) -> dict[str, float]:
         submitted += report.num_submitted
         sampler.release(groups)
     seconds = time.process_time() - start - simulated
-    return {
-        "groups_in_flight": num_in_flight,
-        "s_per_step": seconds / steps,
-        "us_per_group": 1e6 * seconds / submitted,
-    }
+    return {"groups_in_flight": num_in_flight, "s_per_step": seconds / steps, "us_per_group": 1e6 * seconds / submitted}
 
 
 def main() -> None:
@@ -265,11 +259,7 @@ def main() -> None:
 
 
 def _line(
-    name: str,
-    row: dict[str, float],
-    costs: dict[str, Cost],
-    base_time: dict[str, float],
-    lengths: dict[str, float],
+    name: str, row: dict[str, float], costs: dict[str, Cost], base_time: dict[str, float], lengths: dict[str, float]
 ) -> str:
     count = len(costs)
     length = sum(c.trained_length / c.trained / lengths[d] for d, c in costs.items()) / count

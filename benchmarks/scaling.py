@@ -137,20 +137,14 @@ def plot(rows: dict[str, list[dict[str, float]]], path: Path) -> None:
             )
             parts.append(f'<polyline points="{line}" fill="none" stroke="#246" stroke-width="{stroke}"/>')
         first, last = points[0], points[-1]
-        label = (
-            f"{name} {first['size']:g}-{last['size']:g}: {first['s_per_step']:.2g}-{last['s_per_step']:.2g} s"
-        )
-        parts.append(
-            f'<text x="{left}" y="{height + 40}" font-size="11" font-family="sans-serif">{label}</text>'
-        )
+        label = f"{name} {first['size']:g}-{last['size']:g}: {first['s_per_step']:.2g}-{last['s_per_step']:.2g} s"
+        parts.append(f'<text x="{left}" y="{height + 40}" font-size="11" font-family="sans-serif">{label}</text>')
     size = f'width="{len(rows) * (width + gap) + gap}" height="{height + 55}"'
     path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>\n')
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--only", choices=sorted(SWEEPS), default=None)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -66,9 +66,7 @@ class Work:
             ),
         )
         settings = get_policy_loss("gspo").resolve(LossSettings())
-        self.objective = Objective(
-            "gspo", settings, functools.partial(compute_advantage, "grpo"), ClipController(None)
-        )
+        self.objective = Objective("gspo", settings, functools.partial(compute_advantage, "grpo"), ClipController(None))
         generator = torch.Generator().manual_seed(1)
         self.vocab = vocab = model.config.vocab_size
         self.prompts = [
@@ -103,9 +101,7 @@ class Work:
 
     def answer(self, number: int, length: int, version: int) -> Rollout:
         tokens = tuple(given_answer(number, length, self.vocab))
-        return Rollout(
-            tokens, (-math.log(self.vocab),) * length, (1,) * length, (version,) * length, "length"
-        )
+        return Rollout(tokens, (-math.log(self.vocab),) * length, (1,) * length, (version,) * length, "length")
 
     def train(self, groups: list[Group], step: int) -> None:
         batch = self.policy.score(collate(groups))
@@ -129,9 +125,7 @@ def make_engine(model: Any, args: argparse.Namespace, device: str) -> NativeEngi
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=sorted(SHAPES))
     add_work(parser)
     parser.add_argument("--micro-tokens", type=int, default=16384)
@@ -160,9 +154,7 @@ def measure(work: Work, args: argparse.Namespace) -> dict[str, Any]:
         seconds.append(time.perf_counter() - start)
         rollout.append(middle - start)
     peak = (
-        torch.cuda.max_memory_reserved() / 2**30
-        if cuda
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        torch.cuda.max_memory_reserved() / 2**30 if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     )
     num = args.prompts * args.group
     median = statistics.median(seconds[1:])

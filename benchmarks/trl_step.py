@@ -141,14 +141,10 @@ def make_trainer(args: argparse.Namespace, folder: str) -> tuple[TimedTrainer, W
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=sorted(SHAPES))
     add_work(parser)
-    parser.add_argument(
-        "--pass-size", type=int, help="sequences in a forward pass; the whole mini-batch unless given"
-    )
+    parser.add_argument("--pass-size", type=int, help="sequences in a forward pass; the whole mini-batch unless given")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with tempfile.TemporaryDirectory() as folder:
@@ -159,9 +155,7 @@ def main() -> None:
     num = args.prompts * args.group
     cuda = args.device.startswith("cuda")
     peak = (
-        torch.cuda.max_memory_reserved() / 2**30
-        if cuda
-        else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        torch.cuda.max_memory_reserved() / 2**30 if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     )
     figures = {
         "model": args.model,

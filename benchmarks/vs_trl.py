@@ -48,9 +48,7 @@ def compare(args: argparse.Namespace, options: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     add_work(parser)
     parser.add_argument("--turns", type=int, default=2, help="times each is run")

@@ -24,9 +24,7 @@ from gspo.trainer.config import (
 from gspo.trainer.ppo import PPOTrainerWithSampling
 
 
-def reward_fn(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None
-) -> dict[str, float]:
+def reward_fn(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> dict[str, float]:
     """verl's signature: right when the number after the last `;` is the sum. `acc` is what groups are filtered on."""
     right = float(solution_str.rsplit(";", 1)[-1].strip() == ground_truth)
     return {"score": right, "acc": right}
@@ -43,8 +41,7 @@ def make_config() -> TrainerConfig:
         ),
         data=DataConfig(gen_batch_size=96, train_batch_size=32),
         actor_rollout_ref=ActorRolloutRefConfig(
-            rollout=RolloutConfig(n=5),
-            actor=ActorConfig(use_kl_loss=True, kl_loss_coef=0.001),
+            rollout=RolloutConfig(n=5), actor=ActorConfig(use_kl_loss=True, kl_loss_coef=0.001)
         ),
         trainer=PPOTrainerConfig(critic_warmup=0, total_training_steps=10),
     )

@@ -44,13 +44,9 @@ def main() -> None:
             counts["read by both"] += 1
             counts["agree"] += ours == theirs
             if ours != theirs:
-                differences.append(
-                    f"{pair.kind}: {answer!r} against {pair.truth!r}: ours {ours}, math-verify {theirs}"
-                )
+                differences.append(f"{pair.kind}: {answer!r} against {pair.truth!r}: ours {ours}, math-verify {theirs}")
             if ours != expected:
-                print(
-                    f"unexpected: {pair.kind} {answer!r} against {pair.truth!r}: ours {ours}, expected {expected}"
-                )
+                print(f"unexpected: {pair.kind} {answer!r} against {pair.truth!r}: ours {ours}, expected {expected}")
     for name, count in counts.items():
         print(f"{name}: {count}")
     print(f"agreement: {100 * counts['agree'] / counts['read by both']:.2f} %")
@@ -60,9 +56,7 @@ def main() -> None:
 def parsed_verdict(answer: str, truth: str, *, is_latex: bool) -> bool | None:
     """math-verify's verdict; None when it cannot read one of the two."""
     gold, guess = (parse(f"${t}$" if is_latex else t, parsing_timeout=0) for t in (truth, answer))
-    if (
-        len(gold) < 2 or len(guess) < 2
-    ):  # it returns the expression and its text; the text alone is not a reading
+    if len(gold) < 2 or len(guess) < 2:  # it returns the expression and its text; the text alone is not a reading
         return None
     return bool(verify(gold, guess, timeout_seconds=0))
 

@@ -46,26 +46,11 @@ def call(name: str, level: str, args: str, task: str, solution: str, examples: l
 def stdin(name: str, level: str, task: str, solution: str, examples: list, more: list) -> None:
     """A problem solved by a program; examples are (input, output), `more` lists further inputs."""
     for text, expected in examples:
-        assert _run(solution, text).rstrip() == expected.rstrip(), (
-            name,
-            text,
-            _run(solution, text),
-            expected,
-        )
+        assert _run(solution, text).rstrip() == expected.rstrip(), (name, text, _run(solution, text), expected)
     inputs = [text for text, _ in examples] + more
     shown, output = examples[0]
-    statement = (
-        f"Write a Python program. {task}\n"
-        f"Example input:\n{shown.rstrip()}\nExample output:\n{output.rstrip()}"
-    )
-    _add(
-        name,
-        level,
-        "stdin",
-        statement,
-        {"inputs": inputs, "outputs": [_run(solution, t) for t in inputs]},
-        solution,
-    )
+    statement = f"Write a Python program. {task}\nExample input:\n{shown.rstrip()}\nExample output:\n{output.rstrip()}"
+    _add(name, level, "stdin", statement, {"inputs": inputs, "outputs": [_run(solution, t) for t in inputs]}, solution)
 
 
 def _add(name: str, level: str, style: str, statement: str, tests: dict, solution: str) -> None:
@@ -253,11 +238,7 @@ def medium_functions() -> None:
         "Group the words that are made of the same letters. Return the groups as sorted lists, ordered by their first words.",
         "def group_anagrams(words):\n    groups = {}\n    for word in words:\n        groups.setdefault(''.join(sorted(word)), []).append(word)\n    return sorted(sorted(g) for g in groups.values())",
         [([["tea", "ate", "bat"]], [["ate", "tea"], ["bat"]]), ([[]], [])],
-        [
-            [["listen", "silent", "enlist", "google"]],
-            [["a", "b", "a"]],
-            [["abc", "cab", "bca", "xyz", "zyx"]],
-        ],
+        [[["listen", "silent", "enlist", "google"]], [["a", "b", "a"]], [["abc", "cab", "bca", "xyz", "zyx"]]],
     )
     call(
         "longest_run",
@@ -349,10 +330,7 @@ def hard_functions() -> None:
         "text, words",
         "Return whether `text` can be split into words of the list `words`, each usable any number of times. The empty text can.",
         "def word_break(text, words):\n    good = [True] + [False] * len(text)\n    for i in range(1, len(text) + 1):\n        good[i] = any(good[i - len(w)] and text[:i].endswith(w) for w in words if w and len(w) <= i)\n    return good[-1]",
-        [
-            (["applepen", ["apple", "pen"]], True),
-            (["catsandog", ["cats", "dog", "sand", "and", "cat"]], False),
-        ],
+        [(["applepen", ["apple", "pen"]], True), (["catsandog", ["cats", "dog", "sand", "and", "cat"]], False)],
         [["", ["a"]], ["a" * 60 + "b", ["a", "aa", "aaa"]], ["abcab", ["ab", "c"]]],
     )
     call(
@@ -380,11 +358,7 @@ def hard_functions() -> None:
         "The tasks 0 to n-1 must be ordered so that a comes before b for each pair [a, b] of `edges`. Return the order that is first when orders are compared as lists, or [] when there is none.",
         "def topological_order(n, edges):\n    import heapq\n    need, after = [0] * n, [[] for _ in range(n)]\n    for a, b in edges:\n        need[b] += 1\n        after[a].append(b)\n    ready = [i for i in range(n) if not need[i]]\n    out = []\n    while ready:\n        a = heapq.heappop(ready)\n        out.append(a)\n        for b in after[a]:\n            need[b] -= 1\n            if not need[b]:\n                heapq.heappush(ready, b)\n    return out if len(out) == n else []",
         [([4, [[3, 0], [0, 1]]], [2, 3, 0, 1]), ([2, [[0, 1], [1, 0]]], [])],
-        [
-            [3, []],
-            [5, [[4, 3], [3, 2], [2, 1], [1, 0]]],
-            [6, [[5, 0], [5, 2], [4, 0], [4, 1], [2, 3], [3, 1]]],
-        ],
+        [[3, []], [5, [[4, 3], [3, 2], [2, 1], [1, 0]]], [6, [[5, 0], [5, 2], [4, 0], [4, 1], [2, 3], [3, 1]]]],
     )
     call(
         "max_rectangle",
@@ -625,11 +599,7 @@ def hard_programs() -> None:
         "The first line holds n, m, s and t; then follow m lines `a b w`: a road in both directions of length w between places a and b, numbered 1 to n. Print the length of the shortest way from s to t, or -1.",
         "import heapq, sys\nn, m, s, t, *r = map(int, sys.stdin.read().split())\ng = [[] for _ in range(n + 1)]\nfor a, b, w in zip(r[::3], r[1::3], r[2::3]):\n    g[a].append((b, w))\n    g[b].append((a, w))\nbest, q = {}, [(0, s)]\nwhile q:\n    d, a = heapq.heappop(q)\n    if a not in best:\n        best[a] = d\n        for b, w in g[a]:\n            heapq.heappush(q, (d + w, b))\nprint(best.get(t, -1))",
         [("3 3 1 3\n1 2 4\n2 3 1\n1 3 9\n", "5"), ("2 0 1 2\n", "-1")],
-        [
-            "1 0 1 1\n",
-            "4 4 1 4\n1 2 1\n2 3 1\n3 4 1\n1 4 4\n",
-            "5 5 2 5\n1 2 7\n1 3 2\n3 4 3\n4 5 1\n2 4 10\n",
-        ],
+        ["1 0 1 1\n", "4 4 1 4\n1 2 1\n2 3 1\n3 4 1\n1 4 4\n", "5 5 2 5\n1 2 7\n1 3 2\n3 4 3\n4 5 1\n2 4 10\n"],
     )
     stdin(
         "knapsack",
@@ -666,12 +636,7 @@ def hard_programs() -> None:
         "Each line is an instruction of a stack machine: `push N`, `add`, `sub`, `mul`, `dup`, `swap`, `pop` or `print` (prints the top and leaves it). Binary ones take b from the top, then a, and push a+b, a-b or a*b. When an instruction finds too few values, print `error at line L`, counted from 1, and stop.",
         "import sys\nst = []\nneed = {'push': 0, 'add': 2, 'sub': 2, 'mul': 2, 'dup': 1, 'swap': 2, 'pop': 1, 'print': 1}\nfor n, line in enumerate(sys.stdin, 1):\n    op, *arg = line.split()\n    if len(st) < need[op]:\n        print(f'error at line {n}')\n        break\n    if op == 'push':\n        st.append(int(arg[0]))\n    elif op == 'dup':\n        st.append(st[-1])\n    elif op == 'swap':\n        st[-1], st[-2] = st[-2], st[-1]\n    elif op == 'pop':\n        st.pop()\n    elif op == 'print':\n        print(st[-1])\n    else:\n        b, a = st.pop(), st.pop()\n        st.append(a + b if op == 'add' else a - b if op == 'sub' else a * b)",
         [("push 2\npush 5\nsub\nprint\nadd\n", "-3\nerror at line 5")],
-        [
-            "push 7\ndup\nmul\nprint\n",
-            "pop\n",
-            "push 1\npush 2\nswap\nsub\nprint\n",
-            "push 3\nprint\nprint\nswap\n",
-        ],
+        ["push 7\ndup\nmul\nprint\n", "pop\n", "push 1\npush 2\nswap\nsub\nprint\n", "push 3\nprint\nprint\nswap\n"],
     )
     stdin(
         "team_split",
@@ -687,14 +652,7 @@ def hard_programs() -> None:
 
 
 def main() -> None:
-    for make in (
-        easy_functions,
-        medium_functions,
-        hard_functions,
-        easy_programs,
-        medium_programs,
-        hard_programs,
-    ):
+    for make in (easy_functions, medium_functions, hard_functions, easy_programs, medium_programs, hard_programs):
         make()
     names = [p["id"] for p in PROBLEMS]
     assert len(set(names)) == len(names) >= 60, len(names)

@@ -59,14 +59,7 @@ def _row(leaf: Leaf, embedded: str) -> str:
     meaning += f" Unit: {info.unit}." if info.unit else ""
     meaning += f" Allowed: {allowed}." if allowed else ""
     meaning += f" Example: `{info.example}`." if info.example else ""
-    cells = (
-        f"`{leaf.key.rpartition('.')[2]}`",
-        leaf.type_name,
-        f"`{scalar(leaf.default)}`",
-        embedded,
-        meaning,
-        other,
-    )
+    cells = (f"`{leaf.key.rpartition('.')[2]}`", leaf.type_name, f"`{scalar(leaf.default)}`", embedded, meaning, other)
     return "| " + " | ".join(_cell(c) for c in cells) + " |"
 
 
@@ -80,11 +73,7 @@ def _keys() -> list[str]:
     lines: list[str] = ["", "## Keys"]
     for section, rows in by_section.items():
         lines += ["", f"### {section}", "", tree.sections()[section].__doc__ or "", ""]
-        lines += [
-            "| key | type | default | embedded | meaning | other names |",
-            "|---|---|---|---|---|---|",
-            *rows,
-        ]
+        lines += ["| key | type | default | embedded | meaning | other names |", "|---|---|---|---|---|---|", *rows]
     return lines
 
 
@@ -98,23 +87,11 @@ def _losses() -> list[str]:
 
 
 def _other_systems() -> list[str]:
-    lines = [
-        "",
-        "## Names of other systems",
-        "",
-        "These are accepted in files, as flags and as overrides.",
-        "",
-    ]
+    lines = ["", "## Names of other systems", "", "These are accepted in files, as flags and as overrides.", ""]
     lines += ["| name | system | key | difference |", "|---|---|---|---|"]
     for alias in aliases().values():
         lines.append(f"| `{alias.name}` | {alias.system} | `{alias.target}` | {_cell(alias.doc)} |")
-    lines += [
-        "",
-        "## Keys without effect",
-        "",
-        "These keys of other systems are accepted with a warning.",
-        "",
-    ]
+    lines += ["", "## Keys without effect", "", "These keys of other systems are accepted with a warning.", ""]
     lines += ["| key | why |", "|---|---|", *(f"| `{key}` | {_cell(why)} |" for key, why in UNNEEDED.items())]
     return lines
 

@@ -18,20 +18,12 @@ from typing import Any
 from gspo.report.server import Dashboard
 from gspo.report.write import build_report
 
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-sync",
-]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
 PLOTS = ("learning", "difficulty")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
     given = parser.parse_args()
@@ -65,20 +57,11 @@ def take_screenshots(page: Path, run: Path, out: Path, chromium: str) -> None:
 
 
 def shoot(
-    browser: Any,
-    url: str,
-    path: Path,
-    *,
-    theme: str = "light",
-    width: int = 1280,
-    height: int = 900,
-    select: str = "",
+    browser: Any, url: str, path: Path, *, theme: str = "light", width: int = 1280, height: int = 900, select: str = ""
 ) -> None:
     """One picture of the top of a page, or of one part of it with its first group opened."""
     size = {"width": width, "height": height}
-    context = browser.new_context(
-        viewport=size, color_scheme=theme, device_scale_factor=2 if width < 600 else 1
-    )
+    context = browser.new_context(viewport=size, color_scheme=theme, device_scale_factor=2 if width < 600 else 1)
     page = context.new_page()
     page.goto(url)
     page.wait_for_selector("html[data-ready=yes]")

@@ -92,13 +92,7 @@ def grown_table() -> str:
         best = search(SHAPES["7b"], DEVICE, gpus, work_of(grown=grown)).best
         assert best is not None
         speed = best.tokens_per_s
-        cells = [
-            f"{gpus:,}",
-            f"{512 * grown:,}",
-            seconds(best.step_s),
-            f"{speed:,.0f}",
-            f"{speed / gpus:,.0f}",
-        ]
+        cells = [f"{gpus:,}", f"{512 * grown:,}", seconds(best.step_s), f"{speed:,.0f}", f"{speed / gpus:,.0f}"]
         rows.append([*cells, best.limit])
     return table(["GPUs", "prompts per step", "step", "tokens/s", "per GPU", "limited by"], rows)
 
@@ -182,9 +176,7 @@ def draw(found: dict[str, dict[int, Plan]], path: Path) -> None:
         points = [(n, p.best.tokens_per_s) for n, p in by_size.items() if p.best is not None]
         left.plot(*zip(*points), marker="o", markersize=4, color=colour, label=model)
         first, speed = points[0]
-        left.plot(
-            [first, SIZES[-1]], [speed, speed * SIZES[-1] / first], color=colour, linewidth=0.8, linestyle=":"
-        )
+        left.plot([first, SIZES[-1]], [speed, speed * SIZES[-1] / first], color=colour, linewidth=0.8, linestyle=":")
     left.set(xscale="log", yscale="log", xticks=SIZES, xticklabels=[f"{n:,}" for n in SIZES])
     left.set_title("predicted trained response tokens per second (dotted: linear)", fontsize=9, loc="left")
     left.legend(fontsize=8, frameon=False)
@@ -204,9 +196,7 @@ def _stack(ax: Any, by_size: dict[int, Plan], colours: tuple[str, ...]) -> None:
     for name, colour in zip([*names, "everything else"], colours):
         rest = name not in weight
         shares = [
-            (sum(s for n, s in b.parts.items() if n not in names) if rest else b.parts.get(name, 0.0))
-            / b.step_s
-            * 100
+            (sum(s for n, s in b.parts.items() if n not in names) if rest else b.parts.get(name, 0.0)) / b.step_s * 100
             for b in shown.values()
         ]
         ax.bar(range(len(shown)), shares, 0.6, bottom=below, color=colour, label=name)
@@ -217,9 +207,7 @@ def _stack(ax: Any, by_size: dict[int, Plan], colours: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a table differs")
     parser.add_argument("--no-simulation", action="store_true", help="leave the simulated table as it is")
     given = parser.parse_args()
@@ -230,9 +218,7 @@ def main() -> None:
     pages = {PAGE: replaced(PAGE, tables), FIT_PAGE: replaced(FIT_PAGE, {"measured": measured_table()})}
     if given.check:
         stale = [str(p) for p, text in pages.items() if text != p.read_text(encoding="utf-8")]
-        sys.exit(
-            f"error: {', '.join(stale)} out of date; run python scripts/make_scaling_docs.py" if stale else 0
-        )
+        sys.exit(f"error: {', '.join(stale)} out of date; run python scripts/make_scaling_docs.py" if stale else 0)
     for page, text in pages.items():
         page.write_text(text, encoding="utf-8")
     PICTURE.parent.mkdir(parents=True, exist_ok=True)

@@ -34,9 +34,7 @@ def test_codes_are_named_in_one_module():
     """No other module has a constant of its own, and no command ends with a bare number."""
     for path in SOURCE.rglob("*.py"):
         tree = ast.parse(path.read_text())
-        own = [
-            t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)
-        ]
+        own = [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
         if path.name != "exit_codes.py":
             assert not [name for name in own if name.startswith("EXIT_") and name != "EXIT_CODES"], path
         for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):

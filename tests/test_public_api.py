@@ -28,9 +28,7 @@ SIGNATURES = {
 FIELDS = {
     "Prompt": ("uid", "messages", "token_ids", "data_source", "ground_truth", "extra"),
     "Reward": ("score", "acc", "extra", "kl_penalty"),
-    "Rollout": (
-        *("token_ids", "log_probs", "loss_mask", "versions", "finish_reason", "text", "reward", "failure"),
-    ),
+    "Rollout": (*("token_ids", "log_probs", "loss_mask", "versions", "finish_reason", "text", "reward", "failure"),),
     "Group": ("prompt", "rollouts", "submission", "version"),
     "TrainerConfig": (
         *("algorithm", "data", "actor_rollout_ref", "critic", "reward_model", "reward"),

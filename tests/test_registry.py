@@ -31,9 +31,7 @@ def test_an_unknown_name_suggests_the_nearest():
     table.add("vanilla", 1)
     table.add("gspo", 2)
     assert (table.get("gspo"), table.names(), list(table.items())) == (2, ("vanilla", "gspo"), [1, 2])
-    with pytest.raises(
-        KeyError, match=r"loss_mode='gsqo' is unknown: did you mean 'gspo'\? known names are v"
-    ):
+    with pytest.raises(KeyError, match=r"loss_mode='gsqo' is unknown: did you mean 'gspo'\? known names are v"):
         table.get("gsqo")
 
 
@@ -45,9 +43,7 @@ def test_a_second_implementation_of_a_name_is_refused_and_the_first_named():
 
     table.add("mine", first)
     table.add("mine", first)
-    with pytest.raises(
-        ValueError, match=rf"reward='mine' is already registered in {__file__}, line \d+; choose"
-    ):
+    with pytest.raises(ValueError, match=rf"reward='mine' is already registered in {__file__}, line \d+; choose"):
         table.add("mine", lambda: None)
     assert table.get("mine") is first
 

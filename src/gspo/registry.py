@@ -24,9 +24,7 @@ class Registry(Generic[Item]):
     are imported on first use. Errors about names are of the type `error`.
     """
 
-    def __init__(
-        self, key: str, lazy: Mapping[str, str] | None = None, *, error: type[Exception] = ValueError
-    ) -> None:
+    def __init__(self, key: str, lazy: Mapping[str, str] | None = None, *, error: type[Exception] = ValueError) -> None:
         self.key = key
         self._lazy = dict(lazy or {})
         self._items: dict[str, Item] = {}
@@ -40,9 +38,7 @@ class Registry(Generic[Item]):
         """
         source = item if source is None else source
         if name in self and not (name in self._sources and _is_same(self._sources[name], source)):
-            raise self._error(
-                f"{self.key}={name!r} is already registered{self._where(name)}; choose another name"
-            )
+            raise self._error(f"{self.key}={name!r} is already registered{self._where(name)}; choose another name")
         self._items[name], self._sources[name] = item, source
 
     def get(self, name: str) -> Item:

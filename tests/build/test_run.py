@@ -62,17 +62,10 @@ def test_a_broken_row_is_named_by_file_and_line(tmp_path, model):
 
 def test_weighted_reward_functions_add_up(tmp_path, model):
     module = tmp_path / "two.py"
-    module.write_text(
-        "def one(prompt, response):\n    return 1.0\n\n\ndef half(prompt, response):\n    return 0.5\n"
-    )
+    module.write_text("def one(prompt, response):\n    return 1.0\n\n\ndef half(prompt, response):\n    return 0.5\n")
     functions = [{"path": str(module), "name": "one"}, {"path": str(module), "name": "half", "weight": 4.0}]
     trainer = Trainer(
-        config(
-            tmp_path,
-            model,
-            f"reward.functions={json.dumps(functions)}",
-            "algorithm.filter_groups.enable=false",
-        ),
+        config(tmp_path, model, f"reward.functions={json.dumps(functions)}", "algorithm.filter_groups.enable=false"),
         console=Console(enabled=False),
     )
     trainer.train_step()

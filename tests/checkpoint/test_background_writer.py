@@ -138,13 +138,7 @@ def test_a_closed_writer_takes_jobs_again_and_an_abandoned_one_refuses_them(writ
 def test_a_hang_in_the_writer_is_found_when_it_is_waited_for(writer, clock, said, tmp_path):
     warned = []
     dog = Watchdog(
-        clock,
-        tmp_path,
-        seconds=0.2,
-        stop_seconds=0.0,
-        warn=warned.append,
-        stacks=lambda: "",
-        kill=lambda: None,
+        clock, tmp_path, seconds=0.2, stop_seconds=0.0, warn=warned.append, stacks=lambda: "", kill=lambda: None
     )
     with dog:
         writer.do("save_checkpoint", lambda beat: until(lambda: warned))
@@ -156,13 +150,7 @@ def test_a_hang_in_the_writer_is_found_when_it_is_waited_for(writer, clock, said
 def test_a_writer_that_moves_on_is_no_stall(writer, clock, tmp_path):
     warned = []
     dog = Watchdog(
-        clock,
-        tmp_path,
-        seconds=1.0,
-        stop_seconds=0.0,
-        warn=warned.append,
-        stacks=lambda: "",
-        kill=lambda: None,
+        clock, tmp_path, seconds=1.0, stop_seconds=0.0, warn=warned.append, stacks=lambda: "", kill=lambda: None
     )
 
     def slow(beat):

@@ -14,11 +14,7 @@ from tests.support.small_run import final_state, make_model
 
 # Two threads: how compiled code shares a sum among them depends on the sizes it was compiled for. A KL term, so that a
 # frozen reference is compiled too.
-SETTINGS = (
-    "trainer.num_threads=2",
-    "data.max_response_length=24",
-    "actor_rollout_ref.actor.use_kl_loss=true",
-)
+SETTINGS = ("trainer.num_threads=2", "data.max_response_length=24", "actor_rollout_ref.actor.use_kl_loss=true")
 PROGRAM = """
 import sys
 from pathlib import Path

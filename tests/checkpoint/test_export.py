@@ -23,9 +23,7 @@ def test_the_saved_folder_gives_the_same_greedy_answers_in_plain_transformers(tm
     t = trainer(tmp_path, model, "trainer.total_training_steps=2")
     prompts = load_prompts(t.config, t.parts.tokenizer, "val")[:6]
     t.fit()
-    requests = [
-        GroupRequest(p, i, 1, 2, SamplingParams(6, temperature=0.0), 0) for i, p in enumerate(prompts)
-    ]
+    requests = [GroupRequest(p, i, 1, 2, SamplingParams(6, temperature=0.0), 0) for i, p in enumerate(prompts)]
     ours = [g.rollouts[0].token_ids for g in t.parts.engine.generate(requests)]
     folder = tmp_path / "run" / "checkpoints" / "step-000002"
     loaded = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -43,12 +41,7 @@ def test_the_curves_do_not_depend_on_the_micro_batches(tmp_path, model):
         train(tmp_path / name, model, f"actor_rollout_ref.actor.ppo_max_token_len_per_gpu={cut}")
     wide, narrow = rows(tmp_path / "wide"), rows(tmp_path / "narrow")
     for a, b in zip(wide, narrow, strict=True):
-        for name in (
-            "actor/pg_loss",
-            "actor/grad_norm",
-            "actor/seq_importance_ratio",
-            "critic/score_all/mean",
-        ):
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/seq_importance_ratio", "critic/score_all/mean"):
             assert a[name] == pytest.approx(b[name], rel=2e-3, abs=2e-5), (a["step"], name)
 
 

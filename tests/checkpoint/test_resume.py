@@ -22,9 +22,7 @@ def model(tmp_path_factory):
 
 
 def train(folder, model, *overrides, stop_after=None):
-    trainer = Trainer(
-        config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False)
-    )
+    trainer = Trainer(config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False))
     if stop_after is not None:
         step = trainer.train_step
 
@@ -117,11 +115,7 @@ def test_what_only_shows_keeps_or_places_a_run_may_change(key, free):
             value = {part: value}
         return value
 
-    with (
-        contextlib.nullcontext()
-        if free
-        else pytest.raises(ResumeRefused, match=rf"{key}: 1 in the checkpoint, 2")
-    ):
+    with contextlib.nullcontext() if free else pytest.raises(ResumeRefused, match=rf"{key}: 1 in the checkpoint, 2"):
         refuse_differences(nested(1), nested(2), Path("here"))
 
 

@@ -75,26 +75,17 @@ UNCOMPILED = [f"{ACTOR}.use_torch_compile=false", "actor_rollout_ref.rollout.enf
     ("shape", "more"),
     [
         (LARGER, UNCOMPILED),
-        (
-            {**LARGER, "hidden_size": 512, "intermediate_size": 2048},
-            [f"{ACTOR}.ppo_max_token_len_per_gpu=768"],
-        ),
+        ({**LARGER, "hidden_size": 512, "intermediate_size": 2048}, [f"{ACTOR}.ppo_max_token_len_per_gpu=768"]),
         (
             LARGER,
-            [
-                *UNCOMPILED,
-                "actor_rollout_ref.model.enable_gradient_checkpointing=true",
-                f"{ACTOR}.use_kl_loss=true",
-            ],
+            [*UNCOMPILED, "actor_rollout_ref.model.enable_gradient_checkpointing=true", f"{ACTOR}.use_kl_loss=true"],
         ),
     ],
 )
 def test_the_memory_plan_is_within_a_fifth_of_the_measured_peak(tmp_path, shape, more):
     words = words_of(make_model(tmp_path / "model", **shape), tmp_path, *more)
     base = base_memory()
-    plan = plan_memory(
-        load(None, words).config, torch.device("cpu"), base=base, available=total_memory(), num_val=8
-    )
+    plan = plan_memory(load(None, words).config, torch.device("cpu"), base=base, available=total_memory(), num_val=8)
     peak = measure_run(words)["peak"]
     assert peak > 1.3 * base  # the run itself must weigh something
     assert abs(plan.peak - peak) < 0.2 * peak, (plan.to_dict(), peak)
@@ -114,17 +105,9 @@ def test_the_memory_plan_counts_what_it_can_count_exactly(tmp_path):
     assert held["KV cache"] == 32 * 96 * 2 * layers * heads * size * 4
     assert held["KV cache of the evaluation"] == held["KV cache"] / 4  # 8 questions
     assert "reference" not in held and "float32 masters" not in held
-    more = [
-        f"{ACTOR}.use_kl_loss=true",
-        "actor_rollout_ref.model.dtype=bfloat16",
-        "algorithm.adv_estimator=gae",
-    ]
+    more = [f"{ACTOR}.use_kl_loss=true", "actor_rollout_ref.model.dtype=bfloat16", "algorithm.adv_estimator=gae"]
     other = plan_memory(
-        load(None, words_of(model, tmp_path, *more)).config,
-        torch.device("cpu"),
-        base=0,
-        available=1000,
-        num_val=8,
+        load(None, words_of(model, tmp_path, *more)).config, torch.device("cpu"), base=0, available=1000, num_val=8
     )
     held = other.memory.held
     assert held["reference"] == 2 * num and held["float32 masters"] == 4 * num
@@ -178,9 +161,7 @@ def test_ranks_share_a_model(tmp_path):
     words = [f"{ACTOR}.strategy=fsdp2", "trainer.n_gpus_per_node=4", "actor_rollout_ref.model.dtype=bfloat16"]
     config = load(None, words_of(model, tmp_path, *words)).config
     held = plan_memory(config, torch.device("cuda"), base=0, available=1 << 30, num_val=8).memory.held
-    assert (
-        held["optimiser"] == 2 * held["parameters"] == held["engine's weights"]
-    )  # 8, 4 and 2 · 4 bytes over 4
+    assert held["optimiser"] == 2 * held["parameters"] == held["engine's weights"]  # 8, 4 and 2 · 4 bytes over 4
 
 
 def test_adapters_are_counted_as_the_trained_part(tmp_path):
@@ -197,15 +178,7 @@ def test_sizes_under_other_names_are_found():
 
     config = GPT2Config(n_layer=3, n_head=4, n_embd=64, vocab_size=100)
     shape = measure_size(config, torch.float32, "gpt2").shape
-    sizes = (
-        shape.layers,
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.hidden,
-        shape.intermediate,
-        shape.vocab,
-    )
+    sizes = (shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.hidden, shape.intermediate, shape.vocab)
     assert sizes == (3, 4, 4, 16, 64, 256, 100)
 
 
@@ -217,12 +190,7 @@ def model(tmp_path_factory):
 def diagnose(model, tmp_path, *more: str) -> Diagnosis:
     """A quick sample of a small model, four groups in one micro-batch shape."""
     diagnosis = Diagnosis()
-    words = [
-        *words_of(model, tmp_path),
-        f"{ACTOR}.clip_ratio_low=3e-4",
-        f"{ACTOR}.clip_ratio_high=3e-4",
-        *more,
-    ]
+    words = [*words_of(model, tmp_path), f"{ACTOR}.clip_ratio_low=3e-4", f"{ACTOR}.clip_ratio_high=3e-4", *more]
     examine_sample(diagnosis, load(None, words), reward_fn=even_first_byte, num_groups=4)
     return diagnosis
 
@@ -230,9 +198,7 @@ def diagnose(model, tmp_path, *more: str) -> Diagnosis:
 def test_the_noise_problem_is_named_in_bf16_and_nothing_is_said_in_float32(model, tmp_path):
     bad = diagnose(model, tmp_path, "actor_rollout_ref.model.dtype=bfloat16")
     noise = [p for p in bad.problems if p.startswith("noise floor")]
-    assert noise and all(
-        "bfloat16" in p and "ε = 0.0003" in p and "float32 removes the noise" in p for p in noise
-    )
+    assert noise and all("bfloat16" in p and "ε = 0.0003" in p and "float32 removes the noise" in p for p in noise)
     good = diagnose(model, tmp_path, "actor_rollout_ref.model.dtype=float32")
     assert not [p for p in good.problems if "noise" in p]
     seen = [d.facts["quick sample"]["noises"][1] for d in (bad, good)]
@@ -246,9 +212,7 @@ def test_the_sample_tells_keep_rate_length_and_time(model, tmp_path):
 
 
 def test_a_shift_of_all_log_probs_is_seen_as_noise():
-    objective = resolved_loss(
-        load(None, ["actor_rollout_ref.model.path=org/model"]).config.actor_rollout_ref.actor
-    )
+    objective = resolved_loss(load(None, ["actor_rollout_ref.model.path=org/model"]).config.actor_rollout_ref.actor)
     mask = torch.ones(4, 10)
     one = torch.zeros(4, 10)
     other = one.clone()
@@ -261,9 +225,7 @@ def test_a_shift_of_all_log_probs_is_seen_as_noise():
     assert not noise_problems([silent], objective, "float32", "recompute")
 
 
-@pytest.mark.parametrize(
-    ("length", "low", "high"), [(16, 7e-3, 9e-3), (64, 3.4e-3, 4.5e-3), (1024, 8.5e-4, 1.1e-3)]
-)
+@pytest.mark.parametrize(("length", "low", "high"), [(16, 7e-3, 9e-3), (64, 3.4e-3, 4.5e-3), (1024, 8.5e-4, 1.1e-3)])
 def test_the_clip_fraction_for_a_length_is_that_of_the_table(length, low, high):
     words = [
         "actor_rollout_ref.model.path=org/model",
@@ -281,11 +243,7 @@ def test_the_clip_fraction_for_a_length_is_that_of_the_table(length, low, high):
     [
         (
             ["loss_mode=gspo"],
-            [
-                "-min( s_i A_i, clip(s_i, 1 - 0.0003, 1 + 0.0004) A_i )",
-                "(1/N) Σ_i (1/|y_i|) Σ_t",
-                "std of the group",
-            ],
+            ["-min( s_i A_i, clip(s_i, 1 - 0.0003, 1 + 0.0004) A_i )", "(1/N) Σ_i (1/|y_i|) Σ_t", "std of the group"],
         ),
         (["loss_mode=vanilla"], ["clip(r_it, 1 - 0.2, 1 + 0.2)", "at most 3|A|", "(1/Σ_i|y_i|)"]),
         (["loss_mode=cispo"], ["-sg(clip(r_it, 1 - 0.2, 1 + 0.28)) A_i log π_θ"]),
@@ -305,11 +263,7 @@ def test_the_formula_has_the_configs_numbers(words, parts):
 
 def test_what_has_no_effect_is_listed():
     diagnosis = Diagnosis()
-    words = [
-        "actor_rollout_ref.model.path=org/model",
-        "data.train_batch_size=8",
-        f"{ACTOR}.ppo_mini_batch_size=8",
-    ]
+    words = ["actor_rollout_ref.model.path=org/model", "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=8"]
     examine_config(diagnosis, load(None, [*words, "algorithm.lam=0.5"]))
     text = diagnosis.text()
     assert "clipping: with one optimiser step" in text and "algorithm.lam: has no effect" in text
@@ -319,20 +273,8 @@ def test_the_command_reports_everything_as_json(model, tmp_path):
     words = [*words_of(model, tmp_path), "--json", "algorithm.filter_groups.enable=true"]
     result = CliRunner().invoke(app, ["doctor", *words])
     facts = json.loads(result.stdout)
-    assert set(facts) >= {
-        "environment",
-        "objective",
-        "batch plan",
-        "memory plan",
-        "quick sample",
-        "no effect",
-    }
-    assert facts["environment"]["engines"][0] == "native" and facts["environment"]["sandbox"]["level"] in (
-        0,
-        1,
-        2,
-        3,
-    )
+    assert set(facts) >= {"environment", "objective", "batch plan", "memory plan", "quick sample", "no effect"}
+    assert facts["environment"]["engines"][0] == "native" and facts["environment"]["sandbox"]["level"] in (0, 1, 2, 3)
     assert facts["memory plan"]["peak"] > facts["memory plan"]["base"] > 0
     # A random model never solves a sum: nothing would be kept, which is a problem and exit code 1.
     assert result.exit_code == 1 and any(p.startswith("keep rate") for p in facts["problems"])

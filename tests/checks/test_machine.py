@@ -17,10 +17,7 @@ PLATFORM = "class current_platform:\n    device_type = {device!r}\n"
     [
         ({"__init__.py": "import no_such_library"}, "No module named 'no_such_library'"),
         ({"notes.txt": "left over"}, "cannot import name 'LLM'"),
-        (
-            {"__init__.py": "LLM = SamplingParams = 1", "platforms.py": PLATFORM.format(device="")},
-            "no device",
-        ),
+        ({"__init__.py": "LLM = SamplingParams = 1", "platforms.py": PLATFORM.format(device="")}, "no device"),
         ({"__init__.py": "LLM = SamplingParams = 1", "platforms.py": PLATFORM.format(device="cpu")}, ""),
     ],
 )

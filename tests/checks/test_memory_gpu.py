@@ -10,10 +10,7 @@ from gspo.config import load
 from tests.checks.test_doctor import measure_run, words_of
 from tests.support.small_run import make_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 SHAPE = {
     "hidden_size": 576,

@@ -66,9 +66,7 @@ def _no_length_normalisation(monkeypatch):
 
 
 def _filter_off(monkeypatch):
-    monkeypatch.setattr(
-        dynamic, "judge", lambda group, metric="seq_reward", enable=True: Verdict(True, "kept", group)
-    )
+    monkeypatch.setattr(dynamic, "judge", lambda group, metric="seq_reward", enable=True: Verdict(True, "kept", group))
 
 
 @pytest.fixture
@@ -155,8 +153,7 @@ def test_a_training_that_misbehaves_fails_its_check(tmp_path, changes, part, nam
 def test_clip_ranges_must_order_the_clip_fraction(tmp_path):
     def verdict(*shares: float) -> bool:
         runs = {
-            f: short_run(tmp_path, **{"actor/pg_clipfrac_later": [s] * 6})
-            for f, s in zip((0.1, 1.0, 30.0), shares)
+            f: short_run(tmp_path, **{"actor/pg_clipfrac_later": [s] * 6}) for f, s in zip((0.1, 1.0, 30.0), shares)
         }
         return training.clip_range_checks(runs)["clip ranges"]()[0]
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-Thing = tuple[
-    str, str
-]  # ("section", path), ("instance" | "class", class), ("function", function), ("module", name)
+Thing = tuple[str, str]  # ("section", path), ("instance" | "class", class), ("function", function), ("module", name)
 
 
 @dataclass
@@ -67,9 +65,7 @@ class Program:
     def _declare(self, scope: Scope) -> None:
         """Note a body, the functions and classes in it, and what it imports."""
         self.scopes[scope.name] = scope
-        around = (
-            scope.outer if scope.owner is not None and scope.node is None else scope
-        )  # not a class's names
+        around = scope.outer if scope.owner is not None and scope.node is None else scope  # not a class's names
         for node in statements(scope.body):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 scope.module.imports.update(_imported(scope.module, node))
@@ -119,9 +115,7 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from statements(child.body)
 
 
-def _imported(
-    module: Module, node: ast.Import | ast.ImportFrom
-) -> Iterator[tuple[str, tuple[str, str | None]]]:
+def _imported(module: Module, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, tuple[str, str | None]]]:
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             yield alias.asname or alias.name, (_source(module, node), alias.name)

@@ -182,9 +182,7 @@ class Reader:
             found |= self._look(owner, name)
             method = self._program.scopes.get(f"{owner}.{name}")
             if method is not None and method.node is not None:
-                found |= (
-                    self._look(method.name, RETURN) if method.is_property else {("function", method.name)}
-                )
+                found |= self._look(method.name, RETURN) if method.is_property else {("function", method.name)}
         return found
 
     def _ancestors(self, cls: str) -> Iterator[str]:

@@ -36,10 +36,7 @@ CASES: dict[str, tuple[object, dict[str, object]]] = {
     "n_resp_per_prompt": (16, {f"{R}.n": 16}),
     "rollout_mode": ("async", {f"{R}.mode": "async"}),
     "rollout_engine": ("vllm", {f"{R}.name": "vllm"}),
-    "loss_mode": (
-        "cispo",
-        {f"{A}.policy_loss.loss_mode": "cispo", f"{A}.importance_sampling_level": "token"},
-    ),
+    "loss_mode": ("cispo", {f"{A}.policy_loss.loss_mode": "cispo", f"{A}.importance_sampling_level": "token"}),
     "temperature": (0.7, {f"{R}.temperature": 0.7, f"{R}.val_kwargs.temperature": 1.0}),
     "top_p": (0.9, {f"{R}.top_p": 0.9}),
     "top_k": (50, {f"{R}.top_k": 50}),
@@ -53,16 +50,10 @@ CASES: dict[str, tuple[object, dict[str, object]]] = {
     "data.train_max_samples": (64, {"data.num_train_samples": 64}),
     "data.val_max_samples": (64, {"data.num_val_samples": 64}),
     "data.trust_remote_code": (True, {f"{M}.trust_remote_code": True}),
-    f"{A}.ppo_micro_batch_size": (
-        2,
-        {f"{A}.ppo_micro_batch_size_per_gpu": 2, f"{A}.use_dynamic_bsz": False},
-    ),
+    f"{A}.ppo_micro_batch_size": (2, {f"{A}.ppo_micro_batch_size_per_gpu": 2, f"{A}.use_dynamic_bsz": False}),
     "reward.custom_reward_function.path": ("my.rewards", {"custom_reward_function.path": "my.rewards"}),
     "reward.custom_reward_function.name": ("score_it", {"custom_reward_function.name": "score_it"}),
-    "reward.custom_reward_function.reward_kwargs": (
-        {"a": 1},
-        {"custom_reward_function.reward_kwargs": {"a": 1}},
-    ),
+    "reward.custom_reward_function.reward_kwargs": ({"a": 1}, {"custom_reward_function.reward_kwargs": {"a": 1}}),
     "reward.reward_manager": ("dapo", {"reward_model.reward_manager": "dapo"}),
     "reward.reward_manager.name": ("dapo", {"reward_model.reward_manager": "dapo"}),
     "reward.reward_model.enable": (False, {"reward_model.enable": False}),
@@ -84,10 +75,7 @@ CASES: dict[str, tuple[object, dict[str, object]]] = {
     "use_decoupled_loss": (True, {f"{A}.use_decoupled_loss": True}),
     "behav_imp_weight_cap": (5.0, {f"{A}.behav_imp_weight_cap": 5.0}),
     "behav_imp_weight_mode": ("sequence_mask", {f"{A}.behav_imp_weight_mode": "sequence_mask"}),
-    "eps_clip": (
-        0.004,
-        {f"{A}.clip_ratio": 0.004, f"{A}.clip_ratio_low": None, f"{A}.clip_ratio_high": None},
-    ),
+    "eps_clip": (0.004, {f"{A}.clip_ratio": 0.004, f"{A}.clip_ratio_low": None, f"{A}.clip_ratio_high": None}),
     "eps_clip_higher": (0.006, {f"{A}.clip_ratio_high": 0.006}),
     "c_clip": (5.0, {f"{A}.clip_ratio_c": 5.0}),
     "kl_ctl": (0.05, {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.05}),
@@ -272,7 +260,9 @@ def test_update_frequency_that_cannot_be_is_refused():
 
 
 def test_trl_batch_counts_responses():
-    flags = "--per_device_train_batch_size 8 --gradient_accumulation_steps 4 --steps_per_generation 16 --num_generations 8"
+    flags = (
+        "--per_device_train_batch_size 8 --gradient_accumulation_steps 4 --steps_per_generation 16 --num_generations 8"
+    )
     config = load(flags=flags.split()).config
     actor = config.actor_rollout_ref.actor
     assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (16, 4)

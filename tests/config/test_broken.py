@@ -29,11 +29,7 @@ BROKEN: list[tuple[str, str, str]] = [
     (f"{R}.n=0", f"{R}.n", "at least 1"),
     (f"{R}.temperature=-1", f"{R}.temperature", "greater than 0"),
     (f"algorithm.filter_groups.enable=true {R}.n=1", f"{R}.n", "at least 2"),
-    (
-        f"data.train_batch_size=32 {A}.ppo_mini_batch_size=5",
-        f"{A}.ppo_mini_batch_size",
-        "ppo_mini_batch_size=4",
-    ),
+    (f"data.train_batch_size=32 {A}.ppo_mini_batch_size=5", f"{A}.ppo_mini_batch_size", "ppo_mini_batch_size=4"),
     ("data.num_train_samples=8 data.train_batch_size=32", "data.num_train_samples", "at most 8"),
     ("data.train_files=nowhere.jsonl", "data.train_files", "a built-in task or a hub name"),
     ("custom_reward_function.path=nowhere.py", "custom_reward_function.path", "Python file"),
@@ -41,11 +37,7 @@ BROKEN: list[tuple[str, str, str]] = [
     ("trainer.device=gpu", "trainer.device", "did you mean cuda?"),
     ("trainer.logger=[console,wandbb]", "trainer.logger", "wandb"),
     ("reward_model.enable=true", "reward_model.enable", "custom_reward_function.path"),
-    (
-        f"{A}.importance_sampling_level=token loss_mode=gspo",
-        f"{A}.importance_sampling_level",
-        "loss_mode=vanilla",
-    ),
+    (f"{A}.importance_sampling_level=token loss_mode=gspo", f"{A}.importance_sampling_level", "loss_mode=vanilla"),
     ("data=5", "data", "data.KEY"),
     ("n=4", "could mean several keys", f"{R}.n or {R}.val_kwargs.n"),
     ("data.gen_batch_size=${data.nothing}", "data.gen_batch_size", "let ${…} refer to a key that is set"),
@@ -56,11 +48,7 @@ BROKEN: list[tuple[str, str, str]] = [
 ]
 BROKEN_FILES = [
     ("data: {train_batch_size: 64\n", "cannot be read as YAML", "line"),
-    (
-        "data:\n  train_batch_size: 8\n  train_batch_size: 16\n",
-        "duplicate key train_batch_size",
-        "fix the line",
-    ),
+    ("data:\n  train_batch_size: 8\n  train_batch_size: 16\n", "duplicate key train_batch_size", "fix the line"),
     ("- a\n- b\n", "expected a mapping", "section"),
     ("data: !!python/object/apply:os.system ['true']\n", "cannot be read as YAML", "no Python objects"),
     ("trainer:\n  seed: 1\n  totel_epochs: 3\n", "run.yaml:3", "trainer.total_epochs"),
@@ -86,9 +74,7 @@ def test_a_broken_file_is_named_and_mended(tmp_path, text, name, suggestion):
     path.write_text(text)
     result = invoke(str(path))
     assert result.exit_code == 2, result.output
-    assert name in result.stderr and suggestion in result.stderr and "run.yaml" in result.stderr, (
-        result.stderr
-    )
+    assert name in result.stderr and suggestion in result.stderr and "run.yaml" in result.stderr, result.stderr
 
 
 def test_a_python_object_in_yaml_is_never_built(tmp_path):

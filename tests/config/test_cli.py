@@ -56,10 +56,7 @@ def test_show_diff_and_config_option(tmp_path):
 @pytest.mark.parametrize(
     ("key", "parts"),
     [
-        (
-            "actor_rollout_ref.actor.clip_ratio_low",
-            ["float or null", "default: null", "left_clip_range", "> 0"],
-        ),
+        ("actor_rollout_ref.actor.clip_ratio_low", ["float or null", "default: null", "left_clip_range", "> 0"]),
         ("clip_ratio_low", ["actor_rollout_ref.actor.clip_ratio_low"]),
         (
             "group_size",
@@ -92,7 +89,9 @@ def test_explain_an_unknown_key_suggests_and_exits_2():
 
 
 def test_dry_run_prints_the_plan():
-    words = "actor_rollout_ref.model.path=org/model data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=16"
+    words = (
+        "actor_rollout_ref.model.path=org/model data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=16"
+    )
     text = run("train", "--dry-run", *words.split(), "--group_size", "4", "--max_steps=9").stdout
     for part in (
         "rollouts per step          256 (64 groups of 4)",
@@ -157,9 +156,7 @@ def test_words_are_sorted_into_files_overrides_and_flags():
 
 def test_switches_stand_alone_or_with_a_value_or_negated():
     def kl(*flags: str) -> bool:
-        return load_arguments(
-            ["actor_rollout_ref.model.path=m", *flags]
-        ).config.actor_rollout_ref.actor.use_kl_loss
+        return load_arguments(["actor_rollout_ref.model.path=m", *flags]).config.actor_rollout_ref.actor.use_kl_loss
 
     assert [kl("--use_kl_loss"), kl("--use_kl_loss", "true"), kl("--use-kl-loss=yes")] == [True] * 3
     assert [kl("--use_kl_loss", "false"), kl("--no-use_kl_loss"), kl()] == [False] * 3

@@ -24,9 +24,7 @@ def docs():
 
 
 def test_the_page_is_current(docs):
-    assert docs.PAGE.read_text(encoding="utf-8") == docs.make_page(), (
-        "run: python scripts/make_config_docs.py"
-    )
+    assert docs.PAGE.read_text(encoding="utf-8") == docs.make_page(), "run: python scripts/make_config_docs.py"
 
 
 def test_every_key_and_alias_is_on_the_page(docs):
@@ -50,14 +48,14 @@ def test_no_name_has_two_meanings():
 
 
 @pytest.mark.parametrize(
-    ("key", "type_name", "choices"),
+    ("key", "type_name", "choices", "is_open"),
     [
-        ("actor_rollout_ref.actor.strategy", "str", ("local", "fsdp2")),
-        ("actor_rollout_ref.model.attn_implementation", "str or null", ("sdpa", "eager", "flex_attention")),
-        ("trainer.logger", "list of str", ("console", "tensorboard", "wandb", "trackio")),
-        ("trainer.save_freq", "int or str", ()),
+        ("actor_rollout_ref.actor.strategy", "str", ("local", "fsdp2"), False),
+        ("actor_rollout_ref.model.attn_implementation", "str or null", ("sdpa", "eager", "flex_attention"), False),
+        ("trainer.logger", "list of str", ("console", "tensorboard", "wandb", "trackio"), True),
+        ("trainer.save_freq", "int or str", (), False),
     ],
 )
-def test_the_choices_of_a_key_are_those_of_its_type(key, type_name, choices):
+def test_the_choices_of_a_key_are_those_of_its_type(key, type_name, choices, is_open):
     leaf = tree.leaves()[key]
-    assert (leaf.type_name, leaf.info.choices, leaf.info.open) == (type_name, choices, False)
+    assert (leaf.type_name, leaf.info.choices, leaf.info.open) == (type_name, choices, is_open)

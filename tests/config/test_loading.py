@@ -48,10 +48,7 @@ def test_each_layer_wins_over_the_one_before(tmp_path):
 
 def test_the_recipe_applies_only_to_the_embedded_model():
     other = load(overrides=["actor_rollout_ref.model.path=org/model"])
-    assert changed(other) == {
-        "actor_rollout_ref.model.path",
-        "actor_rollout_ref.actor.importance_sampling_level",
-    }
+    assert changed(other) == {"actor_rollout_ref.model.path", "actor_rollout_ref.actor.importance_sampling_level"}
     assert all("recipe" not in o.text for o in other.origins.values())
 
 
@@ -191,9 +188,7 @@ def test_python_assignment_counts_as_given():
     config.algorithm.filter_groups = FilterGroupsConfig(enable=True, metric="acc", max_num_gen_batches=10)
     config.data.train_batch_size = 1024
     resolved = load(base=config)
-    assert (
-        resolved.get("data.train_batch_size") == 1024 and resolved.origins["data.train_batch_size"].explicit
-    )
+    assert resolved.get("data.train_batch_size") == 1024 and resolved.origins["data.train_batch_size"].explicit
     assert resolved.get("algorithm.filter_groups.max_num_gen_batches") == 10
 
 
@@ -214,14 +209,10 @@ def test_python_names_are_checked_with_the_nearest():
 
 
 def test_resolving_twice_changes_nothing():
-    once = load(
-        overrides=["data.train_batch_size=6", "actor_rollout_ref.rollout.n=4"], flags=["--num_epochs", "2"]
-    )
+    once = load(overrides=["data.train_batch_size=6", "actor_rollout_ref.rollout.n=4"], flags=["--num_epochs", "2"])
     twice = load(base=once.config)
     assert twice.to_dict() == once.to_dict()
-    assert {k: o.explicit for k, o in twice.origins.items()} == {
-        k: o.explicit for k, o in once.origins.items()
-    }
+    assert {k: o.explicit for k, o in twice.origins.items()} == {k: o.explicit for k, o in once.origins.items()}
 
 
 def test_a_config_survives_copy_and_pickle():
@@ -258,9 +249,7 @@ def test_scalars_read_back_as_they_were(value):
 
 
 def test_diff_shows_only_what_differs():
-    resolved = load(
-        overrides=["actor_rollout_ref.model.path=org/model", "algorithm.gamma=0.5", "data.shuffle=true"]
-    )
+    resolved = load(overrides=["actor_rollout_ref.model.path=org/model", "algorithm.gamma=0.5", "data.shuffle=true"])
     text = to_yaml(resolved, only=changed(resolved))
     assert "gamma: 0.5  # override algorithm.gamma=0.5" in text and "shuffle" not in text
 
@@ -409,20 +398,15 @@ def test_words_that_yaml_takes_for_something_else():
     key = "algorithm.filter_groups.predict"
     assert load(overrides=[f"{key}=off"]).get(key) == "off"
     assert (
-        load(overrides=["actor_rollout_ref.actor.clip_target=off"]).get("actor_rollout_ref.actor.clip_target")
-        is None
+        load(overrides=["actor_rollout_ref.actor.clip_target=off"]).get("actor_rollout_ref.actor.clip_target") is None
     )
-    names = [
-        load(flags=["--run_name", text]).get("trainer.experiment_name")
-        for text in ("007", "on", "1e-3", "null")
-    ]
+    names = [load(flags=["--run_name", text]).get("trainer.experiment_name") for text in ("007", "on", "1e-3", "null")]
     assert names == ["007", "on", "1e-3", None]
 
 
 def test_off_in_a_file(tmp_path):
     path = write(
-        tmp_path,
-        "algorithm: {filter_groups: {predict: off}}\nactor_rollout_ref: {actor: {clip_target: off}}\n",
+        tmp_path, "algorithm: {filter_groups: {predict: off}}\nactor_rollout_ref: {actor: {clip_target: off}}\n"
     )
     config = load(path).config
     assert config.algorithm.filter_groups.predict == "off"
@@ -435,11 +419,7 @@ def test_a_mapping_resolves_like_a_file():
     plain = {"data": {"train_batch_size": 64}, "trainer": {"seed": 3}, "group_size": 4}
     for mapping in (plain, OmegaConf.create(plain)):
         resolved = load(base=mapping)  # pyright: ignore
-        assert (resolved.get("data.train_batch_size"), resolved.get("trainer.seed"), resolved.get(N)) == (
-            64,
-            3,
-            4,
-        )
+        assert (resolved.get("data.train_batch_size"), resolved.get("trainer.seed"), resolved.get(N)) == (64, 3, 4)
     mixed = TrainerConfig(data={"train_batch_size": 64})  # pyright: ignore
     assert load(base=mixed).get("data.train_batch_size") == 64
 
@@ -491,9 +471,7 @@ def test_every_key_can_be_set_by_name_to_its_own_default(key):
     value = scalar(tree.leaves()[key].default)
     try:
         assert load(overrides=["actor_rollout_ref.model.path=org/model", f"{key}={value}"]).get(key) == (
-            tree.leaves()[key].default
-            if key != "actor_rollout_ref.actor.importance_sampling_level"
-            else "sequence"
+            tree.leaves()[key].default if key != "actor_rollout_ref.actor.importance_sampling_level" else "sequence"
         )
     except ConfigErrors as errors:
         pytest.fail(str(errors))

@@ -20,9 +20,7 @@ SOURCE = Path(gspo.__file__).parent
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CHANGELOG.md"]
 RECIPES = [RECIPE, *sorted((ROOT / "recipes").rglob("*.yaml"))]
-MODULES = [
-    p for p in sorted(SOURCE.rglob("*.py")) if "scorecard" not in p.parts
-]  # it tries keys that are wrong
+MODULES = [p for p in sorted(SOURCE.rglob("*.py")) if "scorecard" not in p.parts]  # it tries keys that are wrong
 KNOWN = {*tree.leaves(), *tree.sections()}
 SECTIONS = {part for key in tree.leaves() for part in key.split(".")[:-1]}
 DOTTED = re.compile(rf"(?<![\w./{{-])(?:{'|'.join(sorted(SECTIONS))})(?:\.[a-z_0-9*]+)+(?![\w(/])")
@@ -120,21 +118,7 @@ def test_the_table_of_keys_without_effect_names_keys_that_exist():
 
 
 def test_an_alias_sets_keys_that_exist():
-    given = (
-        True,
-        "true",
-        1,
-        "grpo",
-        "dr_grpo",
-        "bnpo",
-        "dapo",
-        "cispo",
-        "sapo",
-        "group",
-        "none",
-        "auto",
-        "off",
-    )
+    given = (True, "true", 1, "grpo", "dr_grpo", "bnpo", "dapo", "cispo", "sapo", "group", "none", "auto", "off")
     for alias in aliases().values():
         assert alias.target in tree.leaves()
         for value in given:

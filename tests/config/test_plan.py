@@ -43,10 +43,7 @@ def test_unlimited_generation_has_no_bound():
 
 def test_total_steps_by_steps_or_by_samples():
     assert plan("trainer.total_training_steps=7").total_steps == 7
-    assert (
-        plan("data.num_train_samples=100", "data.train_batch_size=32", "trainer.total_epochs=3").total_steps
-        == 9
-    )
+    assert plan("data.num_train_samples=100", "data.train_batch_size=32", "trainer.total_epochs=3").total_steps == 9
 
 
 def test_what_has_no_effect():

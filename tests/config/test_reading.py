@@ -80,10 +80,7 @@ class Config(Section):
     critic: Critic = key(factory=Critic, doc="")
 
 
-LEAVES = {"actor.shuffle", "actor.clip", "actor.optim.lr", "actor.optim.eps"} | {
-    "critic.optim.lr",
-    "critic.optim.eps",
-}
+LEAVES = {"actor.shuffle", "actor.clip", "actor.optim.lr", "actor.optim.eps"} | {"critic.optim.lr", "critic.optim.eps"}
 
 
 def reads(source: str, **others: str) -> set[str]:

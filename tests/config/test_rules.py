@@ -34,37 +34,12 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
 @pytest.mark.parametrize(
     ("overrides", "key", "level", "text"),
     [
-        (
-            [f"{A}.ppo_mini_batch_size=300", "data.train_batch_size=1000"],
-            f"{A}.ppo_mini_batch_size",
-            "error",
-            "divide",
-        ),
-        (
-            [f"{A}.ppo_mini_batch_size=64", "data.train_batch_size=32"],
-            f"{A}.ppo_mini_batch_size",
-            "error",
-            "divide",
-        ),
-        (
-            [f"{A}.ppo_micro_batch_size_per_gpu=9999"],
-            f"{A}.ppo_micro_batch_size_per_gpu",
-            "error",
-            "larger than",
-        ),
+        ([f"{A}.ppo_mini_batch_size=300", "data.train_batch_size=1000"], f"{A}.ppo_mini_batch_size", "error", "divide"),
+        ([f"{A}.ppo_mini_batch_size=64", "data.train_batch_size=32"], f"{A}.ppo_mini_batch_size", "error", "divide"),
+        ([f"{A}.ppo_micro_batch_size_per_gpu=9999"], f"{A}.ppo_micro_batch_size_per_gpu", "error", "larger than"),
         ([f"{A}.use_dynamic_bsz=false"], f"{A}.use_dynamic_bsz", "error", "micro-batch size"),
-        (
-            ["critic.ppo_mini_batch_size=300", "adv_estimator=gae"],
-            "critic.ppo_mini_batch_size",
-            "error",
-            "divide",
-        ),
-        (
-            ["data.num_train_samples=10", "data.train_batch_size=16"],
-            "data.num_train_samples",
-            "error",
-            "fewer prompts",
-        ),
+        (["critic.ppo_mini_batch_size=300", "adv_estimator=gae"], "critic.ppo_mini_batch_size", "error", "divide"),
+        (["data.num_train_samples=10", "data.train_batch_size=16"], "data.num_train_samples", "error", "fewer prompts"),
         (
             [f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=3", f"{A}.ppo_mini_batch_size=1", f"{R}.n=2"],
             f"{A}.ppo_mini_batch_size",
@@ -73,12 +48,7 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
         ),
         ([f"{R}.response_length=7"], f"{R}.response_length", "error", "differs"),
         ([f"{R}.max_model_len=100"], f"{R}.max_model_len", "error", "shorter than"),
-        (
-            [f"{A}.ppo_max_token_len_per_gpu=100"],
-            f"{A}.ppo_max_token_len_per_gpu",
-            "warning",
-            "longest sequence",
-        ),
+        ([f"{A}.ppo_max_token_len_per_gpu=100"], f"{A}.ppo_max_token_len_per_gpu", "warning", "longest sequence"),
         ([f"{F}.enable=true", f"{R}.n=1"], f"{R}.n", "error", "needs groups"),
         (
             [f"{F}.enable=true", "reward_model.reward_manager=dapo", f"{O}.enable=true", f"{O}.len=9"],
@@ -86,12 +56,7 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
             "warning",
             "includes the overlong penalty",
         ),
-        (
-            [f"{F}.enable=true", "reward.format_weight=0.1"],
-            f"{F}.metric",
-            "warning",
-            "includes reward.format_weight",
-        ),
+        ([f"{F}.enable=true", "reward.format_weight=0.1"], f"{F}.metric", "warning", "includes reward.format_weight"),
         (
             [f"{F}.enable=true", f"{F}.metric=seq_final_reward", "algorithm.use_kl_in_reward=true"],
             f"{F}.metric",
@@ -100,12 +65,7 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
         ),
         ([f"{F}.enable=true", f"{F}.metric=seq_final_reward"], f"{F}.metric", "warning", "equals seq_reward"),
         (
-            [
-                f"{F}.enable=true",
-                f"{F}.strategy=rounds",
-                f"{F}.max_num_gen_batches=2",
-                "data.gen_batch_size=8",
-            ],
+            [f"{F}.enable=true", f"{F}.strategy=rounds", f"{F}.max_num_gen_batches=2", "data.gen_batch_size=8"],
             f"{F}.max_num_gen_batches",
             "error",
             "never fill",
@@ -151,12 +111,7 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
         (["custom_reward_function.path=nowhere.py"], "custom_reward_function.path", "error", "no such file"),
         (["data.train_files=[gsm8k, nowhere.jsonl]"], "data.train_files", "error", "nowhere.jsonl"),
         (["data.val_files=nowhere.parquet"], "data.val_files", "error", "no such file"),
-        (
-            ["actor_rollout_ref.model.path=./nowhere"],
-            "actor_rollout_ref.model.path",
-            "error",
-            "no such folder",
-        ),
+        (["actor_rollout_ref.model.path=./nowhere"], "actor_rollout_ref.model.path", "error", "no such folder"),
         (["trainer.save_freq=often"], "trainer.save_freq", "error", "or auto"),
         (["trainer.resume_mode=nowhere"], "trainer.resume_mode", "error", "path of a checkpoint"),
         (["trainer.device=gpu"], "trainer.device", "error", "cuda"),
@@ -165,12 +120,7 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
         (["trainer.nnodes=2"], "trainer.nnodes", "error", "one machine"),
         (["trainer.n_gpus_per_node=8"], "trainer.n_gpus_per_node", "warning", ""),
         ([f"{R}.tensor_model_parallel_size=2"], f"{R}.tensor_model_parallel_size", "error", "one device"),
-        (
-            [f"{A}.ulysses_sequence_parallel_size=2"],
-            f"{A}.ulysses_sequence_parallel_size",
-            "error",
-            "not supported",
-        ),
+        ([f"{A}.ulysses_sequence_parallel_size=2"], f"{A}.ulysses_sequence_parallel_size", "error", "not supported"),
         (
             [f"{A}.importance_sampling_level=token", f"{A}.policy_loss.loss_mode=gspo"],
             f"{A}.importance_sampling_level",
@@ -294,9 +244,7 @@ def test_a_registered_loss_is_accepted_by_name_and_a_plugin_may_bring_one():
         load(overrides=[f"{A}.policy_loss.loss_mode={name}"])
     policy_loss(name)(lambda x, s: None)  # pyright: ignore
     try:
-        assert (
-            load(overrides=[f"loss_mode={name}"]).config.actor_rollout_ref.actor.policy_loss.loss_mode == name
-        )
+        assert load(overrides=[f"loss_mode={name}"]).config.actor_rollout_ref.actor.policy_loss.loss_mode == name
     finally:
         POLICY_LOSSES._items.pop(name)
     plugged = load(overrides=["loss_mode=theirs", "trainer.plugins=[my_losses.py]"])

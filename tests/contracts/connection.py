@@ -29,9 +29,7 @@ class ConnectionContract:
         assert [answer.result(START) for answer in answers] == [[i] for i in range(50)]
         assert connection.alive and connection.name.startswith("rollout worker 3")
 
-    def test_errors_arrive_as_themselves_where_they_can_and_do_not_end_the_worker(
-        self, connection: Any
-    ) -> None:
+    def test_errors_arrive_as_themselves_where_they_can_and_do_not_end_the_worker(self, connection: Any) -> None:
         with pytest.raises(ValueError, match=r"^prompt 'p': no tokens"):
             connection.send(RolloutWorker.generate, ["refuse"]).result(START)
         with pytest.raises(WorkerError, match=r"^Unpicklable: onetwo(.|\n)*toy_engine\.py"):

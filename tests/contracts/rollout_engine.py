@@ -21,9 +21,7 @@ NewEngine = Callable[..., RolloutEngine]
 
 def scripted_answer(prompt: Prompt, submission: int, index: int) -> ScriptedAnswer:
     """Answers of 1 to 14 tokens, for engines that recite."""
-    return ScriptedAnswer(
-        tuple(range(5, 6 + (submission * 5 + index * 3) % 14)), text=f"{prompt.uid}/{index}"
-    )
+    return ScriptedAnswer(tuple(range(5, 6 + (submission * 5 + index * 3) % 14)), text=f"{prompt.uid}/{index}")
 
 
 def make_requests(numbers: range, **options: Any) -> list[GroupRequest]:

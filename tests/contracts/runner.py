@@ -36,9 +36,7 @@ def greedy(prompt: Sequence[int], num: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def start(
-    prompt: Sequence[int], key: int = 0, max_tokens: int = 20, stops: tuple[int, ...] = ()
-) -> SlotStart:
+def start(prompt: Sequence[int], key: int = 0, max_tokens: int = 20, stops: tuple[int, ...] = ()) -> SlotStart:
     first = len(prompt) - 1
     return SlotStart(prompt[-1], first, first, first + max_tokens - 1, sequence_key(1, 0, key), stops)
 
@@ -126,9 +124,7 @@ class RunnerContract:
         place(runner, [PROMPTS[0]])
         decode(runner, 5)
         expected = [greedy(PROMPTS[2], 8), greedy(PROMPTS[1], 8), greedy(PROMPTS[0], 5)]
-        assert [
-            drawn(runner, row, p) for row, p in enumerate([PROMPTS[2], PROMPTS[1], PROMPTS[0]])
-        ] == expected
+        assert [drawn(runner, row, p) for row, p in enumerate([PROMPTS[2], PROMPTS[1], PROMPTS[0]])] == expected
 
     def test_a_kept_context_serves_rows_that_are_placed_later(self, runner: Runner) -> None:
         contexts = [PROMPTS[1][:-1], PROMPTS[2][:-1]]

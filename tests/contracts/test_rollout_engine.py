@@ -94,9 +94,7 @@ class FleetFixtures:
 
             yield new
 
-    def test_killing_its_workers_ends_the_fleet_and_closing_it_twice_is_no_error(
-        self, new_engine: NewEngine
-    ) -> None:
+    def test_killing_its_workers_ends_the_fleet_and_closing_it_twice_is_no_error(self, new_engine: NewEngine) -> None:
         fleet: Any = submit(new_engine(), make_requests(range(3)))
         connections = [slot.connection for slot in fleet.slots]
         fleet.kill()
@@ -144,8 +142,8 @@ class Ranks:
         self.world_size = len(engines)
         self._ranks = [Rank(engine, rank, self.world_size) for rank, engine in enumerate(engines)]
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        return [rank.run(method, args) for rank in self._ranks]
+    def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        return [rank.run(method.__name__, args) for rank in self._ranks]
 
     def stacks(self) -> str:
         return ""

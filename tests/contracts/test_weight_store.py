@@ -73,9 +73,7 @@ class TestCudaWeights(WeightStoreContract):
     def readers(self) -> Iterator[None]:
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe() for _ in range(2)]
-        processes = [
-            context.Process(target=_read_and_answer, args=(theirs,), daemon=True) for _, theirs in pipes
-        ]
+        processes = [context.Process(target=_read_and_answer, args=(theirs,), daemon=True) for _, theirs in pipes]
         for process in processes:
             process.start()
         self.pipes: list[Any] = [ours for ours, _ in pipes]

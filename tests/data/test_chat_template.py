@@ -67,8 +67,7 @@ def test_an_answer_ends_with_eos(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("truncation", "shown"),
-    [("left", "3456<assistant>"), ("right", "<user>1234"), ("middle", "<user>156<assistant>")],
+    ("truncation", "shown"), [("left", "3456<assistant>"), ("right", "<user>1234"), ("middle", "<user>156<assistant>")]
 )
 def test_truncation(tokenizer: Any, truncation: Any, shown: str) -> None:
     (prompt,) = encode_prompts([row("123456")], tokenizer, max_prompt_length=5, truncation=truncation)

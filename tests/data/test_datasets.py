@@ -31,11 +31,7 @@ def test_a_registered_dataset_is_loaded_by_name(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [
-        ("arithmetik", "did you mean 'arithmetic'"),
-        ("./nope", "is not a dataset"),
-        ("x.jsonl", "is not a file"),
-    ],
+    [("arithmetik", "did you mean 'arithmetic'"), ("./nope", "is not a dataset"), ("x.jsonl", "is not a file")],
 )
 def test_unknown_names(name: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
@@ -90,12 +86,7 @@ def test_a_hub_name_is_refused_at_once_when_the_hub_is_out_of_reach(monkeypatch:
 def test_show_prints_no_terminal_sequences_of_the_data(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     hostile = "\x1b[2J\x1b]0;owned\x07\r\u202e\x9b1m 日本 é"
-    row = {
-        "prompt": hostile,
-        "ground_truth": hostile,
-        "data_source": hostile,
-        "extra_info": {"note": hostile},
-    }
+    row = {"prompt": hostile, "ground_truth": hostile, "data_source": hostile, "extra_info": {"note": hostile}}
     file.write_text(json.dumps(row) + "\n")
     result = CliRunner().invoke(app, ["show", str(file), "--ground-truth-key", "ground_truth"])
     assert result.exit_code == 0, result.output
@@ -104,9 +95,7 @@ def test_show_prints_no_terminal_sequences_of_the_data(tmp_path: Path) -> None:
 
 
 def test_show_names_a_model_that_cannot_be_had() -> None:
-    result = CliRunner().invoke(
-        app, ["show", "arithmetic", "--limit", "1", "--model", "./no-such-folder/x/y"]
-    )
+    result = CliRunner().invoke(app, ["show", "arithmetic", "--limit", "1", "--model", "./no-such-folder/x/y"])
     assert result.exit_code == 2 and "--model ./no-such-folder/x/y" in result.output
 
 

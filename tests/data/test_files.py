@@ -63,11 +63,7 @@ def test_parquet_equals_jsonl(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_pylist([VERL, {**VERL, "data_source": "gsm8k"}]), file)
     rows = load_rows(str(file))
     (same,) = load_rows(write(tmp_path / "a.jsonl", VERL))
-    assert (rows[0].messages, rows[0].ground_truth, rows[0].extra) == (
-        same.messages,
-        same.ground_truth,
-        same.extra,
-    )
+    assert (rows[0].messages, rows[0].ground_truth, rows[0].extra) == (same.messages, same.ground_truth, same.extra)
     assert [r.data_source for r in rows] == ["math", "gsm8k"]
     assert rows[1].uid == f"{file}:2"
 
@@ -111,15 +107,8 @@ def test_named_columns(tmp_path: Path) -> None:
     name = write(tmp_path / "a.jsonl", {"q": "2+2=", "meta": {"a": 4}, "task": "math", "sol": "four"})
     columns = Columns("q", "meta.a", "task", "sol")
     (row,) = load_rows(name, columns=columns)
-    assert (row.messages[0]["content"], row.ground_truth, row.data_source, row.answer) == (
-        "2+2=",
-        4,
-        "math",
-        "four",
-    )
-    with pytest.raises(
-        DataError, match=r"a\.jsonl:1: field 'prompt' is missing.*q, meta, task, sol.*prompt_key"
-    ):
+    assert (row.messages[0]["content"], row.ground_truth, row.data_source, row.answer) == ("2+2=", 4, "math", "four")
+    with pytest.raises(DataError, match=r"a\.jsonl:1: field 'prompt' is missing.*q, meta, task, sol.*prompt_key"):
         load_rows(name)
     with pytest.raises(DataError, match="field 'solution' is missing"):
         load_rows(name, columns=Columns("q", "meta.a", "task", "solution"))
@@ -151,11 +140,7 @@ def test_gsm8k_files_and_folders(tmp_path: Path) -> None:
     by_path = load_rows(str(tmp_path / "train.jsonl"))
     by_folder = load_rows(f"gsm8k:{tmp_path}")
     assert by_path == by_folder
-    assert (by_path[0].ground_truth, by_path[0].data_source, by_path[0].answer) == (
-        "1234",
-        "gsm8k",
-        GSM["answer"],
-    )
+    assert (by_path[0].ground_truth, by_path[0].data_source, by_path[0].answer) == ("1234", "gsm8k", GSM["answer"])
     assert by_path[0].messages[0]["content"].startswith(GSM["question"])
     assert [r.ground_truth for r in load_rows(f"gsm8k:{tmp_path}", "val")] == ["-7"]
     assert len(load_rows(f"gsm8k:{tmp_path}", limit=1)) == 1

@@ -25,9 +25,7 @@ from tests.training.test_policy import groups
 
 Numbers = dict[str, Any]
 Case = Callable[[bool], Numbers]
-EPS = (
-    1e-3  # of AdamW: with 1e-8 a gradient of 1e-9 that rounds otherwise would move a weight by the whole rate
-)
+EPS = 1e-3  # of AdamW: with 1e-8 a gradient of 1e-9 that rounds otherwise would move a weight by the whole rate
 
 
 def uneven(num: int = 5, seed: int = 0) -> list[Group]:
@@ -81,19 +79,14 @@ def numbers(model: Any, optimizer: MasterOptimizer, ranks: Ranks) -> Numbers:
 
 
 def updates(
-    policy: Policy,
-    num: int = 3,
-    of: Callable[[int], list[Group]] | None = None,
-    shuffle: bool = False,
+    policy: Policy, num: int = 3, of: Callable[[int], list[Group]] | None = None, shuffle: bool = False
 ) -> Numbers:
     """Several updates; their metrics (of this rank), log-probs of all rows, and what they made of the model."""
     out: Numbers = {}
     for step in range(num):
         order_seed = step if shuffle else None
         batch = prepared(policy, of(step) if of else uneven(seed=step), seed=step, order_seed=order_seed)
-        update = policy.update(
-            batch, BoundLoss("gspo", LossSettings(clip_low=0.02, clip_high=0.02)), step=step
-        )
+        update = policy.update(batch, BoundLoss("gspo", LossSettings(clip_low=0.02, clip_high=0.02)), step=step)
         out[f"log_probs {step}"] = gathered(policy.ranks, update.log_probs)
         out[f"metrics {step}"] = update.metrics
     return out | numbers(policy.model, policy.optimizer, policy.ranks)
@@ -104,9 +97,7 @@ def shared_prompts(sharded: bool) -> Numbers:
 
 
 def padded_rows(sharded: bool) -> Numbers:
-    return updates(
-        build_policy(llama(), sharded, layout="plain", micro_batch_tokens=None, micro_batch_rows=2)
-    )
+    return updates(build_policy(llama(), sharded, layout="plain", micro_batch_tokens=None, micro_batch_rows=2))
 
 
 def recomputed_old(sharded: bool) -> Numbers:
@@ -175,9 +166,7 @@ def critic(sharded: bool) -> Numbers:
         batch = role.score(collate(uneven(seed=step)))
         batch = dataclasses.replace(batch, values=gathered(ranks, batch.values))
         drawn = torch.randn(batch.num_sequences, 1, generator=torch.Generator().manual_seed(step))
-        batch = batch.with_old(batch.rollout_log_probs).with_advantages(
-            drawn * batch.mask, drawn * batch.mask
-        )
+        batch = batch.with_old(batch.rollout_log_probs).with_advantages(drawn * batch.mask, drawn * batch.mask)
         out[f"values {step}"] = batch.values
         out[f"metrics {step}"] = role.update(batch, step=step)
     return out | numbers(model, optimizer, ranks)

@@ -49,12 +49,7 @@ class Launch:
 
     def add(self, folder: Path, model: Path, *overrides: str, stop_after: int | None = None) -> None:
         self.runs.append(
-            {
-                "folder": str(folder),
-                "model": str(model),
-                "overrides": [FSDP, *overrides],
-                "stop_after": stop_after,
-            }
+            {"folder": str(folder), "model": str(model), "overrides": [FSDP, *overrides], "stop_after": stop_after}
         )
 
     def run(self, timeout: float = 240.0) -> list[int]:

@@ -66,9 +66,7 @@ def test_the_cases_do_what_they_are_for():
     assert not torch.equal(clipped["weight model.norm.weight"], plain["weight model.norm.weight"])
     shuffled = alone("shuffled_mini_batches")
     assert not torch.equal(shuffled["weight model.norm.weight"], plain["weight model.norm.weight"])
-    skipped = {
-        name: alone(name)["metrics 0"]["actor/skipped_updates"].result() for name in CASES if "bad" in name
-    }
+    skipped = {name: alone(name)["metrics 0"]["actor/skipped_updates"].result() for name in CASES if "bad" in name}
     assert skipped == {"bad_numbers": 1.0, "bad_gradients": 1.0}
     assert "actor/nonfinite_loss" in alone("bad_numbers")["metrics 0"]
     assert "actor/nonfinite_gradient" in alone("bad_gradients")["metrics 0"]

@@ -9,10 +9,7 @@ from gspo.distributed.torchrun_ranks import TorchrunRanks
 from tests.distributed.cases import build_policy, updates
 from tests.training.models import llama
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 SHARDINGS = {
     "on the device": {},

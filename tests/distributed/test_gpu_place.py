@@ -32,17 +32,13 @@ ROLLOUT = "actor_rollout_ref.rollout."
         (4, {0, 1, 2}, 2, [0, 2, 0], True),
     ],
 )
-def test_workers_get_gpus_that_nobody_trains_on_while_there_are_any(
-    num_gpus, training, width, firsts, shared
-):
+def test_workers_get_gpus_that_nobody_trains_on_while_there_are_any(num_gpus, training, width, firsts, shared):
     places = [gpu_place(i, num_gpus, training, width) for i in range(len(firsts))]
     assert places == [GpuPlace(first, shared) for first in firsts]
 
 
 def test_more_gpus_than_there_are_is_refused_by_name():
-    with pytest.raises(
-        EngineError, match=r"tensor_model_parallel_size=4: this machine has 2 GPUs.*backend=ray"
-    ):
+    with pytest.raises(EngineError, match=r"tensor_model_parallel_size=4: this machine has 2 GPUs.*backend=ray"):
         gpu_place(0, 2, {0}, 4)
 
 

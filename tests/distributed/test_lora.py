@@ -38,9 +38,7 @@ def test_adapters_on_two_ranks_train_as_in_one_process(two, here, model):
     before = load_file(model / "model.safetensors")
     after = load_file(last_checkpoint(two.folder / "lora") / "model.safetensors")
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {name for name in before if "_proj." in name}, (
-        "all linear layers but the head, and nothing else"
-    )
+    assert moved == {name for name in before if "_proj." in name}, "all linear layers but the head, and nothing else"
 
 
 def test_adapters_go_on_on_any_number_of_ranks(two, three, here, model, tmp_path):
@@ -76,9 +74,7 @@ def test_masters_of_one_process_reach_a_rank_unrounded(here, model, tmp_path):
         settings = config(tmp_path, model, FSDP, *LORA, *LOW).config
         worker.build(functools.partial(build_rank, settings, 3, path, None))
         worker.load_shards(str(path / "training"))
-        found = {
-            name: full(p.detach()).clone() for name, p in worker.roles.policy.optimizer.parameters.items()
-        }
+        found = {name: full(p.detach()).clone() for name, p in worker.roles.policy.optimizer.parameters.items()}
     finally:
         worker.leave()
     assert found.keys() == masters.keys()
@@ -88,9 +84,7 @@ def test_masters_of_one_process_reach_a_rank_unrounded(here, model, tmp_path):
 def greedy(model, num_tokens: int = 12) -> torch.Tensor:
     prompts = torch.arange(6 * 5).reshape(6, 5) % model.config.vocab_size
     with torch.no_grad():
-        return model.eval().generate(
-            input_ids=prompts, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None
-        )
+        return model.eval().generate(input_ids=prompts, max_new_tokens=num_tokens, do_sample=False, eos_token_id=None)
 
 
 def test_the_merged_export_answers_as_that_of_one_process_and_as_base_and_adapters(two, here, model):
@@ -100,9 +94,7 @@ def test_the_merged_export_answers_as_that_of_one_process_and_as_base_and_adapte
     answers = greedy(AutoModelForCausalLM.from_pretrained(ours))
     assert torch.equal(answers, greedy(AutoModelForCausalLM.from_pretrained(theirs)))
     base = AutoModelForCausalLM.from_pretrained(model)
-    assert not torch.equal(answers, greedy(base)), (
-        "training changed nothing: the comparison would say nothing"
-    )
+    assert not torch.equal(answers, greedy(base)), "training changed nothing: the comparison would say nothing"
     assert torch.equal(answers, greedy(PeftModel.from_pretrained(base, ours / "training" / "adapter")))
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         assert (theirs / "training" / "adapter" / name).exists()
@@ -115,11 +107,7 @@ def test_several_ranks_and_ray_take_adapters():
 
 def test_adapters_of_what_is_no_linear_layer_are_refused_by_name(model):
     adapters = Adapters(
-        load_model(str(model), dtype="float32", device="cpu"),
-        LoraSettings(2, target_modules=["embed_tokens"]),
-        seed=0,
+        load_model(str(model), dtype="float32", device="cpu"), LoraSettings(2, target_modules=["embed_tokens"]), seed=0
     )
-    with pytest.raises(
-        ShardError, match=r"target_modules gives adapters to model\.embed_tokens.*strategy=local"
-    ):
+    with pytest.raises(ShardError, match=r"target_modules gives adapters to model\.embed_tokens.*strategy=local"):
         _linear_layers(adapters)

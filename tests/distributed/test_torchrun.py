@@ -152,7 +152,6 @@ def test_the_embedded_task_is_the_same_on_two_ranks_by_two_keys(tmp_path):
         for key in kept:
             assert got[key] == pytest.approx(want[key], rel=1e-4, abs=1e-5), (want["step"], key)
     first, second = (
-        load_file(tmp_path / name / "checkpoints" / "step-000003" / "model.safetensors")
-        for name in ("one", "two")
+        load_file(tmp_path / name / "checkpoints" / "step-000003" / "model.safetensors") for name in ("one", "two")
     )
     assert max(float((first[k] - second[k]).abs().max()) for k in first) < 1e-4

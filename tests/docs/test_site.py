@@ -28,9 +28,7 @@ RATES = re.compile(
 
 def prose(path: Path) -> str:
     """The text of a page with its code blocks and comments left out."""
-    text = re.sub(
-        r"^(```+)[^\n]*\n.*?^\1$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
-    )
+    text = re.sub(r"^(```+)[^\n]*\n.*?^\1$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
 
 
@@ -65,9 +63,7 @@ def test_links_and_anchors_resolve(path):
         linked = (path.parent / file).resolve() if file else path
         assert linked.is_file(), f"{path.name} links to {target}, which is not there"
         if anchor:
-            assert anchor in anchors(linked), (
-                f"{path.name} links to {target}; {linked.name} has no such heading"
-            )
+            assert anchor in anchors(linked), f"{path.name} links to {target}; {linked.name} has no such heading"
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: p.relative_to(ROOT).as_posix())
@@ -78,9 +74,7 @@ def test_lists_and_tables_follow_an_empty_line(path):
         inside_list = ITEM.match(before.lstrip()) or before.startswith("  ") or not before.strip()
         assert not ITEM.match(line) or inside_list, f"{path.name}: {line!r} needs an empty line before it"
         inside_table = before.startswith("|") or not before.strip()
-        assert not line.startswith("|") or inside_table, (
-            f"{path.name}: {line!r} needs an empty line before it"
-        )
+        assert not line.startswith("|") or inside_table, f"{path.name}: {line!r} needs an empty line before it"
 
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: p.relative_to(ROOT).as_posix())

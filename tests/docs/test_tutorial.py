@@ -31,11 +31,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     """A folder with the files that the page tells to write."""
     monkeypatch.chdir(tmp_path)
     make_data, my_reward, *_ = blocks("python")
-    for name, text in (
-        ("make_data.py", make_data),
-        ("my_reward.py", my_reward),
-        ("mine.yaml", blocks("yaml")[0]),
-    ):
+    for name, text in (("make_data.py", make_data), ("my_reward.py", my_reward), ("mine.yaml", blocks("yaml")[0])):
         (tmp_path / name).write_text(text)
     runpy.run_path("make_data.py")
     return tmp_path

@@ -36,22 +36,10 @@ def saved(run: Path) -> dict:
 def test_the_bash_script_and_its_metrics(here):
     """`bash recipe/gspo/gspo_dynamic_sampling_3b_math.sh`, with the metrics it tells to watch."""
     script = ROOT / "recipes" / "gspo" / "gspo_dynamic_sampling_3b_math.sh"
-    environment = {
-        **os.environ,
-        "PYTHON": sys.executable,
-        "TRAIN_FILES": "gsm8k:gsm8k",
-        "OMP_NUM_THREADS": "1",
-    }
-    words = [
-        *TINY,
-        "data.gen_batch_size=6",
-        "actor_rollout_ref.rollout.n=2",
-        "trainer.total_training_steps=5",
-    ]
+    environment = {**os.environ, "PYTHON": sys.executable, "TRAIN_FILES": "gsm8k:gsm8k", "OMP_NUM_THREADS": "1"}
+    words = [*TINY, "data.gen_batch_size=6", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=5"]
     words += ["actor_rollout_ref.actor.optim.lr=1e-2", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
-    done = subprocess.run(
-        ["bash", str(script), *words], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(["bash", str(script), *words], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1].removeprefix("result: "))
     assert result["steps"] == 5 and Path(result["run"]).name == "gspo_dynamic_sampling_3b_math"
@@ -141,15 +129,11 @@ def test_every_command_of_the_standalone_document_trains(here, line):
     config = saved(run)
     (row,) = rows(run)
     expected = dict(zip(words[::2], words[1::2]))
-    assert config["actor_rollout_ref"]["model"]["path"] == expected.get(
-        "--model_name", "Qwen/Qwen2.5-7B-Instruct"
-    )
+    assert config["actor_rollout_ref"]["model"]["path"] == expected.get("--model_name", "Qwen/Qwen2.5-7B-Instruct")
     assert config["data"]["train_files"] == expected.get("--dataset", "mixed")
     assert row["actor/clip_ratio_low"] == float(expected.get("--left_clip_range", 3e-4))
     assert row["actor/lr"] == float(expected.get("--learning_rate", 1e-6))
-    updates = (
-        config["data"]["train_batch_size"] // config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
-    )
+    updates = config["data"]["train_batch_size"] // config["actor_rollout_ref"]["actor"]["ppo_mini_batch_size"]
     assert updates == int(expected.get("--update_frequency", updates))
 
 
@@ -196,15 +180,9 @@ def test_token_level_is_ppo(here):
 
 def test_too_many_generation_batches_reads_as_the_document_says(here, capsys):
     """`ValueError: num_gen_batches=10 >= max_num_gen_batches=10. Generated too many batches. …`."""
-    (here / "always.py").write_text(
-        "def compute_score(data_source, solution_str, ground_truth):\n    return 1.0\n"
-    )
+    (here / "always.py").write_text("def compute_score(data_source, solution_str, ground_truth):\n    return 1.0\n")
     main = load_script("recipes/gspo/main_gspo_dynamic.py").main
-    words = [
-        "data.gen_batch_size=4",
-        "actor_rollout_ref.rollout.n=2",
-        "custom_reward_function.path=always.py",
-    ]
+    words = ["data.gen_batch_size=4", "actor_rollout_ref.rollout.n=2", "custom_reward_function.path=always.py"]
     words += ["algorithm.filter_groups.max_num_gen_batches=10", "data.num_train_samples=64"]
     assert main([*TINY[:-3], *TINY[-2:], *words]) == 3
     message = capsys.readouterr().err

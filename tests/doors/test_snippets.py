@@ -68,8 +68,7 @@ def on_a_cluster(trainer_class: Any) -> dict[str, Any]:
     return {
         "role_worker_mapping": {Role.ActorRollout: worker, Role.Critic: worker, Role.RefPolicy: worker},
         "resource_pool_manager": ResourcePoolManager(
-            resource_pool_spec={pool: [1]},
-            mapping={Role.ActorRollout: pool, Role.Critic: pool, Role.RefPolicy: pool},
+            resource_pool_spec={pool: [1]}, mapping={Role.ActorRollout: pool, Role.Critic: pool, Role.RefPolicy: pool}
         ),
     }
 
@@ -84,8 +83,7 @@ def test_example_1_grpo_with_dynamic_sampling(here, trainer_class):
         ),
         data=DataConfig(gen_batch_size=1536, train_batch_size=512),
         actor_rollout_ref=ActorRolloutRefConfig(
-            rollout=RolloutConfig(n=5),
-            actor=ActorConfig(use_kl_loss=True, kl_loss_coef=0.001),
+            rollout=RolloutConfig(n=5), actor=ActorConfig(use_kl_loss=True, kl_loss_coef=0.001)
         ),
         trainer=PPOTrainerConfig(critic_warmup=0),
     )
@@ -177,13 +175,9 @@ def test_cluster_arguments_are_told_to_have_no_effect_in_one_process():
 
 
 def test_the_class_in_one_process_takes_every_argument_of_the_one_on_a_cluster(here):
-    ours, theirs = (
-        list(inspect.signature(c).parameters) for c in (PPOTrainerWithSampling, RayPPOTrainerWithSampling)
-    )
+    ours, theirs = (list(inspect.signature(c).parameters) for c in (PPOTrainerWithSampling, RayPPOTrainerWithSampling))
     assert ours == theirs
-    with pytest.warns(
-        UserWarning, match="ray_worker_group_cls has no effect: PPOTrainerWithSampling trains in this"
-    ):
+    with pytest.warns(UserWarning, match="ray_worker_group_cls has no effect: PPOTrainerWithSampling trains in this"):
         trainer = PPOTrainerWithSampling(
             shrink(TrainerConfig()),
             ray_worker_group_cls=object,
@@ -219,27 +213,15 @@ def test_without_ray_the_documents_class_is_the_in_process_one(monkeypatch):
             "algorithm.filter_groups.max_num_gen_batches",
             5,
         ),
-        (
-            "actor:\n  importance_sampling_level: sequence",
-            "actor_rollout_ref.actor.policy_loss.loss_mode",
-            "gspo",
-        ),
+        ("actor:\n  importance_sampling_level: sequence", "actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"),
         (
             "algorithm: {filter_groups: {enable: true, metric: acc, max_num_gen_batches: 10}}\n"
             "data: {gen_batch_size: 1536, train_batch_size: 512}\nactor_rollout_ref: {rollout: {n: 5}}",
             "data.gen_batch_size",
             1536,
         ),
-        (
-            "algorithm: {filter_groups: {enable: false}}\ndata: {train_batch_size: 512}",
-            "data.train_batch_size",
-            512,
-        ),
-        (
-            "algorithm: {filter_groups: {enable: true, max_num_gen_batches: 0}}",
-            "algorithm.filter_groups.enable",
-            True,
-        ),
+        ("algorithm: {filter_groups: {enable: false}}\ndata: {train_batch_size: 512}", "data.train_batch_size", 512),
+        ("algorithm: {filter_groups: {enable: true, max_num_gen_batches: 0}}", "algorithm.filter_groups.enable", True),
     ],
 )
 def test_the_yaml_of_the_documents_loads(tmp_path: Path, text, key, value):

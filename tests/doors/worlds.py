@@ -50,9 +50,7 @@ def furnish(folder: Path) -> None:
     (folder / "even_reward.py").write_text(REWARD)
     (folder / "gsm8k").mkdir()
     for split in ("train", "test"):
-        rows = [
-            {"question": f"{split} {i}: how much is {i} and 2?", "answer": f"#### {i + 2}"} for i in range(64)
-        ]
+        rows = [{"question": f"{split} {i}: how much is {i} and 2?", "answer": f"#### {i + 2}"} for i in range(64)]
         (folder / "gsm8k" / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
 

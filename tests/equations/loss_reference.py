@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 LOSSES = ("gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo")
-AGGREGATIONS = (
-    "token-mean",
-    "seq-mean-token-sum",
-    "seq-mean-token-mean",
-    "seq-mean-token-sum-norm",
-    "token-sum",
-)
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum")
 DEFAULTS = {
     "gspo": (3e-4, 4e-4, "seq-mean-token-mean"),
     "gspo_token": (3e-4, 4e-4, "seq-mean-token-mean"),

@@ -36,9 +36,7 @@ def test_value_gradient_and_metrics(loss, mode, cap):
     expected, expected_gradient = loss_and_gradient(loss, case, weights=weights)
     tensors = case.tensors()
     tensors["log_probs"].requires_grad_()
-    value, metrics = compute_policy_loss(
-        loss, **tensors, behav_imp_weight_mode=mode, behav_imp_weight_cap=cap
-    )
+    value, metrics = compute_policy_loss(loss, **tensors, behav_imp_weight_mode=mode, behav_imp_weight_cap=cap)
     value.backward()
     assert value.item() == pytest.approx(expected, rel=1e-10)
     for grad, row in zip(tensors["log_probs"].grad, expected_gradient):

@@ -122,9 +122,7 @@ class TestMessages:
             compute_policy_loss("gspo", ONES, ONES, torch.ones(2), ONES, **{key: -0.1})
 
     def test_level_a_loss_cannot_use(self):
-        with pytest.raises(
-            ValueError, match="importance_sampling_level=token cannot be used with loss_mode=gspo"
-        ):
+        with pytest.raises(ValueError, match="importance_sampling_level=token cannot be used with loss_mode=gspo"):
             get_policy_loss("gspo").resolve(LossSettings(level="token"))
 
     def test_fixed_length_is_required(self):

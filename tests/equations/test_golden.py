@@ -62,7 +62,5 @@ def test_metrics():
     assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(1 / 3)
     assert metrics["actor/seq_importance_ratio/min"] == pytest.approx(0.99920032, abs=5e-9)
     assert metrics["actor/seq_importance_ratio/max"] == pytest.approx(1.00066689, abs=5e-9)
-    assert metrics["actor/seq_importance_ratio"] == pytest.approx(
-        (1.00066689 + 0.99920032 + 0.999925) / 3, abs=5e-9
-    )
+    assert metrics["actor/seq_importance_ratio"] == pytest.approx((1.00066689 + 0.99920032 + 0.999925) / 3, abs=5e-9)
     assert metrics["actor/ppo_kl"] == pytest.approx(-0.0001 / 9, rel=1e-9)

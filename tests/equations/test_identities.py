@@ -78,9 +78,7 @@ def test_gspo_gradient_in_closed_form(seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_single_token_gspo_is_grpo(seed):
     case = random_case(seed, 1e-3, max_length=1, empty=False)
-    grpo = run(
-        "vanilla", case, clip_ratio_low=3e-4, clip_ratio_high=4e-4, loss_agg_mode="seq-mean-token-mean"
-    )
+    grpo = run("vanilla", case, clip_ratio_low=3e-4, clip_ratio_high=4e-4, loss_agg_mode="seq-mean-token-mean")
     assert_same(run("gspo", case), grpo)
 
 

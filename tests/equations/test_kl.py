@@ -76,16 +76,13 @@ def test_kl_loss_adds_up_over_micro_batches_and_ignores_padding():
     for aggregation in ("token-mean", "seq-mean-token-mean"):
         whole = kl_loss("k3", new, ref, mask, totals, aggregation)
         parts = [
-            kl_loss("k3", new[rows], ref[rows], mask[rows], totals, aggregation)
-            for rows in (slice(0, 1), slice(1, 4))
+            kl_loss("k3", new[rows], ref[rows], mask[rows], totals, aggregation) for rows in (slice(0, 1), slice(1, 4))
         ]
         assert sum(part.loss for part in parts).item() == pytest.approx(whole.loss.item(), rel=1e-13)
         merged = parts[0].metrics["actor/kl_loss"].merge(parts[1].metrics["actor/kl_loss"])
         assert merged.result() == pytest.approx(whole.loss.item(), rel=1e-13)
     expected = sum(math.exp(-d) + d - 1 for d in (new - ref)[mask.bool()].tolist()) / 6
-    assert kl_loss("k3", new, ref, mask, totals, "token-mean").loss.item() == pytest.approx(
-        expected, rel=1e-12
-    )
+    assert kl_loss("k3", new, ref, mask, totals, "token-mean").loss.item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_regulariser_is_the_weighted_kl_term_minus_the_weighted_entropy():

@@ -48,9 +48,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"no row {', '.join(unknown)}; there are {', '.join(checks)}")
     print(f"seed {seed}", flush=True)
     rows = [_run(id, checks[id], seed) for id in options.rows or checks]
-    options.json.write_text(
-        json.dumps({"seed": seed, "rows": [dataclasses.asdict(r) for r in rows]}, indent=1)
-    )
+    options.json.write_text(json.dumps({"seed": seed, "rows": [dataclasses.asdict(r) for r in rows]}, indent=1))
     failed = sum(not row.passed for row in rows)
     print(f"{len(rows) - failed} passed, {failed} failed")
     return 1 if failed else 0
@@ -63,10 +61,7 @@ def _run(id: str, check: Check, seed: int) -> Row:
     except Exception as error:
         row = Row(id, "", False, "".join(traceback.format_exception(error))[-1500:])
     row = dataclasses.replace(row, seconds=round(time.monotonic() - start, 1))
-    print(
-        f"{'pass' if row.passed else 'FAIL'}  {row.id:3s}  {row.title}: {row.detail} ({row.seconds} s)",
-        flush=True,
-    )
+    print(f"{'pass' if row.passed else 'FAIL'}  {row.id:3s}  {row.title}: {row.detail} ({row.seconds} s)", flush=True)
     return row
 
 

@@ -55,11 +55,7 @@ def broken_configs(seed: int) -> Row:
     slowest = 0.0
     for words, name in BROKEN:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE, *words.split()],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            [sys.executable, "-c", _PROBE, *words.split()], capture_output=True, text=True, timeout=60, check=False
         )
         said = done.stdout + done.stderr
         code, seconds, loaded = said.rsplit("probe ", 1)[-1].split()[:3]
@@ -67,13 +63,7 @@ def broken_configs(seed: int) -> Row:
         if code != "2" or name not in said or loaded != "none" or float(seconds) > LIMIT:
             bad.append(words)
     detail = f"{len(BROKEN) - len(bad)}/{len(BROKEN)} named, exit 2, no model library, at most {slowest:.1f} s each"
-    return Row(
-        "D2",
-        "20 broken configs",
-        not bad,
-        detail if not bad else f"not: {bad}",
-        time.monotonic() - start,
-    )
+    return Row("D2", "20 broken configs", not bad, detail if not bad else f"not: {bad}", time.monotonic() - start)
 
 
 ROWS: dict[str, Check] = {"D2": broken_configs}

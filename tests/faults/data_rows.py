@@ -15,11 +15,7 @@ from typing import Any
 
 from tests.faults.row import Check, Row
 
-_GOOD = {
-    "prompt": [{"role": "user", "content": "1+1="}],
-    "data_source": "math",
-    "reward_model": {"ground_truth": "2"},
-}
+_GOOD = {"prompt": [{"role": "user", "content": "1+1="}], "data_source": "math", "reward_model": {"ground_truth": "2"}}
 
 
 def _with(**changes: Any) -> bytes:
@@ -60,10 +56,7 @@ def d1(seed: int) -> Row:
             file = Path(folder) / f"{name}.jsonl"
             file.write_bytes(json.dumps(_GOOD).encode() + b"\n" + line + b"\n")
             done = subprocess.run(
-                [sys.executable, "-m", "gspo", "data", "show", str(file)],
-                capture_output=True,
-                text=True,
-                timeout=60,
+                [sys.executable, "-m", "gspo", "data", "show", str(file)], capture_output=True, text=True, timeout=60
             )
             if done.returncode != 2 or f"{file}:2" not in done.stderr or field not in done.stderr:
                 problems.append(f"{name}: exit {done.returncode}, {done.stderr.strip()[-200:]!r}")
@@ -116,9 +109,7 @@ def remote_model(folder: Path, canary: Path) -> None:
     _copy_model(folder)
     _plant_code(folder, canary)
     _edit(
-        folder / "config.json",
-        model_type="evil",
-        auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"},
+        folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
     )
     _load_model(folder)
 
@@ -127,11 +118,7 @@ def remote_tokenizer(folder: Path, canary: Path) -> None:
     _copy_model(folder)
     _plant_code(folder, canary)
     _edit(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.C"})
-    _edit(
-        folder / "tokenizer_config.json",
-        tokenizer_class="T",
-        auto_map={"AutoTokenizer": ["evil.T", "evil.T"]},
-    )
+    _edit(folder / "tokenizer_config.json", tokenizer_class="T", auto_map={"AutoTokenizer": ["evil.T", "evil.T"]})
     from gspo.models.load import load_tokenizer
 
     load_tokenizer(str(folder))

@@ -35,9 +35,7 @@ def kill_at(trainer_module: Any, point: str, count: int) -> None:
 
     if point.startswith("save:"):
         checkpoint = trainer_module.checkpoint
-        checkpoint.save = functools.partial(
-            checkpoint.save, hook=lambda name: reach() if name == point else None
-        )
+        checkpoint.save = functools.partial(checkpoint.save, hook=lambda name: reach() if name == point else None)
         return
     trainer = trainer_module.Trainer
     if point == "resume":

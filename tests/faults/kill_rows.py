@@ -121,9 +121,7 @@ def named_kills(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         code = bench.start(name, prepare=lambda m, p=point, c=count: faults.kill_at(m, p, c)).wait()
         if code != -signal.SIGKILL or not bench.finish(name):
             bad.append(point)
-    return not bad, f"{len(faults.POINTS) - len(bad)}/{len(faults.POINTS)} points" + (
-        f"; not: {bad}" if bad else ""
-    )
+    return not bad, f"{len(faults.POINTS) - len(bad)}/{len(faults.POINTS)} points" + (f"; not: {bad}" if bad else "")
 
 
 def repeated_resumes(bench: Bench, rng: random.Random) -> tuple[bool, str]:

@@ -86,20 +86,11 @@ def bad_numbers(bench: Bench, rng: random.Random) -> tuple[bool, str]:
             name = f"{what}-{value}"
             log = bench.folder / f"{name}.weights"
             step = rng.randint(0, 3)
-            child = bench.start(
-                name, prepare=lambda m, w=what, s=step, v=value, f=log: poison(m, w, (s,), v, f)
-            )
+            child = bench.start(name, prepare=lambda m, w=what, s=step, v=value, f=log: poison(m, w, (s,), v, f))
             code = child.wait()
-            rows = [
-                json.loads(line) for line in (bench.folder / name / "metrics.jsonl").read_text().splitlines()
-            ]
+            rows = [json.loads(line) for line in (bench.folder / name / "metrics.jsonl").read_text().splitlines()]
             counted = next(r["actor/skipped_updates"] for r in rows if r["step"] == step + 1)
-            if (
-                code != 0
-                or log.read_text().split() != ["same"]
-                or counted != 2
-                or "non-finite" not in child.said()
-            ):
+            if code != 0 or log.read_text().split() != ["same"] or counted != 2 or "non-finite" not in child.said():
                 bad.append(name)
     name, log = "in-a-row", bench.folder / "in-a-row.weights"
     child = bench.start(name, prepare=lambda m: poison(m, "loss", (1, 2, 3), float("nan"), log))
@@ -107,9 +98,7 @@ def bad_numbers(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         bad.append("three in a row")
     return (
         not bad,
-        "6 injections skipped to the bit and counted; three in a row stop with code 4"
-        if not bad
-        else f"not: {bad}",
+        "6 injections skipped to the bit and counted; three in a row stop with code 4" if not bad else f"not: {bad}",
     )
 
 

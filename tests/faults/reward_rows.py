@@ -116,16 +116,10 @@ def nonsense(seed: int) -> Row:
         for word, rollout in zip(words, rollouts[::2])
         if not _named(rollout, "compute_score", "row-")
     ]
-    problems += [
-        f"a fine answer gave {r.reward}" for r in rollouts[1::2] if not r.reward or r.reward.score != 4
-    ]
-    problems += [
-        f"wrong length gave {r.reward}" for r in wrong_length if not _named(r, "too_many", "4 values")
-    ]
+    problems += [f"a fine answer gave {r.reward}" for r in rollouts[1::2] if not r.reward or r.reward.score != 4]
+    problems += [f"wrong length gave {r.reward}" for r in wrong_length if not _named(r, "too_many", "4 values")]
     problems += _finish(scorer) + _finish(batch)
-    return _row(
-        "F2", "reward returns nonsense", problems, f"{len(words)} kinds and a wrong length missing, never 0"
-    )
+    return _row("F2", "reward returns nonsense", problems, f"{len(words)} kinds and a wrong length missing, never 0")
 
 
 def hanging(seed: int) -> Row:
@@ -139,16 +133,16 @@ def hanging(seed: int) -> Row:
     hung = score_all(scorer, texts)
     seconds = time.monotonic() - start
     honest = score_all(scorer, ["abc"] * 64)
-    problems = [
-        f"a hung reward gave {r.reward}" for r in hung if not _named(r, "compute_score", "no result within")
-    ]
+    problems = [f"a hung reward gave {r.reward}" for r in hung if not _named(r, "compute_score", "no result within")]
     problems += ["capacity did not recover"] * any(r.reward is None or r.reward.score != 3 for r in honest)
     if seconds > 2 * deadline:
         problems.append(f"64 hung rewards took {seconds:.1f} s, at most {2 * deadline:g} s were promised")
     if pool.counts.latest_kill > 0.5:
         problems.append(f"one was killed {pool.counts.latest_kill:.2f} s after its deadline")
     problems += _finish(scorer)
-    detail = f"{seconds / deadline:.2f} deadlines, killed at most {pool.counts.latest_kill:.2f} s late, 64 honest scored"
+    detail = (
+        f"{seconds / deadline:.2f} deadlines, killed at most {pool.counts.latest_kill:.2f} s late, 64 honest scored"
+    )
     return _row("F3", "64 rewards hang", problems, detail)
 
 
@@ -170,9 +164,7 @@ def too_many_failures(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         or "arithmetic/train/" not in said
     ):
         problems.append(f"60 % failures gave exit code {code}: {said[-500:]}")
-    return not problems, "; ".join(
-        problems
-    ) or f"5 % goes on; 60 % stops with exit code {code} and the first exception"
+    return not problems, "; ".join(problems) or f"5 % goes on; 60 % stops with exit code {code} and the first exception"
 
 
 def _count_failures(run: Path) -> float:
@@ -210,10 +202,7 @@ def killed_worker(seed: int) -> Row:
         problems.append(f"a reward that kills its worker gave {twice[0].reward}, {twice[0].failure}")
     problems += _finish(scorer)
     return _row(
-        "F5",
-        "reward workers killed",
-        problems,
-        f"{kills} workers and the server killed, 96 of 96 rewards right",
+        "F5", "reward workers killed", problems, f"{kills} workers and the server killed, 96 of 96 rewards right"
     )
 
 
@@ -233,9 +222,7 @@ def _kill(pid: int) -> int:
 
 def hostile_math(seed: int) -> Row:
     """D4: the right verdict on each hostile answer within half a second, and nothing of it runs."""
-    grade_math(
-        "\\boxed{\\sqrt{8}}", "2\\sqrt{2}"
-    )  # the verifying process starts here, as it would at the run's start
+    grade_math("\\boxed{\\sqrt{8}}", "2\\sqrt{2}")  # the verifying process starts here, as it would at the run's start
     problems, slowest = [], 0.0
     with tempfile.TemporaryDirectory() as folder:
         canary = Path(folder) / "canary"
@@ -266,22 +253,15 @@ def same_verdicts(seed: int) -> Row:
     """D5: the verdicts on 1,000 pairs are right, and the same from one thread, eight threads and a subprocess."""
     one = pair_verdicts(_NUM_PAIRS, seed, num_threads=1)
     eight = pair_verdicts(_NUM_PAIRS, seed, num_threads=8)
-    code = (
-        f"from tests.faults.reward_rows import pair_verdicts; print(pair_verdicts({_NUM_PAIRS}, {seed}, 1))"
-    )
+    code = f"from tests.faults.reward_rows import pair_verdicts; print(pair_verdicts({_NUM_PAIRS}, {seed}, 1))"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     symbolic.close()
     problems = ["eight threads give other verdicts than one"] * (eight != one)
-    problems += [f"a subprocess gives other verdicts: {process.stderr[-300:]}"] * (
-        process.stdout.strip() != one
-    )
+    problems += [f"a subprocess gives other verdicts: {process.stderr[-300:]}"] * (process.stdout.strip() != one)
     wrong = sum(a + b != "10" for a, b in zip(one[::2], one[1::2]))
     problems += [f"{wrong} pairs are graded wrongly"] * bool(wrong)
     return _row(
-        "D5",
-        "1,000 right/wrong pairs",
-        problems,
-        "identical from 1 thread, 8 threads, a subprocess; all right",
+        "D5", "1,000 right/wrong pairs", problems, "identical from 1 thread, 8 threads, a subprocess; all right"
     )
 
 

@@ -58,9 +58,7 @@ def attack_fault(sandbox: Sandbox, attack: Attack, world: World) -> str:
 def _confined(sandbox: Sandbox, attack: Attack, world: World) -> Outcome:
     source = world.fill(attack.source)
     if attack.kind == "verdict":
-        reward = grade_code(
-            source, cases_for(attack, world), timeout=DEADLINE, memory=MEMORY_LIMIT, sandbox=sandbox
-        )
+        reward = grade_code(source, cases_for(attack, world), timeout=DEADLINE, memory=MEMORY_LIMIT, sandbox=sandbox)
         return Outcome(earned=reward.score > 0 or reward.extra["tests_passed"] > 0)
     result = sandbox.run(source, wall=DEADLINE, memory=MEMORY_LIMIT)
     earned = result.ok and same_output(result.stdout, world.expected)
@@ -88,9 +86,7 @@ def honest_fault(sandbox: Sandbox, honest: Honest) -> str:
     if result.ok and result.stdout == honest.expected.encode():
         return ""
     said = result.stderr.decode(errors="replace").strip()[-200:]
-    return (
-        f"{honest.name} at level {sandbox.level}: exit {result.exit_code}, signal {result.signal}, {said!r}"
-    )
+    return f"{honest.name} at level {sandbox.level}: exit {result.exit_code}, signal {result.signal}, {said!r}"
 
 
 def honest_programs(level: int) -> list[Honest]:
@@ -113,9 +109,7 @@ def honest_row(seed: int) -> Row:
             faults += [fault for program in programs if (fault := honest_fault(sandbox, program))]
         count += len(programs)
     detail = f"{count - len(faults)}/{count} ran at levels {levels}, {len(faults)} refused" + _listed(faults)
-    return Row(
-        "S2", "honest programs are not refused", not faults and len(HONEST) >= 30 and bool(levels), detail
-    )
+    return Row("S2", "honest programs are not refused", not faults and len(HONEST) >= 30 and bool(levels), detail)
 
 
 def naive_row(seed: int) -> Row:
@@ -130,12 +124,7 @@ def naive_row(seed: int) -> Row:
             (succeeded if attack.succeeded(world, outcome) else failed).append(attack.name)
             world.sweep()
     detail = f"{len(succeeded)}/{len(order)} succeed without isolation (at least {MUST_SUCCEED})"
-    return Row(
-        "S3",
-        "the attacks bite",
-        len(succeeded) >= MUST_SUCCEED,
-        f"{detail}; not: {', '.join(sorted(failed))}",
-    )
+    return Row("S3", "the attacks bite", len(succeeded) >= MUST_SUCCEED, f"{detail}; not: {', '.join(sorted(failed))}")
 
 
 def mixed_row(seed: int, runs: int = MIXED_RUNS) -> Row:
@@ -166,9 +155,7 @@ def _mix(sandbox: Sandbox, draw: random.Random, runs: int) -> list[str]:
         lambda: _wrong(sandbox, "open('/etc/passwd')", 7, None),
         lambda: _wrong(sandbox, "import os\nos.fork()\nprint(8)", 7, None),
         lambda: _wrong_call(sandbox, "def f(n): return n + 1", draw.randrange(10**6), True),
-        lambda: _wrong_call(
-            sandbox, "class I(int):\n    __eq__ = lambda s, o: True\ndef f(n): return I(n)", 3, False
-        ),
+        lambda: _wrong_call(sandbox, "class I(int):\n    __eq__ = lambda s, o: True\ndef f(n): return I(n)", 3, False),
     ]
     return [fault for _ in range(runs) if (fault := draw.choice(kinds)())]
 
@@ -205,9 +192,4 @@ def _listed(faults: list[str]) -> str:
     return "; " + "; ".join(faults[:5]) if faults else ""
 
 
-ROWS: dict[str, Callable[[int], Row]] = {
-    "S1": hostile_row,
-    "S2": honest_row,
-    "S3": naive_row,
-    "S4": mixed_row,
-}
+ROWS: dict[str, Callable[[int], Row]] = {"S1": hostile_row, "S2": honest_row, "S3": naive_row, "S4": mixed_row}

@@ -58,10 +58,7 @@ def damaged_files(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         same = bench.finish(copy.name)
         resumed += same and "DAMAGED" in (bench.folder / f"{copy.name}.log").read_text()
     passed = not missed and resumed == len(names)
-    return (
-        passed,
-        f"{cases - len(missed)}/{cases} detected, {resumed}/{len(names)} resumed to the same bits, loudly",
-    )
+    return (passed, f"{cases - len(missed)}/{cases} detected, {resumed}/{len(names)} resumed to the same bits, loudly")
 
 
 class _spared:

@@ -9,16 +9,7 @@ from hypothesis import strategies as st
 
 from gspo.algo import compute_advantage
 
-NAMES = (
-    "grpo",
-    "dr_grpo",
-    "rloo",
-    "opo",
-    "grpo_passk",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "gae",
-)
+NAMES = ("grpo", "dr_grpo", "rloo", "opo", "grpo_passk", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae")
 
 
 @st.composite

@@ -39,9 +39,7 @@ def evaluate(loss, case: Case, options: LossSettings, totals: BatchTotals, width
     mask = tensors["response_mask"]
     log_probs = tensors["log_probs"].requires_grad_()
     advantages = tensors["advantages"].unsqueeze(-1).expand(mask.shape)
-    x = LossInputs(
-        log_probs, tensors["old_log_probs"], advantages, mask, totals, tensors["rollout_log_probs"]
-    )
+    x = LossInputs(log_probs, tensors["old_log_probs"], advantages, mask, totals, tensors["rollout_log_probs"])
     out = get_policy_loss(loss)(x, options)
     (gradient,) = torch.autograd.grad(out.loss, log_probs)
     assert torch.equal(gradient[mask == 0], torch.zeros_like(gradient[mask == 0]))

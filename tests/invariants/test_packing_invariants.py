@@ -49,10 +49,7 @@ def test_every_response_token_has_the_hidden_state_of_its_own_row(batch, budget,
                 micro = forward.micro(batch, part, "cpu")
                 with forward.running():
                     hidden = micro.hidden(forward.decoder)
-                places = (
-                    torch.tensor(part)[micro.slots // micro.num_response],
-                    micro.slots % micro.num_response,
-                )
+                places = (torch.tensor(part)[micro.slots // micro.num_response], micro.slots % micro.num_response)
                 assert (seen[places] == 0).all()  # no token is computed by two micro-batches
                 seen[places] = hidden
         plain = micro_batch(batch, list(range(batch.num_sequences)), "cpu")

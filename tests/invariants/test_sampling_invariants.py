@@ -15,9 +15,7 @@ from gspo.seeding import derive_seed
 from gspo.types import Group, Reward
 from tests.sampling.world import World, number
 
-EXAMPLES = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
+EXAMPLES = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 FINAL_FATES = ("kept", "unfiltered", "all_right", "all_wrong", "same_score", "reward_failed")
 
 

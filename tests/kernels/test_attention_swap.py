@@ -36,10 +36,7 @@ def test_the_registered_function_runs_within_the_context_only():
 
 def test_an_error_within_the_context_restores_the_attention():
     model = make_model("llama")
-    with (
-        pytest.raises(RuntimeError, match="on purpose"),
-        swapped_attention(configs_of(model), {"sdpa": "test_zero"}),
-    ):
+    with pytest.raises(RuntimeError, match="on purpose"), swapped_attention(configs_of(model), {"sdpa": "test_zero"}):
         raise RuntimeError("on purpose")
     assert model.config._attn_implementation == "sdpa"
 

@@ -113,9 +113,7 @@ def test_a_sequence_does_not_depend_on_those_beside_it_nor_on_threads():
     whole = PackedSequences.of(extents).attend(q, k, v, 0.2, None)
     start, length, prefix, size = extents[2]
     keys = [*range(prefix, prefix + size), *range(start, start + length)]
-    alone = PackedSequences.of([(0, size, 0, 0), (size, length, 0, size)]).attend(
-        q[keys], k[keys], v[keys], 0.2, None
-    )
+    alone = PackedSequences.of([(0, size, 0, 0), (size, length, 0, size)]).attend(q[keys], k[keys], v[keys], 0.2, None)
     assert torch.equal(alone[size:], whole[start : start + length])
     threads = torch.get_num_threads()
     grads = []
@@ -150,9 +148,7 @@ def test_a_decode_step_attends_to_the_cache_and_stores_its_token(group, window):
             rest = [i for i in range(most) if i != length]
             assert torch.equal(cache[row][:, rest], old[row][:, rest])
         first = max(0, length + 1 - window) if window else 0
-        own_k, own_v = (
-            x[row, :, first : length + 1].repeat_interleave(2, 0).double() for x in (keys, values)
-        )
+        own_k, own_v = (x[row, :, first : length + 1].repeat_interleave(2, 0).double() for x in (keys, values))
         weights = (own_k @ q[row].double()[:, :, None] * 0.2).softmax(1)
         assert torch.allclose(got[row].double(), (weights * own_v).sum(1), atol=1e-5)
     alone = SharedPrompts(rows)
@@ -162,9 +158,7 @@ def test_a_decode_step_attends_to_the_cache_and_stores_its_token(group, window):
     for num_threads, num in ((1, rows), (2, rows), (2, 11)):  # other chunks
         torch.set_num_threads(num_threads)
         shared.move([], [])
-        again = decode_attend(
-            q[:num], k[:num], v[:num], keys, values, lengths[:num], *shared.chunks(num), 0.2, window
-        )
+        again = decode_attend(q[:num], k[:num], v[:num], keys, values, lengths[:num], *shared.chunks(num), 0.2, window)
         assert torch.equal(again, got[:num])
     torch.set_num_threads(threads)
 

@@ -26,9 +26,7 @@ def test_values_and_gradients(size, spread):
         assert torch.allclose(g.double(), w, rtol=1e-6, atol=2e-6)
     for chosen, entropy in ((1, 0), (0, 1), (1, 1)):
         parts = [(i, slopes[i]) for i, used in enumerate((chosen, entropy)) if used]
-        ours = torch.autograd.grad(
-            [got[i] for i, _ in parts], logits, [s for _, s in parts], retain_graph=True
-        )[0]
+        ours = torch.autograd.grad([got[i] for i, _ in parts], logits, [s for _, s in parts], retain_graph=True)[0]
         theirs = torch.autograd.grad(
             [want[i] for i, _ in parts], wide, [s.double() for _, s in parts], retain_graph=True
         )[0]
@@ -38,9 +36,7 @@ def test_values_and_gradients(size, spread):
 def test_tokens_that_cannot_be_drawn_have_no_part():
     logits = torch.tensor([[0.0, -torch.inf, 0.0, -torch.inf]], requires_grad=True)
     chosen, entropy = ChosenLogProbs.apply(logits, torch.tensor([2]))
-    assert torch.allclose(chosen, torch.tensor(0.5).log()) and torch.allclose(
-        entropy, torch.tensor(2.0).log()
-    )
+    assert torch.allclose(chosen, torch.tensor(0.5).log()) and torch.allclose(entropy, torch.tensor(2.0).log())
     (chosen + entropy).sum().backward()
     assert torch.allclose(logits.grad, torch.tensor([[-0.5, 0.0, 0.5, 0.0]]), atol=1e-6)
 

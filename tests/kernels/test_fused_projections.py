@@ -55,8 +55,7 @@ def test_a_fused_model_saves_and_loads_as_before(tmp_path):
     assert len(saved) >= len(before) - 1
     model.load_state_dict({name: p * 2 for name, p in model.state_dict().items()})
     assert torch.equal(
-        model.get_parameter("model.layers.0.mlp.up_proj.weight"),
-        before["model.layers.0.mlp.up_proj.weight"] * 2,
+        model.get_parameter("model.layers.0.mlp.up_proj.weight"), before["model.layers.0.mlp.up_proj.weight"] * 2
     )
 
 

@@ -113,9 +113,7 @@ def test_decoupled_gspo_is_stable_at_staleness_four(tmp_path):
     gspo, rows = train_embedded(
         tmp_path / "gspo", *stale, f"{ACTOR}.use_decoupled_loss=true", f"{ACTOR}.behav_imp_weight_cap=5.0"
     )
-    plain, _ = train_embedded(
-        tmp_path / "plain", *stale, f"{LOSS}=vanilla", f"{ACTOR}.old_log_prob_source=rollout"
-    )
+    plain, _ = train_embedded(tmp_path / "plain", *stale, f"{LOSS}=vanilla", f"{ACTOR}.old_log_prob_source=rollout")
     print(f"staleness 4: decoupled GSPO {gspo['final_acc']:.3f}, plain token ratio {plain['final_acc']:.3f}")
     assert max(row["train/staleness/max"] for row in rows) == 4
     assert max(row["actor/rollout_ratio_token/max"] for row in rows) > 1.5  # the answers are really old

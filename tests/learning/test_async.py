@@ -33,11 +33,7 @@ def test_async_reaches_the_accuracy_of_sync_on_the_embedded_task(tmp_path):
 
 @pytest.mark.slow
 def test_workers_in_step_train_the_embedded_model_as_one_process_does(tmp_path):
-    short = (
-        "trainer.total_training_steps=3",
-        "trainer.val_before_train=false",
-        "trainer.val_after_train=false",
-    )
+    short = ("trainer.total_training_steps=3", "trainer.val_before_train=false", "trainer.val_after_train=false")
     arms = {
         "one": ("algorithm.filter_groups.max_staleness=0",),
         "two": ("algorithm.filter_groups.max_staleness=0", f"{ROLLOUT}num_workers=2"),

@@ -19,8 +19,7 @@ from gspo.seeding import derive_seed
 
 def train(folder, *overrides, reward=None, patch=None):
     config = load(
-        None,
-        [f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.num_threads=1", *overrides],
+        None, [f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.num_threads=1", *overrides]
     )
     trainer = Trainer(config, reward_fn=reward, console=Console(enabled=False))
     if patch is not None:
@@ -85,9 +84,7 @@ def shuffle_advantages(trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_random_reward_changes_nothing(tmp_path, seed):
-    result, _ = train(
-        tmp_path, f"trainer.seed={seed}", "algorithm.filter_groups.metric=seq_reward", reward=coin
-    )
+    result, _ = train(tmp_path, f"trainer.seed={seed}", "algorithm.filter_groups.metric=seq_reward", reward=coin)
     assert within_noise(result), result
 
 

@@ -62,10 +62,7 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 def texts(folder: Path, step: int) -> list[Any]:
     file = folder / "run" / "groups" / f"step-{step:06d}.jsonl.gz"
-    return [
-        (g["submission"], g["version"], g["fate"], [r["text"] for r in g["responses"]])
-        for g in read_groups(file)
-    ]
+    return [(g["submission"], g["version"], g["fate"], [r["text"] for r in g["responses"]]) for g in read_groups(file)]
 
 
 @pytest.mark.parametrize(
@@ -187,9 +184,7 @@ def test_what_async_asks_for_is_checked():
     warned = {w.key for w in load(overrides=ahead).warnings}
     assert "actor_rollout_ref.actor.use_decoupled_loss" in warned
     decoupled = [*ahead, "actor_rollout_ref.actor.use_decoupled_loss=true"]
-    assert "actor_rollout_ref.actor.use_decoupled_loss" not in {
-        w.key for w in load(overrides=decoupled).warnings
-    }
+    assert "actor_rollout_ref.actor.use_decoupled_loss" not in {w.key for w in load(overrides=decoupled).warnings}
     for other, key in (
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward"),
         ("algorithm.filter_groups.strategy=rounds", "algorithm.filter_groups.strategy"),

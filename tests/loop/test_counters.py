@@ -9,10 +9,7 @@ from gspo.metrics import Metric
 
 
 def tokens(generated: int, wasted: int) -> dict[str, Metric]:
-    return {
-        "train/generated_tokens": Metric("sum", generated),
-        "train/wasted_tokens": Metric("sum", wasted),
-    }
+    return {"train/generated_tokens": Metric("sum", generated), "train/wasted_tokens": Metric("sum", wasted)}
 
 
 def test_tokens_add_up_over_steps():

@@ -8,10 +8,7 @@ import torch
 from tests.checkpoint.test_resume import train
 from tests.support.small_run import final_state, make_model
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

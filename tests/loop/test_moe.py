@@ -24,11 +24,7 @@ EXPERTS = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok":
 def make_moe(folder, kind: str):
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
-    ids = {
-        "vocab_size": len(tokenizer),
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model = (
         Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **EXPERTS, **ids))
         if kind == "qwen3_moe"

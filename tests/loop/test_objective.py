@@ -45,10 +45,7 @@ def test_defaults_are_filled_in_once_where_the_loss_is_bound(monkeypatch):
 
 @pytest.mark.parametrize(
     "value",
-    [
-        BoundLoss("gspo", LossSettings()),
-        BoundRegulariser("token-mean", kl_coef=0.1, kl_kind="k2", entropy_coeff=0.01),
-    ],
+    [BoundLoss("gspo", LossSettings()), BoundRegulariser("token-mean", kl_coef=0.1, kl_kind="k2", entropy_coeff=0.01)],
     ids=lambda value: type(value).__name__,
 )
 def test_they_travel_as_plain_numbers(value):

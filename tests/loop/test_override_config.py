@@ -99,9 +99,7 @@ def test_a_checkpoint_loads_plainly_as_the_model_that_was_trained(tmp_path, mode
 
 def test_a_resumed_run_is_the_whole_run_to_the_bit(tmp_path, model, whole):
     train(tmp_path, model, OVERRIDE, STEPS, stop_after=1)
-    with pytest.raises(
-        ResumeRefused, match=r"override_config\.rms_norm_eps: 0\.3 in the checkpoint, 'unset' now"
-    ):
+    with pytest.raises(ResumeRefused, match=r"override_config\.rms_norm_eps: 0\.3 in the checkpoint, 'unset' now"):
         train(tmp_path, model, STEPS)
     train(tmp_path, model, OVERRIDE, STEPS)
     assert final_state(tmp_path / "run") == final_state(whole / "run")
@@ -118,9 +116,7 @@ def test_reference_and_critic_have_the_same_config(tmp_path, model):
     t.train_step()
     decoders = (t.parts.roles.reference.scorer.model, t.parts.roles.critic.model.decoder)
     assert [d.config.rms_norm_eps for d in decoders] == [0.3, 0.3]
-    assert [float(d.base_model.rotary_emb.inv_freq[1]) for d in decoders] == pytest.approx(
-        [50 ** (-2 / 8)] * 2
-    )
+    assert [float(d.base_model.rotary_emb.inv_freq[1]) for d in decoders] == pytest.approx([50 ** (-2 / 8)] * 2)
     t.close()
     assert rows(tmp_path)[0]["actor/kl_loss"] < 0.01
 
@@ -152,10 +148,7 @@ def test_special_tokens_end_responses_in_workers_too(tmp_path, model):
 
 
 def test_what_does_not_fit_ends_with_code_2_and_the_key(tmp_path, model, capsys):
-    for value, message in (
-        ("hidden_size: 16", "another shape"),
-        ("rms_norm_esp: 1", "did you mean rms_norm_eps?"),
-    ):
+    for value, message in (("hidden_size: 16", "another shape"), ("rms_norm_esp: 1", "did you mean rms_norm_eps?")):
         cfg = config(tmp_path, model, f"actor_rollout_ref.model.override_config={{{value}}}")
         assert run_training(cfg, reward_fn=even_first_byte) == 2
         shown = capsys.readouterr().err

@@ -24,18 +24,9 @@ KL_REWARD = (
 )
 STALE = (f"{FILTER}.max_staleness=4", f"{FILTER}.max_in_flight=20")
 SETUPS = {
-    "ppo with kl in loss and reward": (
-        *PPO,
-        *KL_REWARD,
-        f"{ACTOR}.use_kl_loss=true",
-        f"{ACTOR}.entropy_coeff=0.01",
-    ),
+    "ppo with kl in loss and reward": (*PPO, *KL_REWARD, f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.entropy_coeff=0.01"),
     "adapters with kl in the reward": (f"{MODEL}.lora_rank=1", f"{MODEL}.lora_alpha=4", *KL_REWARD),
-    "greedy baseline, decoupled": (
-        "algorithm.adv_estimator=remax",
-        f"{ACTOR}.use_decoupled_loss=true",
-        *STALE,
-    ),
+    "greedy baseline, decoupled": ("algorithm.adv_estimator=remax", f"{ACTOR}.use_decoupled_loss=true", *STALE),
 }
 THREE = "trainer.total_training_steps=3"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")
@@ -65,9 +56,7 @@ def test_every_role_resumes_to_the_bit_and_its_metrics_are_there(setup, tmp_path
 
 def _check_metrics(name: str, seen: list[dict]) -> None:
     if name.startswith("ppo"):
-        assert (
-            "actor/pg_loss" not in seen[0] and "actor/kl_loss" in seen[1]
-        )  # the first step only warms the critic up
+        assert "actor/pg_loss" not in seen[0] and "actor/kl_loss" in seen[1]  # the first step only warms the critic up
         for key in ("vf_loss", "vf_clipfrac", "vpred_mean", "vf_explained_var", "grad_norm", "lr"):
             assert all(f"critic/{key}" in row for row in seen)
         assert seen[0]["critic/vpred_mean"] != seen[2]["critic/vpred_mean"]
@@ -111,15 +100,9 @@ def test_what_a_step_that_only_warms_up_records_is_scored_in_every_row(tmp_path,
 
 def test_kl_is_charged_before_groups_are_filtered(tmp_path, model):
     """All answers earn the same, so only the KL penalty can tell them apart."""
-    overrides = (
-        "algorithm.use_kl_in_reward=true",
-        f"{FILTER}.metric=seq_final_reward",
-        f"{FILTER}.max_staleness=0",
-    )
+    overrides = ("algorithm.use_kl_in_reward=true", f"{FILTER}.metric=seq_final_reward", f"{FILTER}.max_staleness=0")
     ref = make_model(tmp_path / "ref", seed=3)
-    t = trainer(
-        tmp_path, model, *overrides, f"actor_rollout_ref.ref.path={ref}", reward=lambda prompt, response: 1.0
-    )
+    t = trainer(tmp_path, model, *overrides, f"actor_rollout_ref.ref.path={ref}", reward=lambda prompt, response: 1.0)
     groups, report = t.parts.sampler.next_batch()
     assert report.fates["kept"] >= 4
     policy, reference = t.parts.policy, t.parts.roles.reference
@@ -127,9 +110,7 @@ def test_kl_is_charged_before_groups_are_filtered(tmp_path, model):
         ids = torch.tensor([groups[0].prompt.token_ids + rollout.token_ids])
         start = len(groups[0].prompt.token_ids) - 1
         with torch.no_grad():
-            a, b = (
-                m(ids).logits[0, start:-1].log_softmax(-1) for m in (policy.model, reference.scorer.model)
-            )
+            a, b = (m(ids).logits[0, start:-1].log_softmax(-1) for m in (policy.model, reference.scorer.model))
         chosen = torch.tensor(rollout.token_ids)[:, None]
         kl = (a.gather(1, chosen) - b.gather(1, chosen)).sum()
         assert rollout.reward.kl_penalty == pytest.approx(0.001 * float(kl), rel=1e-3)

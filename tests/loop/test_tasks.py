@@ -26,9 +26,7 @@ def gsm8k_file(folder):
     return path
 
 
-@pytest.mark.parametrize(
-    "task", ["gsm8k", "math", "code", "mixed", "reasoning_gym:basic_arithmetic,max_terms=3"]
-)
+@pytest.mark.parametrize("task", ["gsm8k", "math", "code", "mixed", "reasoning_gym:basic_arithmetic,max_terms=3"])
 def test_a_step_of_each_task(tmp_path, model, task):
     name = f"gsm8k:{gsm8k_file(tmp_path)}" if task == "gsm8k" else task
     resolved = config(
@@ -48,6 +46,4 @@ def test_a_step_of_each_task(tmp_path, model, task):
     assert result["steps"] == 1
     assert row["train/reward_failures"] == 0
     assert row["train/groups_trained"] == 4
-    assert (
-        row["critic/score_all/mean"] < 0.1
-    )  # random bytes answer nothing; reasoning-gym gives a trifle for any text
+    assert row["critic/score_all/mean"] < 0.1  # random bytes answer nothing; reasoning-gym gives a trifle for any text

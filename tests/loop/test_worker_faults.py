@@ -84,10 +84,7 @@ def test_a_killed_worker_of_a_fleet_in_step_changes_no_number(model, tmp_path, n
 
 @pytest.mark.parametrize(
     "strikes",
-    [
-        (signal.SIGKILL,),
-        pytest.param((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL), marks=pytest.mark.slow),
-    ],
+    [(signal.SIGKILL,), pytest.param((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL), marks=pytest.mark.slow)],
 )
 def test_an_async_run_survives_killed_and_stopped_workers(strikes, model, tmp_path, nothing_left):
     reward = tmp_path / "deadly.py"
@@ -124,9 +121,7 @@ def test_an_async_run_survives_killed_and_stopped_workers(strikes, model, tmp_pa
     assert "reward_failures" in str(rows(tmp_path)[0])
 
 
-def test_workers_that_always_die_end_the_run_with_code_8_and_the_cause_first(
-    model, tmp_path, monkeypatch, capsys
-):
+def test_workers_that_always_die_end_the_run_with_code_8_and_the_cause_first(model, tmp_path, monkeypatch, capsys):
     class Dying(ThreadConnection):
         def send(self, method: Any, *args: Any) -> Any:
             if method in (RolloutWorker.step, RolloutWorker.pump):
@@ -142,9 +137,4 @@ def test_workers_that_always_die_end_the_run_with_code_8_and_the_cause_first(
     settings = config(tmp_path, model, *ASYNC, "trainer.val_before_train=false")
     code = run_command(settings, reward_fn=even_first_byte, console=Console(enabled=False))
     assert code == 8
-    assert (
-        capsys.readouterr()
-        .err.strip()
-        .splitlines()[-3]
-        .startswith("error: rollout worker 0: was killed by SIGKILL")
-    )
+    assert capsys.readouterr().err.strip().splitlines()[-3].startswith("error: rollout worker 0: was killed by SIGKILL")

@@ -105,17 +105,12 @@ def test_tokenizer_is_the_one_its_module_builds(config: dict[str, Any], tokenize
     assert tokenizer.get_vocab() == built.get_vocab()
     assert tokenizer.chat_template == built.chat_template
     assert len(tokenizer) == config["vocab_size"]
-    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (
-        config["pad_token_id"],
-        config["eos_token_id"],
-    )
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (config["pad_token_id"], config["eos_token_id"])
     for token in SPECIAL_TOKENS:
         assert len(tokenizer(token)["input_ids"]) == 1
 
 
-@pytest.mark.parametrize(
-    "text", ["23+45=68;75", " two  spaces\n\ttab ", "é日本🙂", "".join(map(chr, range(32, 127)))]
-)
+@pytest.mark.parametrize("text", ["23+45=68;75", " two  spaces\n\ttab ", "é日本🙂", "".join(map(chr, range(32, 127)))])
 def test_every_text_survives(tokenizer: Any, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids) == text

@@ -89,10 +89,7 @@ def test_special_tokens_are_those_of_generation_too():
         ({"rms_norm_esp": 1e-3}, r"\.rms_norm_esp=0.001: LlamaConfig has no .* did you mean rms_norm_eps\?"),
         ({"qqqqqq": 1}, r"\.qqqqqq=1: .* it has .*rms_norm_eps"),
         ({"to_dict": 1}, r"\.to_dict=1: LlamaConfig has no value"),
-        (
-            {"rope_parameters": {"rope_tehta": 7}},
-            r"\.rope_parameters\.rope_tehta=7: .* did you mean rope_theta\?",
-        ),
+        ({"rope_parameters": {"rope_tehta": 7}}, r"\.rope_parameters\.rope_tehta=7: .* did you mean rope_theta\?"),
         ({"rope_scaling": 3}, r"\.rope_scaling=3: expected a mapping"),
         ({"rope_parameters": {"rope_type": "yarn"}}, r"LlamaConfig refuses it: .*factor"),
         ({"rms_norm_eps": "small"}, r"'rms_norm_eps': 'small'.* LlamaConfig refuses it: .*expected float"),

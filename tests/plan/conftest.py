@@ -24,9 +24,7 @@ def h200():
 @pytest.fixture
 def shape() -> ModelShape:
     """Two layers of width 8 with one head of 8: 8·8·4 + 3·8·16 + 2·8 = 656 a layer, 8 the last norm, 10·8 the embedding."""
-    return ModelShape(
-        "hand", layers=2, hidden=8, intermediate=16, heads=1, kv_heads=1, head_dim=8, vocab=10, tied=True
-    )
+    return ModelShape("hand", layers=2, hidden=8, intermediate=16, heads=1, kv_heads=1, head_dim=8, vocab=10, tied=True)
 
 
 @pytest.fixture
@@ -37,6 +35,4 @@ def seven() -> ModelShape:
 @pytest.fixture
 def work() -> Workload:
     """64 prompts of 8 responses, 128 tokens and responses around 700 of at most 2,048."""
-    return Workload(
-        64, 8, 128.0, 128, Lengths(700.0, 2048, 0.8), mini_batches=4, score_share=0.75, slots=512, eta=2
-    )
+    return Workload(64, 8, 128.0, 128, Lengths(700.0, 2048, 0.8), mini_batches=4, score_share=0.75, slots=512, eta=2)

@@ -64,9 +64,7 @@ class Benchmark:
     def predicted_rollout_s(self) -> float:
         work = self.work
         engine = DecodeCost(self.shape, DEVICE, eager=work.eager)
-        return generate(
-            engine, work.rows, 1, work.rows, work.lengths, work.mean_prompt, work.group_size
-        ).total
+        return generate(engine, work.rows, 1, work.rows, work.lengths, work.mean_prompt, work.group_size).total
 
     def predicted_train_s(self) -> float:
         work, trainer = self.work, TrainCost(self.shape, DEVICE, Split(checkpointing=self.checkpointing))

@@ -45,9 +45,7 @@ def test_json_has_everything_and_a_simulation_its_seed():
 def test_lengths_reach_the_plan():
     words = ["plan", "--model", "1.5b", "--gpus", "8", "--json", *SMALL, "--response-length", "4096"]
     short, long = (
-        json.loads(runner.invoke(app, [*words, "--mean-response-length", n]).stdout)["predictions"][0][
-            "step_s"
-        ]
+        json.loads(runner.invoke(app, [*words, "--mean-response-length", n]).stdout)["predictions"][0]["step_s"]
         for n in ("200", "2000")
     )
     assert long > 2 * short
@@ -103,9 +101,7 @@ def test_constants_have_their_sources():
         assert word in done.output
 
 
-def make_run(
-    folder, *, rows: int = 4, device: str = "NVIDIA H200", timing: float = 2.0, more: Sequence[str] = ()
-):
+def make_run(folder, *, rows: int = 4, device: str = "NVIDIA H200", timing: float = 2.0, more: Sequence[str] = ()):
     overrides = [
         "actor_rollout_ref.model.path=smol",
         "actor_rollout_ref.rollout.ignore_eos=true",

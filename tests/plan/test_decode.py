@@ -62,9 +62,7 @@ def test_responses_of_one_length_take_their_steps_in_waves(shape, h200):
     assert three.total == pytest.approx(3 * one.total)
 
 
-def brute_force(
-    engine: DecodeCost, rows: int, slots: int, lengths: Lengths, prompt: float, seed: int
-) -> float:
+def brute_force(engine: DecodeCost, rows: int, slots: int, lengths: Lengths, prompt: float, seed: int) -> float:
     """Seconds of one engine that refills slots as responses end; a step's cost holds until the next response ends."""
     draw = random.Random(seed)
     waiting = [lengths.quantile(draw.random()) for _ in range(rows)]

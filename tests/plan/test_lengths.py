@@ -15,9 +15,7 @@ from gspo.plan.lengths import Lengths
 @given(st.floats(0.05, 0.9), st.integers(64, 32768), st.floats(0.2, 1.5))
 def test_the_mean_after_the_cut_is_the_given_one(share, longest, spread):
     lengths = Lengths(share * longest, longest, spread)
-    assert sum(width * lengths.survival(x) for x, width in lengths.grid) == pytest.approx(
-        lengths.mean, rel=0.02
-    )
+    assert sum(width * lengths.survival(x) for x, width in lengths.grid) == pytest.approx(lengths.mean, rel=0.02)
     assert lengths.longest_of(1) == pytest.approx(lengths.mean, rel=0.02)
     assert lengths.mean <= lengths.longest_of(8) <= lengths.longest_of(64) <= longest
 

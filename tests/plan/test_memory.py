@@ -37,9 +37,7 @@ def model(seven) -> ModelSize:
 
 
 @pytest.mark.parametrize(
-    "bench",
-    [b for b in BENCHMARKS if b.peak_gib],
-    ids=lambda b: f"{b.model}-{b.prompts}-{b.peak_gib}",
+    "bench", [b for b in BENCHMARKS if b.peak_gib], ids=lambda b: f"{b.model}-{b.prompts}-{b.peak_gib}"
 )
 def test_measured_peaks_are_reproduced_and_not_underrated(bench):
     assert 0.95 <= bench.predicted_peak_gib() / bench.peak_gib < 1.1
@@ -48,9 +46,7 @@ def test_measured_peaks_are_reproduced_and_not_underrated(bench):
 @pytest.mark.parametrize(
     ("budget", "checkpointing", "gradients"), [(16384, True, 4), (16384, False, 4 + 2), (300_000, False, 2)]
 )
-def test_one_rank_holds_14_bytes_per_parameter_and_its_gradients(
-    model, h200, work, budget, checkpointing, gradients
-):
+def test_one_rank_holds_14_bytes_per_parameter_and_its_gradients(model, h200, work, budget, checkpointing, gradients):
     work = dataclasses.replace(work, token_budget=budget)
     held = trainer_memory(model, h200, work, ranks(1, checkpointing=checkpointing)).held
     assert sum(held[n] for n in ("parameters", "float32 masters", "optimiser")) == 14 * model.parameters
@@ -64,11 +60,7 @@ def test_one_rank_holds_14_bytes_per_parameter_and_its_gradients(
 
 def test_a_mini_batch_is_one_forward_when_its_longest_responses_fit(work):
     tokens = 128 * (128 // 8 + 2047)  # 16 groups, each prompt once; nothing follows a last token
-    for budget, layout, fits in (
-        (tokens, "shared", True),
-        (tokens - 1, "shared", False),
-        (tokens, "packed", False),
-    ):
+    for budget, layout, fits in ((tokens, "shared", True), (tokens - 1, "shared", False), (tokens, "packed", False)):
         asked = dataclasses.replace(work, token_budget=budget, layout=layout)
         assert asked.largest_forward(1, packed=True).is_only is fits, (budget, layout)
     for rows, fits in ((128, True), (127, False)):
@@ -107,9 +99,7 @@ def test_every_micro_batch_of_a_real_batch_is_within_the_largest_forward():
     batch = collate([group(i) for i in range(16)])
     for budget in (40, 130, 200, 500, 5000):
         for layout in ("shared", "packed", "plain"):
-            work = Workload(
-                16, 4, 12.0, 12, Lengths(30.0, 30, 0.0), mini_batches=2, token_budget=budget, layout=layout
-            )
+            work = Workload(16, 4, 12.0, 12, Lengths(30.0, 30, 0.0), mini_batches=2, token_budget=budget, layout=layout)
             cut = plan_micro_batches(batch, 8, max_tokens=budget, max_rows=1, kind=layout)
             most = max(len(rows) for micros in cut for rows in micros)
             assert most == work.largest_forward(1, packed=True).responses, (budget, layout)
@@ -175,9 +165,7 @@ def test_adapters_alone_have_gradients_masters_and_moments(model, h200, work):
 
 def test_shards_divide_what_is_held_and_gather_two_layers(model, seven, h200, work):
     held = trainer_memory(model, h200, work, ranks(16, checkpointing=True)).held
-    assert held["parameters"] + held["optimiser"] + held["gradients"] == pytest.approx(
-        16 * seven.parameters / 16
-    )
+    assert held["parameters"] + held["optimiser"] + held["gradients"] == pytest.approx(16 * seven.parameters / 16)
     assert held["gathered layers"] == 2 * (2 * seven.layer_parameters + 2 * seven.head_parameters)
     full = trainer_memory(model, h200, work, ranks(16)).held
     assert full[ACTIVATIONS] > 5 * held[ACTIVATIONS]

@@ -49,18 +49,12 @@ def test_more_devices_are_never_slower(h200, work):
 
 
 def test_a_faster_device_is_never_slower(work):
-    steps = [
-        search(SHAPES["7b"], DEVICES[name], 32, work).found[0].step_s
-        for name in ("a100", "h100", "h200", "b200")
-    ]
+    steps = [search(SHAPES["7b"], DEVICES[name], 32, work).found[0].step_s for name in ("a100", "h100", "h200", "b200")]
     assert steps == sorted(steps, reverse=True)
 
 
 def test_more_staleness_is_never_slower_and_longer_responses_are(h200, work):
-    steps = [
-        search(SHAPES["7b"], h200, 96, dataclasses.replace(work, eta=eta)).found[0].step_s
-        for eta in (1, 2, 4)
-    ]
+    steps = [search(SHAPES["7b"], h200, 96, dataclasses.replace(work, eta=eta)).found[0].step_s for eta in (1, 2, 4)]
     assert steps == sorted(steps, reverse=True)
     longer = dataclasses.replace(work, lengths=dataclasses.replace(work.lengths, mean=1400.0, longest=4096))
     assert search(SHAPES["7b"], h200, 96, longer).found[0].step_s > steps[1]

@@ -67,8 +67,7 @@ def test_parameters_by_hand(shape):
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"),
-    [("1.5b", 1.544), ("7b", 7.616), ("8b", 8.030), ("32b", 32.76), ("235b-a22b", 235.1)],
+    ("name", "billions"), [("1.5b", 1.544), ("7b", 7.616), ("8b", 8.030), ("32b", 32.76), ("235b-a22b", 235.1)]
 )
 def test_known_sizes_have_their_published_parameters(name, billions):
     assert SHAPES[name].parameters / 1e9 == pytest.approx(billions, rel=1e-3)

@@ -85,8 +85,7 @@ def test_an_optimiser_in_host_memory_takes_the_time_of_its_copies(seven, h200, w
 def test_shared_prompts_are_computed_once():
     lengths = Lengths(20.0, 20, 0.0)
     tokens = {
-        kind: Workload(2, 4, 10.0, 16, lengths, layout=kind).train_tokens
-        for kind in ("shared", "packed", "plain")
+        kind: Workload(2, 4, 10.0, 16, lengths, layout=kind).train_tokens for kind in ("shared", "packed", "plain")
     }
     assert tokens == {"shared": 2 * 10 + 8 * 20, "packed": 8 * 30, "plain": 8 * 36}
 
@@ -102,9 +101,7 @@ def test_ranks_share_the_work_until_there_is_no_response_left_for_them(seven, h2
     few, many = (TrainCost(seven, h200, ranks(n)).update(work) for n in (8, 16))
     assert many[PRODUCTS] == pytest.approx(few[PRODUCTS] / 2)
     assert few.get(UNEVEN, 0) == 0
-    alone = TrainCost(seven, h200, ranks(512, shard=8)).update(
-        work
-    )  # 128 responses per mini-batch, 512 ranks
+    alone = TrainCost(seven, h200, ranks(512, shard=8)).update(work)  # 128 responses per mini-batch, 512 ranks
     assert alone.largest == UNEVEN
     more = TrainCost(seven, h200, ranks(1024, shard=8)).update(work)
     assert more.total >= 0.95 * alone.total

@@ -101,11 +101,7 @@ class Maker:
             }
             record = {"uid": f"arithmetic/val/{q}", "data_source": "arithmetic", "ground_truth": str(a + b)}
             records.append(
-                {
-                    **record,
-                    "messages": [{"role": "user", "content": f"{a} + {b} = ?"}],
-                    "responses": [response],
-                }
+                {**record, "messages": [{"role": "user", "content": f"{a} + {b} = ?"}], "responses": [response]}
             )
         write_step(self.path / "evals", step, records)
         share = right / self.plan.questions
@@ -135,11 +131,7 @@ class Maker:
             "fate": fate,
         }
         record |= {"data_source": "arithmetic", "ground_truth": str(a + b)}
-        return {
-            **record,
-            "messages": [{"role": "user", "content": f"What is {a} + {b}?"}],
-            "responses": responses,
-        }
+        return {**record, "messages": [{"role": "user", "content": f"What is {a} + {b}?"}], "responses": responses}
 
     def response(self, a: int, b: int, ok: bool) -> dict[str, Any]:
         answer = a + b if ok else a + b + self.random.choice((-10, -1, 1, 10))
@@ -219,12 +211,7 @@ class Maker:
             f.write(json.dumps({"step": step, **row}) + "\n")
 
     def finish(self, start: float, final: float) -> None:
-        result = {
-            "start_acc": start,
-            "final_acc": final,
-            "steps": self.plan.steps,
-            "seconds": 1.6 * self.plan.steps,
-        }
+        result = {"start_acc": start, "final_acc": final, "steps": self.plan.steps, "seconds": 1.6 * self.plan.steps}
         result |= {"generated_tokens": self.total, "run": self.path.name}
         (self.path / "result.json").write_text(json.dumps(result))
 

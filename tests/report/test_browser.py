@@ -31,9 +31,7 @@ FLAGS = [
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(
-        not CHROMIUM, reason="no Chromium: apt-get install chromium, or set GSPO_CHROMIUM to its path"
-    ),
+    pytest.mark.skipif(not CHROMIUM, reason="no Chromium: apt-get install chromium, or set GSPO_CHROMIUM to its path"),
 ]
 
 
@@ -46,9 +44,7 @@ class Tab:
         self.problems: list[str] = []
         self.page.set_default_timeout(20_000)
         self.page.on("pageerror", lambda e: self.problems.append(f"error {e}"))
-        self.page.on(
-            "console", lambda m: m.type in ("error", "warning") and self.problems.append(f"{m.type} {m.text}")
-        )
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.problems.append(f"{m.type} {m.text}"))
         self.page.on("requestfailed", self.failed)
 
     def failed(self, request: Any) -> None:
@@ -84,9 +80,7 @@ def tab(browser: Any) -> Iterator[Tab]:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(tmp_path_factory.mktemp("pages") / "embedded", Plan())
-    (run / "alarms.jsonl").write_text(
-        '{"step": 3, "name": "entropy_collapse", "text": "entropy fell below 0.01"}\n'
-    )
+    (run / "alarms.jsonl").write_text('{"step": 3, "name": "entropy_collapse", "text": "entropy fell below 0.01"}\n')
     return build_report(run, pictures=False).page
 
 
@@ -115,9 +109,7 @@ def until(page: Any, expression: str, timeout: float = 20.0) -> None:
     deadline = time.monotonic() + timeout
     while not page.evaluate(expression):
         if time.monotonic() > deadline:
-            raise AssertionError(
-                f"not within {timeout} s: {expression}\n{page.inner_text('#rollouts .count')}"
-            )
+            raise AssertionError(f"not within {timeout} s: {expression}\n{page.inner_text('#rollouts .count')}")
         page.wait_for_timeout(40)
 
 
@@ -182,9 +174,7 @@ def test_charts_show_the_metrics(tab: Tab, report: Path) -> None:
 
 def test_the_page_says_the_verdict_alarms_config_and_environment(tab: Tab, report: Path) -> None:
     page = tab.open(report.as_uri())
-    assert (
-        page.inner_text(".headline").replace("\u00a0", " ") == "Held-out accuracy rose from 32.5 % to 80.0 %"
-    )
+    assert page.inner_text(".headline").replace("\u00a0", " ") == "Held-out accuracy rose from 32.5 % to 80.0 %"
     assert "entropy fell below 0.01" in page.inner_text(".alarms")
     assert "flag --learning-rate" in page.inner_text("#config")
     assert "adv_estimator" not in page.inner_text("#config")
@@ -235,9 +225,7 @@ def test_a_link_opens_its_group_with_coloured_tokens(tab: Tab, report: Path) -> 
     strongest = max(range(len(ratios)), key=lambda i: abs(ratios[i]))
     up, down = (page.evaluate(f"G.css('{name}')") for name in ("--token-up", "--token-down"))
     wanted = up if ratios[strongest] > 0 else down
-    assert tints[strongest].startswith(
-        "rgba({}, {}, {}".format(*(int(wanted[i : i + 2], 16) for i in (1, 3, 5)))
-    )
+    assert tints[strongest].startswith("rgba({}, {}, {}".format(*(int(wanted[i : i + 2], 16) for i in (1, 3, 5))))
     page.select_option("#rollouts .legend select", "ratio")
     other = page.eval_on_selector_all(
         "#rollouts .response:first-child .token", "t => t.map(e => e.style.backgroundColor)"
@@ -370,10 +358,7 @@ def test_keyboard_and_screen_reader(tab: Tab, report: Path) -> None:
     page.keyboard.press("End")
     last = json.loads((report.parent / "metrics.jsonl").read_text().splitlines()[-1])
     spoken = page.inner_text("#chart-reward [aria-live]")
-    assert (
-        spoken.startswith("step 12: all groups ")
-        and f"all groups {last['critic/score_all/mean']:.4g}," in spoken
-    )
+    assert spoken.startswith("step 12: all groups ") and f"all groups {last['critic/score_all/mean']:.4g}," in spoken
     page.focus("#rollouts .list")
     for expected in (0, 1, 2):
         page.keyboard.press("ArrowDown")
@@ -385,9 +370,7 @@ def test_keyboard_and_screen_reader(tab: Tab, report: Path) -> None:
     page.focus("#chart-reward summary")
     page.keyboard.press("Enter")
     page.wait_for_selector("#chart-reward .numbers td")
-    cells = page.eval_on_selector_all(
-        "#chart-reward .numbers tbody tr:last-child td", "c => c.map(e => e.textContent)"
-    )
+    cells = page.eval_on_selector_all("#chart-reward .numbers tbody tr:last-child td", "c => c.map(e => e.textContent)")
     assert float(cells[0]) == last["critic/score_all/mean"]
 
 

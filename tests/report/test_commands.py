@@ -39,11 +39,7 @@ def test_compare_pairs_the_same_questions(three: list[Path]) -> None:
     to_b, to_c = answer["differences"]
     a, b = (read_run(p) for p in three[:2])
     assert to_b["paired"]["difference"] == pytest.approx(b.accuracy[-1][1] - a.accuracy[-1][1])
-    assert (to_b["paired"]["num_questions"], to_b["paired"]["num_worse"], to_b["paired"]["clear"]) == (
-        40,
-        0,
-        True,
-    )
+    assert (to_b["paired"]["num_questions"], to_b["paired"]["num_worse"], to_b["paired"]["clear"]) == (40, 0, True)
     assert (to_c["paired"]["difference"], to_c["paired"]["clear"]) == (0.0, False)
     assert {c["key"] for c in answer["config"]} == {"actor_rollout_ref.actor.optim.lr", "trainer.seed"}
     assert answer["config"][0]["values"][1] == {"value": 3e-4, "missing": False}
@@ -70,8 +66,7 @@ def test_compare_without_common_questions_says_so(three: list[Path], tmp_path: P
     assert answer["differences"][0]["paired"] is None
     assert "share no held-out question" in answer["sentences"][0]
     missing = {
-        c["key"]: c["values"][1]["missing"]
-        for c in config_differences([read_run(three[0]), read_run(tmp_path)])
+        c["key"]: c["values"][1]["missing"] for c in config_differences([read_run(three[0]), read_run(tmp_path)])
     }
     assert missing["data.train_files"] is True
 
@@ -84,9 +79,7 @@ def test_report_command(three: list[Path]) -> None:
     assert answer["files"]["page"] == str(three[0] / "report.html")
 
 
-@pytest.mark.parametrize(
-    "arguments", [["report", "nowhere"], ["compare", "nowhere", "x"], ["dashboard", "nowhere"]]
-)
+@pytest.mark.parametrize("arguments", [["report", "nowhere"], ["compare", "nowhere", "x"], ["dashboard", "nowhere"]])
 def test_a_wrong_folder_is_named(arguments: list[str]) -> None:
     done = cli.invoke(app, arguments)
     assert done.exit_code == 2

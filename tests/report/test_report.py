@@ -64,9 +64,7 @@ def test_every_group_is_listed_and_carried(finished_run: Path, page: str) -> Non
     train = [entry for entry in index if entry["kind"] == "train"]
     assert [entry["step"] for entry in train] == list(range(1, 13))
     for entry in train:
-        stored = gzip.decompress(
-            (finished_run / "groups" / f"step-{entry['step']:06d}.jsonl.gz").read_bytes()
-        )
+        stored = gzip.decompress((finished_run / "groups" / f"step-{entry['step']:06d}.jsonl.gz").read_bytes())
         records = [json.loads(line) for line in stored.decode().splitlines()]
         carried = [json.loads(line) for line in block(page, f"data-train-{entry['step']}-0").splitlines()]
         for record, line, shown in zip(records, entry["groups"], carried, strict=True):
@@ -127,9 +125,7 @@ def test_model_text_cannot_leave_its_block(tmp_path: Path) -> None:
 
 
 def test_a_long_run_is_sampled_evenly_within_the_budget(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "long", Plan(steps=40, groups=4, n=2, questions=4, val_every=20, finished=False)
-    )
+    run = make_run(tmp_path / "long", Plan(steps=40, groups=4, n=2, questions=4, val_every=20, finished=False))
     sizes = {int(p.name[5:11]): p.stat().st_size for p in (run / "groups").iterdir()}
     store = collect(read_run(run), budget=sum(sizes.values()) // 4)
     carried = sorted(step for kind, step in store.chunks if kind == "train")
@@ -162,9 +158,7 @@ def test_write_report_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert not nowhere.exists()
 
 
-def test_pictures_are_drawn_or_their_absence_is_said(
-    finished_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_drawn_or_their_absence_is_said(finished_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = build_report(finished_run)
     assert {p.stem for p in report.pictures} == {
         "learning",
@@ -193,10 +187,7 @@ def test_the_verdict_says_what_happened(finished_run: Path) -> None:
     row = read_run(finished_run)
     generated, wasted = row.total("train/generated_tokens"), row.total("train/wasted_tokens")
     assert generated and wasted
-    assert (
-        f"generated {generated:,.0f} tokens" in text
-        and f"{wasted:,.0f} ({100 * wasted / generated:.0f} %)" in text
-    )
+    assert f"generated {generated:,.0f} tokens" in text and f"{wasted:,.0f} ({100 * wasted / generated:.0f} %)" in text
 
 
 @pytest.mark.parametrize(
@@ -242,17 +233,11 @@ def test_the_card_names_no_folder_of_this_machine(tmp_path: Path) -> None:
         "/home/me/my conf.yaml",
         "data.train_files=[/home/me/a.jsonl,/home/me/b.jsonl]",
     ]
-    argv += [
-        "--model",
-        "/home/me/models/small",
-        "custom_reward_function.path=~/me/reward.py",
-        "x=https://h.org/a/b",
-    ]
+    argv += ["--model", "/home/me/models/small", "custom_reward_function.path=~/me/reward.py", "x=https://h.org/a/b"]
     (run / "environment.json").write_text(json.dumps({"argv": argv}))
     config = (run / "config.yaml").read_text()
     config = config.replace(
-        '"arithmetic"  # recipe embedded',
-        '["/home/me/a.jsonl"]  # override data.train_files=/home/me/a.jsonl',
+        '"arithmetic"  # recipe embedded', '["/home/me/a.jsonl"]  # override data.train_files=/home/me/a.jsonl'
     )
     (run / "config.yaml").write_text(config.replace('path: "embedded"', 'path: "/home/me/models/small"'))
     card = run_card(read_run(run))
@@ -266,9 +251,7 @@ def test_a_recorded_value_of_another_kind_is_left_out(tmp_path: Path, bad: Any) 
     run = make_run(tmp_path / "run", Plan(steps=1, groups=1, n=2, questions=2, val_every=1))
     for file in (run / "groups" / "step-000001.jsonl.gz", run / "evals" / "step-000001.jsonl.gz"):
         (record, *_) = (json.loads(line) for line in gzip.decompress(file.read_bytes()).decode().splitlines())
-        spoiled = [
-            {**record, "responses": [{**record["responses"][0], key: bad}]} for key in record["responses"][0]
-        ]
+        spoiled = [{**record, "responses": [{**record["responses"][0], key: bad}]} for key in record["responses"][0]]
         spoiled += [{**record, key: bad} for key in record]
         write_step(file.parent, 1, [*spoiled, record])
     assert build_report(run, pictures=False).page.exists()

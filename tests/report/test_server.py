@@ -126,9 +126,7 @@ def test_symlinks_out_of_the_folder_are_not_followed(client: Client, runs: Path,
 @pytest.mark.parametrize(
     "name", ["metrics.jsonl", "config.yaml", "environment.json", "alarms.jsonl", "evals", "groups"]
 )
-def test_a_run_whose_files_lie_elsewhere_is_not_served(
-    client: Client, runs: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_run_whose_files_lie_elsewhere_is_not_served(client: Client, runs: Path, tmp_path: Path, name: str) -> None:
     outside = make_run(tmp_path / "outside", Plan(steps=1, groups=1, n=2, questions=1))
     target = runs / "embedded" / name
     if target.is_dir():
@@ -253,9 +251,7 @@ def test_status_turns_when_the_process_dies(runs: Path) -> None:
     assert live.tag(run) != before
 
 
-def test_a_run_that_cannot_be_read_is_an_answer_not_silence(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_be_read_is_an_answer_not_silence(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> None:
         raise ValueError("unreadable")
 

@@ -38,9 +38,7 @@ def test_a_right_and_a_wrong_answer(tmp_path: Path) -> None:
 def test_a_function_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(REWARD)
-    code, output = run(
-        "try", "--task", "arithmetic", "--reward", f"{file}:score", "--answer", "-", stdin="one two"
-    )
+    code, output = run("try", "--task", "arithmetic", "--reward", f"{file}:score", "--answer", "-", stdin="one two")
     assert code == 0 and "score      7" in output and "words      2" in output
 
 
@@ -48,9 +46,7 @@ def test_a_failing_function_is_reported_with_its_traceback(tmp_path: Path) -> No
     file = tmp_path / "mine.py"
     file.write_text("def score(prompt, response):\n    return 1 / 0\n")
     code, output = run("try", "--task", "arithmetic", "--reward", f"{file}:score", "--answer", "-", stdin="x")
-    assert (
-        code == 1 and "ZeroDivisionError" in output and "mine.py" in output and "arithmetic/train/0" in output
-    )
+    assert code == 1 and "ZeroDivisionError" in output and "mine.py" in output and "arithmetic/train/0" in output
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from gspo.rewards.compose import Grader, Overlong, as_specs, manage
 from gspo.rewards.functions import Response, RewardSpec, wrap_function
 from gspo.rewards.protocol import RewardError
-from gspo.rewards.shaping import (
-    format_reward,
-    length_penalty,
-    overlong_penalty,
-    repetition_penalty,
-)
+from gspo.rewards.shaping import format_reward, length_penalty, overlong_penalty, repetition_penalty
 from gspo.types import Prompt, Reward
 
 PROMPT = Prompt("row-1", (), (), "exact", "abc")
@@ -53,10 +48,7 @@ def test_a_failed_part_makes_the_whole_missing() -> None:
 
 
 def test_a_sum_that_is_not_finite_makes_the_whole_missing() -> None:
-    parts = [
-        wrap_function(constant(1e308), name="huge", weight=10.0),
-        wrap_function(constant(1.0), name="one"),
-    ]
+    parts = [wrap_function(constant(1e308), name="huge", weight=10.0), wrap_function(constant(1.0), name="one")]
     assert grade(parts) == "the weighted sum of huge, one is inf, expected a finite number"
 
 
@@ -89,9 +81,7 @@ def test_naive_changes_nothing_and_dapo_fills_acc() -> None:
     assert manage(Reward(0.5, acc=0.0), 10, "dapo", None).acc == 0.0
 
 
-@pytest.mark.parametrize(
-    ("length", "penalty"), [(0, 0.0), (12, 0.0), (14, -0.5), (15, -0.75), (16, -1.0), (40, -1.0)]
-)
+@pytest.mark.parametrize(("length", "penalty"), [(0, 0.0), (12, 0.0), (14, -0.5), (15, -0.75), (16, -1.0), (40, -1.0)])
 def test_overlong_penalty_of_dapo(length: int, penalty: float) -> None:
     assert overlong_penalty(length, max_length=16, buffer=4) == penalty
     managed = manage(Reward(1.0), length, "dapo", Overlong(16, 4, factor=2.0, log=True))

@@ -74,18 +74,12 @@ def test_failures_are_missing_and_named(scorer: PoolScorer) -> None:
     rollouts = score_all(scorer, ["abc", "raise it", "abcd", *NONSENSE])
     assert scores(rollouts) == [3, None, 4] + [None] * len(NONSENSE)
     failure = rollouts[1].failure or ""
-    assert (
-        "compute_score" in failure
-        and "'row-0', response 1" in failure
-        and "KeyError: 'cannot grade it'" in failure
-    )
+    assert "compute_score" in failure and "'row-0', response 1" in failure and "KeyError: 'cannot grade it'" in failure
     assert "faulty_rewards.py" in failure and "raise KeyError" in failure
     assert "'row-1'" in (rollouts[9].failure or "")
 
 
-def test_a_worker_that_dies_is_replaced_and_its_job_tried_once_more(
-    scorer: PoolScorer, tmp_path: Path
-) -> None:
+def test_a_worker_that_dies_is_replaced_and_its_job_tried_once_more(scorer: PoolScorer, tmp_path: Path) -> None:
     texts = ["die", f"die_once {tmp_path / 'mark'}", "abc"]
     rollouts = score_all(scorer, texts)
     assert scores(rollouts) == [None, len(texts[1]), 3]
@@ -161,9 +155,7 @@ scorer.submit(make_group(["spin", "sleep"]))
 print(scorer.server_pid, flush=True)
 input()
 """
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None
     server = int(trainer.stdout.readline())
     wait_until(lambda: len(processes_of_session(server)) == 3)
@@ -209,9 +201,7 @@ def test_jobs_from_many_threads_get_their_own_results() -> None:
 
 def test_random_rewards_depend_on_the_response_alone(tmp_path: Path) -> None:
     file = tmp_path / "noisy.py"
-    file.write_text(
-        "import random\ndef score(prompt, response):\n    return random.random() + len(set(response))\n"
-    )
+    file.write_text("import random\ndef score(prompt, response):\n    return random.random() + len(set(response))\n")
     results = []
     for texts in (["a", "b", "c", "d"], ["a", "b", "c", "d"]):
         scorer = make_scorer(f"{file}:score", num_workers=2)

@@ -15,14 +15,7 @@ pytest.importorskip("reasoning_gym")
 from gspo.data.tasks.reasoning_gym import load_reasoning_gym
 
 # These score with eval, with sympy's parse_expr, and by comparing text.
-TASKS = [
-    "n_queens",
-    "spiral_matrix",
-    "countdown",
-    "intermediate_integration",
-    "prime_factorization",
-    "chain_sum",
-]
+TASKS = ["n_queens", "spiral_matrix", "countdown", "intermediate_integration", "prime_factorization", "chain_sum"]
 
 
 def test_truths_score_and_code_in_an_answer_never_runs(tmp_path: Path) -> None:

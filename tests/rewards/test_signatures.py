@@ -28,9 +28,7 @@ def ours(prompt: Prompt, response: Response) -> Reward:
     return Reward(float(response == prompt.ground_truth), extra={"tokens": response.num_tokens})
 
 
-def verls(
-    data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]
-) -> dict[str, Any]:
+def verls(data_source: str, solution_str: str, ground_truth: str, extra_info: dict[str, Any]) -> dict[str, Any]:
     right = solution_str == ground_truth and data_source == "sums" and extra_info["level"] == 3
     return {"score": 2.0 * right - 1.0, "acc": right, "pred": solution_str, "length": len(solution_str)}
 
@@ -40,9 +38,7 @@ def trls(completions: list[str], ground_truth: list[str], level: list[int], **kw
     return [float(c == t) * n for c, t, n in zip(completions, ground_truth, level)]
 
 
-def areals(
-    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], answer: str, **data: Any
-):
+def areals(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], answer: str, **data: Any):
     assert prompt == "Be brief.\n2+3?" and prompt_ids == [11, 12] and data["level"] == 3
     return len(completion_ids) if completions == answer else 0
 
@@ -51,18 +47,14 @@ def areals(
     ("fn", "style", "scores"),
     [(ours, "gspo", [1, 0]), (verls, "verl", [1, -1]), (trls, "trl", [3, 0]), (areals, "areal", [2, 0])],
 )
-def test_each_signature_is_recognised_and_gets_its_arguments(
-    fn: Any, style: str, scores: list[float]
-) -> None:
+def test_each_signature_is_recognised_and_gets_its_arguments(fn: Any, style: str, scores: list[float]) -> None:
     function = wrap_function(fn)
     assert function.style == style
     graded = function.grade(PROMPT, RESPONSES)
     assert [reward.score if isinstance(reward, Reward) else reward for reward in graded] == scores
 
 
-@pytest.mark.parametrize(
-    ("fn", "scores"), [(ours, [1, 0]), (verls, [1, -1]), (trls, [3, 0]), (areals, [2, 0])]
-)
+@pytest.mark.parametrize(("fn", "scores"), [(ours, [1, 0]), (verls, [1, -1]), (trls, [3, 0]), (areals, [2, 0])])
 def test_async_functions_give_the_same(fn: Any, scores: list[float]) -> None:
     @functools.wraps(fn)
     async def later(*args: Any, **kwargs: Any) -> Any:

@@ -42,9 +42,7 @@ _GPT2: dict[str, Any] = {
 CONFIGS: dict[str, Any] = {
     "llama": lambda: hf.LlamaConfig(**_SHAPE),
     "qwen2": lambda: hf.Qwen2Config(**_SHAPE),
-    "qwen2-sliding": lambda: hf.Qwen2Config(
-        **_SHAPE, use_sliding_window=True, sliding_window=6, layer_types=_LAYERS
-    ),
+    "qwen2-sliding": lambda: hf.Qwen2Config(**_SHAPE, use_sliding_window=True, sliding_window=6, layer_types=_LAYERS),
     "qwen3": lambda: hf.Qwen3Config(**_SHAPE),
     "qwen3-moe": lambda: hf.Qwen3MoeConfig(**_SHAPE, **_MOE),
     "mixtral": lambda: hf.MixtralConfig(**_SHAPE, num_local_experts=4, sliding_window=6),
@@ -53,9 +51,7 @@ CONFIGS: dict[str, Any] = {
     "gemma2": lambda: hf.Gemma2Config(
         **_SHAPE, sliding_window=6, layer_types=_LAYERS, query_pre_attn_scalar=8, attn_logit_softcapping=5.0
     ),
-    "gemma3": lambda: hf.Gemma3TextConfig(
-        **_SHAPE, sliding_window=6, layer_types=_LAYERS, query_pre_attn_scalar=8
-    ),
+    "gemma3": lambda: hf.Gemma3TextConfig(**_SHAPE, sliding_window=6, layer_types=_LAYERS, query_pre_attn_scalar=8),
     "gpt2": lambda: hf.GPT2Config(**_GPT2, bos_token_id=2, eos_token_id=EOS, pad_token_id=PAD),
 }
 # Gemma 2 caps attention scores, which transformers' sdpa leaves out: its eager attention is the exact one.

@@ -55,10 +55,7 @@ def test_neighbours_are_independent():
     pairs = {
         "positions": (values[:, :-1], values[:, 1:]),
         "responses": (values[:-1], values[1:]),
-        "low keys": (
-            uniform(torch.arange(50_000), torch.tensor(0)),
-            uniform(torch.arange(50_000), torch.tensor(1)),
-        ),
+        "low keys": (uniform(torch.arange(50_000), torch.tensor(0)), uniform(torch.arange(50_000), torch.tensor(1))),
     }
     for name, (a, b) in pairs.items():
         a, b = a.flatten(), b.flatten()

@@ -72,8 +72,7 @@ def test_each_row_has_its_own_parameters():
 
 
 @pytest.mark.parametrize(
-    "params",
-    [_params(), _params(temperature=0.6), _params(top_k=4), _params(top_p=0.7), _params(top_k=6, top_p=0.8)],
+    "params", [_params(), _params(temperature=0.6), _params(top_k=4), _params(top_p=0.7), _params(top_k=6, top_p=0.8)]
 )
 def test_draws_follow_the_filtered_distribution(params):
     logits = torch.tensor([[1.5, -0.5, 0.0, 2.0, 0.3, -3.0, 1.0, 0.9]])

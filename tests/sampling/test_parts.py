@@ -141,8 +141,6 @@ def test_group_round_trips_to_the_bit():
 
 
 def test_request_round_trips_to_the_bit():
-    request = GroupRequest(
-        PROMPT, 4, 3, 1, PARAMS, 77, (rollout(reward=None), rollout(reward=None, token_ids=()))
-    )
+    request = GroupRequest(PROMPT, 4, 3, 1, PARAMS, 77, (rollout(reward=None), rollout(reward=None, token_ids=())))
     back = unpack_request(through_json(pack_request(request)), {"u": PROMPT}.__getitem__, PARAMS, 77)
     assert back == request

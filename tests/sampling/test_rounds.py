@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gspo.sampling.errors import (
-    DataExhausted,
-    GenerationLimit,
-    RewardFailures,
-    SamplingError,
-    StarvedSampling,
-)
+from gspo.sampling.errors import DataExhausted, GenerationLimit, RewardFailures, SamplingError, StarvedSampling
 from gspo.types import Group, Reward
 from tests.sampling.world import World, all_right, all_wrong, always_mixed, mixed_when, number
 
@@ -63,9 +57,7 @@ def test_the_limit_raises_the_agreed_text():
 
 def test_the_stream_counts_the_limit_in_generation_batches():
     world = World(mixed_when(lambda p: p == 3), max_num_gen_batches=3, gen_batch_size=6, prompts=100)
-    with pytest.raises(
-        GenerationLimit, match=r"^num_gen_batches=3 >= max_num_gen_batches=3\. Generated"
-    ) as caught:
+    with pytest.raises(GenerationLimit, match=r"^num_gen_batches=3 >= max_num_gen_batches=3\. Generated") as caught:
         world.step()
     assert caught.value.report.num_submitted == 18
     assert caught.value.report.num_generated == 18
@@ -73,9 +65,7 @@ def test_the_stream_counts_the_limit_in_generation_batches():
 
 @STRATEGIES
 def test_train_partial_hands_out_what_was_kept(strategy):
-    world = World(
-        mixed_when(lambda p: p % 6 == 0), strategy=strategy, max_num_gen_batches=3, on_limit="train_partial"
-    )
+    world = World(mixed_when(lambda p: p % 6 == 0), strategy=strategy, max_num_gen_batches=3, on_limit="train_partial")
     groups, report = world.step()
     assert numbers(groups) == [0, 6]
     assert (report.num_trained, report.num_gen_batches) == (2, 3)
@@ -164,9 +154,7 @@ def test_too_many_failed_rewards_stop_with_the_first(strategy):
         return None if number(group) in (1, 3) else always_mixed(group, i)
 
     world = World(rule, strategy=strategy, n=4)
-    with pytest.raises(
-        RewardFailures, match=r"max_failure_rate=0\.2\. First failure: prompt 'p1': scripted failure"
-    ):
+    with pytest.raises(RewardFailures, match=r"max_failure_rate=0\.2\. First failure: prompt 'p1': scripted failure"):
         world.step()
 
 

@@ -67,12 +67,7 @@ def test_each_group_is_recorded_once_under_the_step_of_its_fate():
 
 def prediction_world(**settings) -> World:
     return World(
-        mixed_when(lambda p: p % 4 == 0, otherwise=1.0),
-        prompts=40,
-        n=8,
-        predict="skip",
-        max_staleness=0,
-        **settings,
+        mixed_when(lambda p: p % 4 == 0, otherwise=1.0), prompts=40, n=8, predict="skip", max_staleness=0, **settings
     )
 
 
@@ -92,14 +87,7 @@ def test_weights_survive_a_resume_and_are_then_forgotten():
         doubted = number(group) % 2 == 0 and group.submission < 8
         return Reward(1.0 if doubted or i == 0 else 0.0)
 
-    arguments = {
-        "rule": rule,
-        "prompts": 8,
-        "n": 8,
-        "gen_batch_size": 12,
-        "predict": "skip",
-        "predict_weight": True,
-    }
+    arguments = {"rule": rule, "prompts": 8, "n": 8, "gen_batch_size": 12, "predict": "skip", "predict_weight": True}
     whole = World(**arguments)
     expected = [whole.step()[1].weights for _ in range(8)]
     found, state, carried = [], None, 0

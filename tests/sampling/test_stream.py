@@ -76,9 +76,7 @@ def test_admission_stops_at_the_budget():
 
 
 def test_zero_staleness_is_strictly_on_policy_and_leaves_nothing_over():
-    world = World(
-        mixed_when(lambda p: p % 2 == 0), lengths=slow(2, 5, ticks=4), gen_batch_size=12, max_staleness=0
-    )
+    world = World(mixed_when(lambda p: p % 2 == 0), lengths=slow(2, 5, ticks=4), gen_batch_size=12, max_staleness=0)
     for version in range(5):
         groups, report = world.step()
         assert all(set(r.versions) == {version} for g in groups for r in g.rollouts)

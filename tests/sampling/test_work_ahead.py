@@ -62,16 +62,12 @@ class Ahead:
     ticks=st.lists(st.integers(0, 12), min_size=12, max_size=12),
     every=st.integers(1, 3),
 )
-def test_admission_is_the_published_rule_and_no_group_passes_the_bound(
-    bound, lengths, max_in_flight, ticks, every
-):
+def test_admission_is_the_published_rule_and_no_group_passes_the_bound(bound, lengths, max_in_flight, ticks, every):
     ahead = Ahead(bound, lengths, max_in_flight, every)
     trained = [group.submission for count in ticks for group in ahead.step(count)]
     assert len(trained) == len(set(trained)) == 48
     assert max(ahead.ages) <= bound
-    assert not [r for r in ahead.world.records if r[2] == "stale_dropped"], (
-        "full batches leave nothing to go stale"
-    )
+    assert not [r for r in ahead.world.records if r[2] == "stale_dropped"], "full batches leave nothing to go stale"
 
 
 def test_with_a_budget_of_zero_nothing_runs_ahead():
@@ -97,11 +93,7 @@ def test_what_is_handed_out_holds_its_places_until_release():
 def test_work_ahead_is_counted_in_the_next_report_and_survives_a_resume():
     def make(state=None) -> World:
         return World(
-            mixed_when(lambda p: p % 2 == 0),
-            max_staleness=2,
-            max_in_flight=8,
-            state=state,
-            lengths=lambda r, i: 2,
+            mixed_when(lambda p: p % 2 == 0), max_staleness=2, max_in_flight=8, state=state, lengths=lambda r, i: 2
         )
 
     world = make()

@@ -116,9 +116,7 @@ class ScriptedScorer:
     def score(self, group: Group) -> Group:
         rewards = [self._rule(group, i) for i in range(len(group.rollouts))]
         return group.with_rollouts(
-            tuple(
-                r.with_reward(w, None if w else "scripted failure") for r, w in zip(group.rollouts, rewards)
-            )
+            tuple(r.with_reward(w, None if w else "scripted failure") for r, w in zip(group.rollouts, rewards))
         )
 
     def close(self) -> None: ...

@@ -188,9 +188,7 @@ for line in open(3, "rb", closefd=False):
 )
 def test_a_program_cannot_offer_names_it_was_not_asked_for(box: Sandbox, test: str, fn_name: str):
     assert grade(box, _OWN_WIRE, {"assert_case": [test], "fn_name": fn_name}) == 0.0
-    assert grade(box, _OWN_WIRE, {"assert_case": ["assert f(2) == 1"]}) == 1.0, (
-        "the wire is spoken as it should be"
-    )
+    assert grade(box, _OWN_WIRE, {"assert_case": ["assert f(2) == 1"]}) == 1.0, "the wire is spoken as it should be"
 
 
 def test_a_program_that_talks_out_of_turn_gains_nothing_and_floods_nobody(box: Sandbox):
@@ -201,10 +199,7 @@ def test_a_program_that_talks_out_of_turn_gains_nothing_and_floods_nobody(box: S
 
 def test_large_arguments_and_results(box: Sandbox):
     items = list(range(400_000))
-    assert (
-        grade(box, "def f(a): return sum(a)", {"fn_name": "f", "inputs": [[items]], "outputs": [sum(items)]})
-        == 1.0
-    )
+    assert grade(box, "def f(a): return sum(a)", {"fn_name": "f", "inputs": [[items]], "outputs": [sum(items)]}) == 1.0
     some = items[:100_000]
     assert grade(box, "def f(a): return a", {"fn_name": "f", "inputs": [[some]], "outputs": [some]}) == 1.0
 

@@ -30,9 +30,7 @@ def test_attack_gains_nothing(leveled: Sandbox, world: World, name: str, monkeyp
 
 def test_the_attack_on_the_tester_speaks_its_wire(leveled: Sandbox):
     """It gains nothing by what it says, not because it is not heard."""
-    reward = grade_code(
-        ATTACKS["tester_scope"].source, {"assert_case": ["assert answer(1) == 0"]}, sandbox=leveled
-    )
+    reward = grade_code(ATTACKS["tester_scope"].source, {"assert_case": ["assert answer(1) == 0"]}, sandbox=leveled)
     assert reward.score == 1.0
 
 

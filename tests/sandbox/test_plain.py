@@ -20,9 +20,7 @@ scalars = (
     | st.binary()
     | st.complex_numbers(allow_nan=False)
 )
-hashable = (
-    st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers(), st.text())
-)
+hashable = st.none() | st.booleans() | st.integers() | st.text() | st.binary() | st.tuples(st.integers(), st.text())
 values = st.recursive(
     scalars,
     lambda inner: (
@@ -68,9 +66,7 @@ class Equal(int):
     __hash__ = int.__hash__
 
 
-@pytest.mark.parametrize(
-    "value", [Equal(1), object(), [Equal(1)], {1: object()}, range(3), type("S", (str,), {})("x")]
-)
+@pytest.mark.parametrize("value", [Equal(1), object(), [Equal(1)], {1: object()}, range(3), type("S", (str,), {})("x")])
 def test_subclasses_and_objects_are_not_plain(value: object):
     with pytest.raises(plain.NotPlain):
         plain.encode(value)
@@ -118,9 +114,7 @@ def test_depth_and_size_are_limited():
         plain.decode(nested)
     with pytest.raises(plain.NotPlain, match="longer"):
         plain.load_line(b"1" * (plain.MAX_BYTES + 1), plain.MAX_BYTES)
-    assert plain.load_line(json.dumps("[" * 100_000).encode()) == "[" * 100_000, (
-        "brackets in text are no depth"
-    )
+    assert plain.load_line(json.dumps("[" * 100_000).encode()) == "[" * 100_000, "brackets in text are no depth"
 
 
 def test_keys_chosen_to_collide_are_refused():

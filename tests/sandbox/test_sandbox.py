@@ -115,9 +115,7 @@ def test_nothing_of_an_earlier_program_is_left_in_memory(monkeypatch: pytest.Mon
     )
     with Sandbox(0, allow_unsandboxed=True, num_servers=1) as sandbox:
         secret = b"a-secret-of-the-first-program"
-        control = sandbox.run(
-            f"kept = {secret.decode()!r}\n" + scan, bytes(b ^ 1 for b in secret).hex().encode()
-        )
+        control = sandbox.run(f"kept = {secret.decode()!r}\n" + scan, bytes(b ^ 1 for b in secret).hex().encode())
         sandbox.run("x = 'a-secret-of-' + 'the-first-program'\nprint(x, input())", secret)
         later = sandbox.run(scan, bytes(b ^ 1 for b in secret).hex().encode())
     copies = int(later.stdout)
@@ -127,11 +125,7 @@ def test_nothing_of_an_earlier_program_is_left_in_memory(monkeypatch: pytest.Mon
 
 def test_many_threads_share_one_sandbox():
     with Sandbox(num_servers=2) as sandbox, ThreadPoolExecutor(8) as pool:
-        runs = list(
-            pool.map(
-                lambda n: sandbox.run("print(int(input()) ** 2)", b"%d" % n, wall=WALL).stdout, range(40)
-            )
-        )
+        runs = list(pool.map(lambda n: sandbox.run("print(int(input()) ** 2)", b"%d" % n, wall=WALL).stdout, range(40)))
         assert len(sandbox.server_pids()) <= 2
     assert runs == [b"%d\n" % (n * n) for n in range(40)]
 
@@ -184,8 +178,7 @@ def test_a_program_cannot_pose_as_a_failure_of_the_sandbox(box: Sandbox):
 def test_no_process_is_left(box: Sandbox):
     with Sandbox(num_servers=2) as sandbox:
         threads = [
-            threading.Thread(target=sandbox.run, args=("while True: pass",), kwargs={"wall": 0.3})
-            for _ in range(2)
+            threading.Thread(target=sandbox.run, args=("while True: pass",), kwargs={"wall": 0.3}) for _ in range(2)
         ]
         for thread in threads:
             thread.start()
@@ -265,15 +258,11 @@ def test_a_level_is_refused_when_a_canary_gets_through(monkeypatch: pytest.Monke
 
 def test_packages_beside_the_standard_library_cannot_be_read(box: Sandbox):
     """A package installed there, this one among them, may hold tests and answers."""
-    folder = Path(
-        sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix, "base": sys.base_prefix})
-    )
+    folder = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix, "base": sys.base_prefix}))
     packages = [path for path in (folder / "site-packages").glob("*/__init__.py") if path.is_file()]
     if not packages:
         pytest.skip(f"no package in {folder / 'site-packages'}")
-    source = (
-        "import sys\ntry:\n    print(len(open(input()).read()) >= 0)\nexcept OSError:\n    print('refused')"
-    )
+    source = "import sys\ntry:\n    print(len(open(input()).read()) >= 0)\nexcept OSError:\n    print('refused')"
     assert box.run(source, str(packages[0]).encode(), wall=WALL).stdout == b"refused\n"
     if box.level >= 2:
         assert box.run(source, str(folder / "wave.py").encode(), wall=WALL).stdout == b"True\n"
@@ -312,9 +301,7 @@ def test_only_programs_that_may_import_numpy_are_forked_with_it():
         assert sandbox.server_pids() == plain
         name = "importlib.import_module('num' + 'py').arange(3).sum()"
         assert sandbox.run(f"import importlib\nprint({name})", wall=WALL).stdout == b"3\n"
-        assert sandbox.check(
-            "def f(): return 3", "import numpy as np\nassert f() == np.arange(3).sum()", wall=WALL
-        ).ok
+        assert sandbox.check("def f(): return 3", "import numpy as np\nassert f() == np.arange(3).sum()", wall=WALL).ok
         assert len(sandbox.server_pids()) == (1 if sandbox.level == 1 else 2)
 
 

@@ -117,9 +117,7 @@ def _scientific(rng: random.Random) -> Answers:
 
 def _united(rng: random.Random) -> Answers:
     n = rng.randint(2, 900)
-    unit = rng.choice(
-        ["cm", "\\text{ cm}", "\\text{ square units}", "\\text{ m}", "^\\circ", "\\text{ cm}^2"]
-    )
+    unit = rng.choice(["cm", "\\text{ cm}", "\\text{ square units}", "\\text{ m}", "^\\circ", "\\text{ cm}^2"])
     return str(n), [f"{n}{unit}", f"{n}", f"{n} {unit}" if "circ" not in unit else str(n)], [f"{n + 2}{unit}"]
 
 
@@ -154,21 +152,13 @@ def _choice(rng: random.Random) -> Answers:
 def _word(rng: random.Random) -> Answers:
     names = ["Evelyn", "Monday", "even", "odd", "blue", "ellipse", "parabola"]
     right = names.pop(rng.randrange(len(names)))
-    return (
-        f"\\text{{{right}}}",
-        [f"\\text{{{right}}}", f"\\text{{{right.lower()}}}"],
-        [f"\\text{{{names[0]}}}"],
-    )
+    return (f"\\text{{{right}}}", [f"\\text{{{right}}}", f"\\text{{{right.lower()}}}"], [f"\\text{{{names[0]}}}"])
 
 
 def _surd(rng: random.Random) -> Answers:
     k, n = rng.randint(2, 9), rng.choice([2, 3, 5, 6, 7])
     forms = [f"{k}\\sqrt{{{n}}}", f"\\sqrt{{{k * k * n}}}", f"\\sqrt{{{n}}} \\cdot {k}"]
-    return (
-        f"{k}\\sqrt{{{n}}}",
-        forms,
-        [f"{k + 1}\\sqrt{{{n}}}", f"{n}\\sqrt{{{k}}}" if n != k else "1", str(k * n)],
-    )
+    return (f"{k}\\sqrt{{{n}}}", forms, [f"{k + 1}\\sqrt{{{n}}}", f"{n}\\sqrt{{{k}}}" if n != k else "1", str(k * n)])
 
 
 def _polynomial(rng: random.Random) -> Answers:

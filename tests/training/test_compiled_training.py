@@ -47,10 +47,7 @@ def batches() -> list[TrainBatch]:
     """Of one response to many, short prompts and long ones, rows of equal length and not."""
     made = [collate(groups(num, n, seed=seed)) for seed, (num, n) in enumerate([(3, 4), (1, 1), (6, 2)])]
     long = groups(2, 3, seed=9)
-    long = [
-        dataclasses.replace(g, prompt=Prompt(g.prompt.uid, (), tuple(i % VOCAB for i in range(90))))
-        for g in long
-    ]
+    long = [dataclasses.replace(g, prompt=Prompt(g.prompt.uid, (), tuple(i % VOCAB for i in range(90)))) for g in long]
     return [*made, collate(long)]
 
 

@@ -67,9 +67,7 @@ def test_a_value_that_left_its_range_towards_the_return_has_no_gradient():
 
 def test_explained_variance():
     returns, mask = torch.tensor([[0.0, 1.0, 2.0, 50.0]]), torch.tensor([[1, 1, 1, 0]])
-    assert explained_variance(returns + 3, returns, mask) == pytest.approx(
-        1
-    )  # an offset leaves nothing unexplained
+    assert explained_variance(returns + 3, returns, mask) == pytest.approx(1)  # an offset leaves nothing unexplained
     assert explained_variance(torch.zeros(1, 4), returns, mask) == pytest.approx(0)
     assert explained_variance(-returns, returns, mask) == pytest.approx(-3)
     assert explained_variance(returns, torch.ones(1, 4), mask) == 0
@@ -110,9 +108,7 @@ def test_a_critic_learns_what_the_returns_depend_on():
     assert metrics["critic/lr"].result() == 1e-2 and metrics["critic/grad_norm"].result() > 0
 
 
-@pytest.mark.parametrize(
-    "cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}]
-)
+@pytest.mark.parametrize("cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}])
 def test_the_update_does_not_depend_on_the_micro_batches(cut):
     whole, split = (critic(llama(), **settings) for settings in ({}, cut))
     for p in (whole, split):

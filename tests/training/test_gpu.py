@@ -15,10 +15,7 @@ from tests.rollout.models import make_model
 from tests.training.models import llama
 from tests.training.test_policy import groups, policy, ready, token_loss
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def gradients(family: str, kind: str, dtype: torch.dtype):
@@ -31,9 +28,7 @@ def gradients(family: str, kind: str, dtype: torch.dtype):
     with forward.running():
         out = micro.scatter(forward.hidden(micro).float().sum(-1))
         (out * torch.linspace(0, 1, out.numel(), device="cuda").view_as(out)).sum().backward()
-    return out.detach(), torch.cat(
-        [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
-    )
+    return out.detach(), torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
 
 
 def distance(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -51,9 +46,7 @@ def test_packed_gradients_in_bf16_are_as_close_to_float32_as_those_of_padded_row
 
 
 def test_packed_gradients_in_float32_are_those_of_padded_rows():
-    for got, want in zip(
-        gradients("llama", "shared", torch.float32), gradients("llama", "plain", torch.float32)
-    ):
+    for got, want in zip(gradients("llama", "shared", torch.float32), gradients("llama", "plain", torch.float32)):
         assert distance(got, want) < 1e-5
 
 
@@ -70,9 +63,7 @@ def test_the_fused_head_gives_float64s_log_probs_entropies_and_gradients():
     log_probs = torch.log_softmax(wide[0] @ wide[1].t() / 1.25, -1)
     want, want_entropy = log_probs.gather(1, targets[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1)
     (want.sum() * 0.3 + (want_entropy * weights).sum()).backward()
-    assert torch.allclose(got.double(), want, atol=1e-5) and torch.allclose(
-        entropy.double(), want_entropy, atol=1e-5
-    )
+    assert torch.allclose(got.double(), want, atol=1e-5) and torch.allclose(entropy.double(), want_entropy, atol=1e-5)
     assert distance(hidden.grad, wide[0].grad) < 5e-3
     assert distance(head.linear.weight.grad, wide[1].grad) < 5e-3
 
@@ -87,8 +78,6 @@ def test_captured_updates_have_a_ratio_of_one_and_the_gradients_of_eager_ones():
         assert torch.equal(update.log_probs, batch.old_log_probs), "the same weights give the same bits"
         assert p.layout.kernels is FLASH
         if compiled:
-            assert (
-                p.layout.graphed is not None and p.layout.graphed.reason is None and p.layout.graphed._graphs
-            )
+            assert p.layout.graphed is not None and p.layout.graphed.reason is None and p.layout.graphed._graphs
         norms[compiled] = update.metrics["actor/grad_norm"].result()
     assert norms[True] == pytest.approx(norms[False], rel=0.02)

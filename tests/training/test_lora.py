@@ -72,15 +72,10 @@ def test_peft_reads_the_saved_adapter(tmp_path):
 
     _, adapters, p = trained()
     adapters.save_config(tmp_path)
-    save_file(
-        {n: t.contiguous() for n, t in adapters.state_tensors().items()},
-        tmp_path / "adapter_model.safetensors",
-    )
+    save_file({n: t.contiguous() for n, t in adapters.state_tensors().items()}, tmp_path / "adapter_model.safetensors")
     model = PeftModel.from_pretrained(llama(), str(tmp_path)).base_model.model
     batch = collate(groups())
-    assert torch.allclose(
-        TokenScorer(model, p.settings).log_probs(batch)[0], p.log_probs(batch)[0], atol=1e-6
-    )
+    assert torch.allclose(TokenScorer(model, p.settings).log_probs(batch)[0], p.log_probs(batch)[0], atol=1e-6)
 
 
 def test_adapters_round_trip_to_the_bit():

@@ -16,9 +16,7 @@ def mixtral(seed: int = 0) -> MixtralForCausalLM:
     torch.manual_seed(seed)
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     return MixtralForCausalLM(
-        MixtralConfig(
-            vocab_size=VOCAB, **shape, num_key_value_heads=2, num_local_experts=4, initializer_range=0.2
-        )
+        MixtralConfig(vocab_size=VOCAB, **shape, num_key_value_heads=2, num_local_experts=4, initializer_range=0.2)
     ).eval()
 
 
@@ -47,9 +45,7 @@ def test_nothing_changes_without_an_update_and_everything_when_routers_turn_roun
         pass
     assert still["actor/router_change"].result() == 0
     with watch.watching(batch) as turned:
-        for router in routers(model)[
-            :1
-        ]:  # of four experts the two best become the two worst in the first layer
+        for router in routers(model)[:1]:  # of four experts the two best become the two worst in the first layer
             router.data.neg_()
     first, second = watch.choices(batch), turned["actor/router_change"].result()
     assert first.shape[0] == 2 and 0.5 <= second <= 1.0

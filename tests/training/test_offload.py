@@ -30,9 +30,7 @@ def make_model(dtype: torch.dtype) -> nn.Module:
     return llama().to(dtype)
 
 
-def train(
-    model, optimizer: MasterOptimizer, lrs: list[float], scale: float = 1.0
-) -> list[tuple[float, bool]]:
+def train(model, optimizer: MasterOptimizer, lrs: list[float], scale: float = 1.0) -> list[tuple[float, bool]]:
     """A step a learning rate, each of several micro-batches: the norms, and whether it was applied."""
     results = []
     for lr in lrs:
@@ -100,9 +98,7 @@ def test_a_bad_step_changes_nothing_and_does_not_count(dtype):
     assert_same(made[0][1], made[1][1])
 
 
-@pytest.mark.parametrize(
-    "makers", [(MasterOptimizer, offloaded), (offloaded, MasterOptimizer), (offloaded,) * 2]
-)
+@pytest.mark.parametrize("makers", [(MasterOptimizer, offloaded), (offloaded, MasterOptimizer), (offloaded,) * 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_each_kind_goes_on_from_what_the_other_saved(makers, dtype):
     first, second = makers

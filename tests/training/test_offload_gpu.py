@@ -16,10 +16,7 @@ from tests.support.small_run import make_model as save_model
 from tests.training.models import llama
 from tests.training.test_offload import assert_same, offloaded, state
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 MIB = 1 << 20
 
@@ -65,9 +62,7 @@ def test_large_pieces_that_wait_for_each_other_have_the_same_bits():
         model = llama(hidden_size=1024, intermediate_size=4096, vocab_size=8192).cuda().bfloat16()
         named = list(model.named_parameters())
         optimizer = (
-            MasterOptimizer(named, lr=1.0)
-            if piece is None
-            else OffloadedOptimizer(named, lr=1.0, piece_elements=piece)
+            MasterOptimizer(named, lr=1.0) if piece is None else OffloadedOptimizer(named, lr=1.0, piece_elements=piece)
         )
         made.append((train(model, optimizer, [1e-3] * 6, bad=3), on_host(state(optimizer))))
     assert made[0][0] == made[1][0]
@@ -89,14 +84,10 @@ def test_each_kind_goes_on_from_what_the_other_saved(makers):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_a_run_with_the_key_has_the_bits_of_one_without_and_each_resumes_the_other(
-    tmp_path, monkeypatch, dtype
-):
+def test_a_run_with_the_key_has_the_bits_of_one_without_and_each_resumes_the_other(tmp_path, monkeypatch, dtype):
     steps = []
     apply = OffloadedOptimizer._apply
-    monkeypatch.setattr(
-        OffloadedOptimizer, "_apply", lambda self, *given: (steps.append(self), apply(self, *given))
-    )
+    monkeypatch.setattr(OffloadedOptimizer, "_apply", lambda self, *given: (steps.append(self), apply(self, *given)))
     model = save_model(tmp_path / "model", hidden_size=128, num_attention_heads=4)
     words = ("trainer.deterministic=true", "trainer.device=cuda", f"actor_rollout_ref.model.dtype={dtype}")
     key = "actor_rollout_ref.actor.fsdp_config.optimizer_offload=true"

@@ -109,9 +109,7 @@ def test_gradient_checkpointing_recomputes_and_changes_no_gradient(kind):
     model = llama()
     kept = gradients(model, kind)
     calls = []
-    handle = model.base_model.layers[0].mlp.register_forward_pre_hook(
-        lambda *_: calls.append(torch.is_grad_enabled())
-    )
+    handle = model.base_model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
     again = gradients(model, kind, checkpointing=True)
     handle.remove()
     assert sum(calls) == 2  # the forward and its recomputation; probes keep no gradient

@@ -92,12 +92,7 @@ def test_the_same_of_a_wide_model_with_biases(micro_batch_tokens):
     for name, parameter in model.named_parameters():
         if "bias" in name:
             nn.init.normal_(parameter)
-    p = policy(
-        model,
-        micro_batch_tokens=micro_batch_tokens,
-        mini_batch_groups=6,
-        old_log_prob_source="recompute",
-    )
+    p = policy(model, micro_batch_tokens=micro_batch_tokens, mini_batch_groups=6, old_log_prob_source="recompute")
     assert p.update(ready(p), token_loss, step=0).metrics["off"].result() == 0
 
 
@@ -121,9 +116,7 @@ def test_first_pass_is_the_same_update_as_recompute():
         assert torch.equal(x, y)
 
 
-@pytest.mark.parametrize(
-    "cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}]
-)
+@pytest.mark.parametrize("cut", [{"micro_batch_tokens": 24}, {"micro_batch_tokens": None, "micro_batch_rows": 3}])
 def test_the_update_does_not_depend_on_the_micro_batches(cut):
     whole, split = policy(llama().double()), policy(llama().double(), **cut)
     for p in (whole, split):
@@ -160,9 +153,7 @@ def test_recomputing_the_entropy_keeps_no_logits_and_changes_nothing():
         sizes = []
         h = hidden.clone().requires_grad_()
         model.zero_grad()
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, s=sizes: (s.append(t.numel()), t)[1], lambda t: t
-        ):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, s=sizes: (s.append(t.numel()), t)[1], lambda t: t):
             log_probs, entropy = chosen_log_probs(head, h, targets, 0.9, entropy=True, recompute=recompute)
         results.append((sizes, log_probs.detach(), entropy.detach()))
         (log_probs.sum() - 0.1 * entropy.sum()).backward()
@@ -197,9 +188,7 @@ def test_bf16_weights_follow_float32_masters():
     assert torch.equal(weight, optimizer.masters[name].bfloat16())  # … and the model holds its rounding
 
 
-@pytest.mark.parametrize(
-    ("waiting", "large"), [(1, 1 << 20), (2000, 1 << 20), (1 << 28, 1 << 20), (1 << 28, 1025)]
-)
+@pytest.mark.parametrize(("waiting", "large"), [(1, 1 << 20), (2000, 1 << 20), (1 << 28, 1 << 20), (1 << 28, 1025)])
 def test_bf16_gradients_add_up_in_float32(monkeypatch, waiting, large):
     monkeypatch.setattr("gspo.training.optim.adamw.WAITING_BYTES", waiting)
     monkeypatch.setattr("gspo.training.optim.adamw.LARGE_ELEMENTS", large)

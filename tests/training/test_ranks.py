@@ -36,12 +36,7 @@ SHAPES = st.lists(
 )
 
 
-@given(
-    shape=SHAPES,
-    num=st.integers(1, 5),
-    kind=st.sampled_from(["plain", "packed", "shared"]),
-    by_rows=st.booleans(),
-)
+@given(shape=SHAPES, num=st.integers(1, 5), kind=st.sampled_from(["plain", "packed", "shared"]), by_rows=st.booleans())
 def test_all_ranks_together_run_every_row_once_in_as_many_micro_batches(shape, num, kind, by_rows):
     batch = batch_of(shape)
     budget = None if by_rows else 40
@@ -81,11 +76,7 @@ def test_the_idle_row_is_the_shortest():
 
 
 def test_counts_of_rows_add_up_and_what_all_ranks_know_counts_once():
-    one = {
-        "actor/pg_loss": Metric.mean(1.0, 0.25),
-        "actor/grad_norm": Metric.mean(2.0),
-        "a/max": Metric("max", 1.0),
-    }
+    one = {"actor/pg_loss": Metric.mean(1.0, 0.25), "actor/grad_norm": Metric.mean(2.0), "a/max": Metric("max", 1.0)}
     one |= {"actor/skipped_updates": Metric("sum", 1.0), "actor/lr": Metric("last", 0.1)}
     two = one | {"actor/pg_loss": Metric.mean(3.0, 0.75), "a/max": Metric("max", 4.0)}
     merged = {name: metric.result() for name, metric in merge_ranks([one, two]).items()}

@@ -166,8 +166,6 @@ def test_the_command_trains_any_file_with_answers_and_saves_a_loadable_folder(tm
 def test_bad_words_end_with_2(tmp_path: Path, words: list[str], message: str) -> None:
     from gspo.commands.sft import app
 
-    result = CliRunner().invoke(
-        app, ["--out", str(tmp_path / "o"), "--steps", "1", "--num-train-samples", "4", *words]
-    )
+    result = CliRunner().invoke(app, ["--out", str(tmp_path / "o"), "--steps", "1", "--num-train-samples", "4", *words])
     assert result.exit_code == 2, result.output
     assert message in result.output

@@ -81,9 +81,7 @@ def test_each_epoch_runs_its_own_order_and_every_row_once():
     assert epochs[0] != epochs[1]
     for epoch in epochs:
         assert sorted(row for micros in epoch for rows in micros for row in rows) == list(range(24))
-    assert sorted(row for rows in ran[0] for row in rows) != list(range(8)), (
-        "the first groups, as if not shuffled"
-    )
+    assert sorted(row for rows in ran[0] for row in rows) != list(range(8)), "the first groups, as if not shuffled"
 
 
 @pytest.mark.parametrize("source", ["first_pass", "recompute"])

@@ -31,13 +31,7 @@ def engine(running, model) -> VllmEngine:
 @pytest.fixture
 def native(model) -> NativeEngine:
     return NativeEngine(
-        model,
-        detokenize,
-        eos_token_ids=(EOS,),
-        pad_token_id=0,
-        num_slots=SLOTS,
-        max_length=MAX_LENGTH,
-        decode_chunk=2,
+        model, detokenize, eos_token_ids=(EOS,), pad_token_id=0, num_slots=SLOTS, max_length=MAX_LENGTH, decode_chunk=2
     )
 
 
@@ -80,9 +74,7 @@ def _assert_log_probs(groups: list[Group], model: Any, temperature: float = 1.0)
     ],
     ids=["greedy", "plain", "temperature", "top-k", "top-k and top-p"],
 )
-def test_it_draws_the_native_engines_tokens_with_log_probs_before_top_k_and_top_p(
-    engine, native, model, params
-):
+def test_it_draws_the_native_engines_tokens_with_log_probs_before_top_k_and_top_p(engine, native, model, params):
     groups = drain(_submit(engine, range(9), **params))
     expected = drain(_submit(native, range(9), **params))
     assert [r.token_ids for r in _rollouts(groups)] == [r.token_ids for r in _rollouts(expected)]
@@ -135,9 +127,7 @@ def test_an_interrupted_response_goes_on_under_the_new_weights(engine, model):
     assert {v for _, r in rollouts for v in r.versions} == {0, 1}
     crossing = 0
     for group, r in rollouts:
-        assert len(r.token_ids) == len(r.log_probs) == len(r.versions) == 20 and list(r.versions) == sorted(
-            r.versions
-        )
+        assert len(r.token_ids) == len(r.log_probs) == len(r.versions) == 20 and list(r.versions) == sorted(r.versions)
         crossing += len(set(r.versions)) == 2
         by_version = [plain_log_probs(m, group.prompt.token_ids, r.token_ids) for m in (old, model)]
         expected = [by_version[version][t] for t, version in enumerate(r.versions)]

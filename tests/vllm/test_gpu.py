@@ -113,9 +113,7 @@ def test_weights_come_by_cuda_ipc_and_memory_is_given_back_while_training(dtype,
             assert abs(_free() - awake) < 0.2 * SHARE, "awake it holds what it held"
             gaps.append(_gap(groups, model))
         worker.send(RolloutWorker.rest).result(60)
-        gaps.append(
-            _gap(worker.send(RolloutWorker.generate, requests).result(60), model)
-        )  # sleep kept the weights
+        gaps.append(_gap(worker.send(RolloutWorker.generate, requests).result(60), model))  # sleep kept the weights
         print(f"mean distance of log-probs, {dtype}: {', '.join(f'{gap:.1e}' for gap in gaps)}")
         assert max(gaps) < TOLERANCE[dtype]
     finally:

@@ -21,9 +21,7 @@ from tests.support.small_run import config, even_first_byte, final_state
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_process_left")]
 VLLM = "actor_rollout_ref.rollout.name=vllm"
-ROUNDS = (
-    "algorithm.filter_groups.strategy=rounds"  # batches then do not depend on how many tokens a step makes
-)
+ROUNDS = "algorithm.filter_groups.strategy=rounds"  # batches then do not depend on how many tokens a step makes
 REWARD = """
 def even_first(data_source, solution_str, ground_truth, extra_info=None):
     return float(bool(solution_str) and ord(solution_str[0]) % 2 == 0)
@@ -40,13 +38,9 @@ def _rows(run: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["step"] > 0]
 
 
-def _train(
-    folder: Path, model: Path, *overrides: str, kill_in_step: int | None = None
-) -> list[dict[str, Any]]:
+def _train(folder: Path, model: Path, *overrides: str, kill_in_step: int | None = None) -> list[dict[str, Any]]:
     """Train; the rows. In a step, the rollout worker is killed right after it was given its first groups."""
-    trainer = Trainer(
-        config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False)
-    )
+    trainer = Trainer(config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False))
     if kill_in_step is not None:
         _kill_worker(trainer, kill_in_step)
     trainer.fit()
@@ -100,9 +94,7 @@ def test_a_run_with_vllm_trains_what_the_native_run_trains(model_folder, tmp_pat
         assert [row[name] for row in vllm] == pytest.approx([row[name] for row in native], rel=1e-3, abs=1e-5)
 
 
-def test_a_killed_engine_is_replaced_and_its_groups_are_generated_again_to_the_same_bits(
-    model_folder, tmp_path
-):
+def test_a_killed_engine_is_replaced_and_its_groups_are_generated_again_to_the_same_bits(model_folder, tmp_path):
     steps = "trainer.total_training_steps=3"
     _train(tmp_path / "quiet", model_folder, VLLM, steps)
     rows = _train(tmp_path / "killed", model_folder, VLLM, steps, kill_in_step=2)

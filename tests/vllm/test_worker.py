@@ -40,15 +40,11 @@ def test_an_engine_over_two_processes_takes_new_weights_and_leaves_nothing_when_
     worker, store = ProcessConnection(_spec(model_folder)), SharedWeights()
     model = AutoModelForCausalLM.from_pretrained(model_folder).eval()
     tokenizer = load_tokenizer(str(model_folder))
-    native = NativeEngine(
-        model, tokenizer.decode, eos_token_ids=(1,), pad_token_id=0, num_slots=6, max_length=64
-    )
+    native = NativeEngine(model, tokenizer.decode, eos_token_ids=(1,), pad_token_id=0, num_slots=6, max_length=64)
     requests = [make_request(i, n=2) for i in range(4)]
     for version in (1, 2):
         _perturb(model, seed=version)
-        worker.send(
-            RolloutWorker.load_weights, store.publish(dict(model.named_parameters()), version), version
-        )
+        worker.send(RolloutWorker.load_weights, store.publish(dict(model.named_parameters()), version), version)
         groups = worker.send(RolloutWorker.generate, requests).result(300)
         expected = native.generate(requests)
         assert [r.token_ids for r in _rollouts(groups)] == [r.token_ids for r in _rollouts(expected)]

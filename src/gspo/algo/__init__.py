@@ -15,14 +15,7 @@ if TYPE_CHECKING:
     from gspo.algo.aggregation import aggregate, count_totals
     from gspo.algo.functional import compute_advantage, compute_policy_loss, kl_penalty
     from gspo.algo.kl import AdaptiveController, FixedController, make_controller
-    from gspo.algo.losses import (
-        PolicyLoss,
-        clipped_surrogate,
-        get_policy_loss,
-        policy_loss,
-        ratio_band,
-        reduce_loss,
-    )
+    from gspo.algo.losses import PolicyLoss, clipped_surrogate, get_policy_loss, policy_loss, ratio_band, reduce_loss
     from gspo.algo.ratios import importance_ratio
     from gspo.algo.settings import Behaviour, LossSettings
 
@@ -53,14 +46,7 @@ _HOMES = {
     "aggregation": ("aggregate", "count_totals"),
     "functional": ("compute_advantage", "compute_policy_loss", "kl_penalty"),
     "kl": ("AdaptiveController", "FixedController", "make_controller"),
-    "losses": (
-        "PolicyLoss",
-        "clipped_surrogate",
-        "get_policy_loss",
-        "policy_loss",
-        "ratio_band",
-        "reduce_loss",
-    ),
+    "losses": ("PolicyLoss", "clipped_surrogate", "get_policy_loss", "policy_loss", "ratio_band", "reduce_loss"),
     "ratios": ("importance_ratio",),
     "settings": ("Behaviour", "LossSettings"),
 }

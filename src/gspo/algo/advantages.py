@@ -129,9 +129,7 @@ def remax(x: AdvantageInputs) -> Estimate:
     """Reward-to-go minus the reward of the prompt's greedy answer, `reward_baselines` [B] (arXiv 2310.10505)."""
     baselines = x.options.get("reward_baselines")
     if baselines is None:
-        raise ValueError(
-            "adv_estimator=remax needs reward_baselines, the greedy answer's reward for each row"
-        )
+        raise ValueError("adv_estimator=remax needs reward_baselines, the greedy answer's reward for each row")
     returns_BT = rewards_to_go(x.rewards, x.mask, x.gamma)
     baseline_B1 = torch.as_tensor(baselines, dtype=returns_BT.dtype, device=returns_BT.device).reshape(-1, 1)
     return torch.where(x.mask, returns_BT - baseline_B1, 0.0), returns_BT
@@ -141,9 +139,7 @@ def remax(x: AdvantageInputs) -> Estimate:
 def gae(x: AdvantageInputs) -> Estimate:
     """Generalised advantage estimation with a critic, whitened over the batch (arXiv 1506.02438, eq. 16)."""
     if x.values is None:
-        raise ValueError(
-            "adv_estimator=gae needs values [B,T] from a critic; choose grpo or rloo to train without one"
-        )
+        raise ValueError("adv_estimator=gae needs values [B,T] from a critic; choose grpo or rloo to train without one")
     values_BT = torch.where(x.mask, x.values.detach().to(x.rewards.dtype), 0.0)
     raw_BT = torch.zeros_like(x.rewards)
     pending, next_value, running = (x.rewards.new_zeros(len(x.rewards)) for _ in range(3))

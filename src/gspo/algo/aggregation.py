@@ -37,8 +37,6 @@ def aggregate(
         return (masked_BT.sum(dim=-1, keepdim=True) / sequence_lengths(mask)).sum() / num_sequences
     if mode == "seq-mean-token-sum-norm":
         if norm_length is None:
-            raise ValueError(
-                "loss_agg_mode=seq-mean-token-sum-norm needs norm_length, the fixed length to divide by"
-            )
+            raise ValueError("loss_agg_mode=seq-mean-token-sum-norm needs norm_length, the fixed length to divide by")
         return masked_BT.sum() / (num_sequences * norm_length)
     raise ValueError(f"loss_agg_mode={mode!r}: expected one of {', '.join(AGGREGATIONS)}")

@@ -27,9 +27,7 @@ def behaviour_weight(x: LossInputs, behaviour: Behaviour) -> BehaviourWeight:
     The cap changes weights only: the denominators of the loss stay those of all trained tokens.
     """
     if x.rollout_log_probs is None:
-        raise ValueError(
-            "the decoupled loss needs rollout_log_probs, the behaviour policy's log-probs; they are None"
-        )
+        raise ValueError("the decoupled loss needs rollout_log_probs, the behaviour policy's log-probs; they are None")
     log_weight_BT = masked_log_ratio(x.old_log_probs, x.rollout_log_probs, x.mask).detach()
     per_sequence, action = behaviour.mode.startswith("sequence"), behaviour.mode.rsplit("_", 1)[1]
     raw = sequence_ratio(log_weight_BT, x.mask) if per_sequence else token_ratio(log_weight_BT)

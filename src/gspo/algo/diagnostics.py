@@ -11,12 +11,7 @@ import torch
 from torch import Tensor
 
 from gspo.algo.decoupled import BehaviourWeight
-from gspo.algo.ratios import (
-    TOKEN_LOG_RATIO_LIMIT,
-    masked_log_ratio,
-    sequence_lengths,
-    sequence_ratio,
-)
+from gspo.algo.ratios import TOKEN_LOG_RATIO_LIMIT, masked_log_ratio, sequence_lengths, sequence_ratio
 from gspo.metrics import Metric, Metrics
 from gspo.types import LossInputs
 
@@ -37,9 +32,7 @@ class ClipBand:
 
 
 @torch.no_grad()
-def policy_metrics(
-    x: LossInputs, loss: Tensor, band: ClipBand, weight: BehaviourWeight | None = None
-) -> Metrics:
+def policy_metrics(x: LossInputs, loss: Tensor, band: ClipBand, weight: BehaviourWeight | None = None) -> Metrics:
     """The metrics every policy loss reports, under the same names."""
     num_tokens = x.mask.sum()
     metrics = {
@@ -77,9 +70,7 @@ def clip_metrics(x: LossInputs, band: ClipBand) -> Metrics:
         "actor/pg_clipfrac_token": Metric.mean(either_BT.sum(), x.mask.sum()),
     }
     if band.dual is not None:
-        metrics["actor/pg_clipfrac_dual"] = fraction(
-            (x.advantages < 0) & (band.position > band.dual) & x.mask
-        )
+        metrics["actor/pg_clipfrac_dual"] = fraction((x.advantages < 0) & (band.position > band.dual) & x.mask)
     return metrics
 
 

@@ -55,9 +55,7 @@ def compute_policy_loss(
         clip_c=clip_ratio_c,
         aggregation=loss_agg_mode,
         norm_length=loss_norm_length,
-        behaviour=None
-        if rollout_log_probs is None
-        else Behaviour(behav_imp_weight_mode, behav_imp_weight_cap),
+        behaviour=None if rollout_log_probs is None else Behaviour(behav_imp_weight_mode, behav_imp_weight_cap),
     )
     note = length_weighting_note(loss_mode, loss_agg_mode)
     if note is not None:
@@ -135,9 +133,7 @@ def _expand_advantages(advantages: Tensor, like: Tensor) -> Tensor:
 def _as_group_numbers(group_ids: Tensor | Sequence[Any], num_rows: int) -> Tensor:
     """Group ids of any hashable kind as int64 [B]."""
     if len(group_ids) != num_rows:
-        raise ValueError(
-            f"group_ids has {len(group_ids)} entries: expected one for each of the {num_rows} rows"
-        )
+        raise ValueError(f"group_ids has {len(group_ids)} entries: expected one for each of the {num_rows} rows")
     if isinstance(group_ids, Tensor):
         return group_ids
     numbers: dict[Any, int] = {}
@@ -157,6 +153,4 @@ def _as_floats(metrics: Metrics) -> dict[str, float]:
 def _require_shapes(like: Tensor, **tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         if tensor.shape != like.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}: expected {tuple(like.shape)}, as the first"
-            )
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected {tuple(like.shape)}, as the first")

@@ -51,9 +51,7 @@ def kl_loss(
 
 
 @torch.no_grad()
-def response_kl(
-    kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor
-) -> tuple[list[float], float]:
+def response_kl(kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> tuple[list[float], float]:
     """Σ_t KL_t of each response, which β times is charged to its reward, and the sum over all of them."""
     kl_BT = _masked_kl(kind, log_probs, ref_log_probs, mask.bool()).double()
     return kl_BT.sum(dim=-1).tolist(), float(kl_BT.sum())
@@ -98,9 +96,7 @@ class AdaptiveController:
     def __post_init__(self) -> None:
         for key, number in (("target_kl", self.target), ("horizon", self.horizon)):
             if not number > 0:
-                raise ValueError(
-                    f"kl_ctrl.{key}={number}: expected a number above 0 for an adaptive controller"
-                )
+                raise ValueError(f"kl_ctrl.{key}={number}: expected a number above 0 for an adaptive controller")
 
     def update(self, current_kl: float, num: int) -> None:
         error = min(max(current_kl / self.target - 1.0, -0.2), 0.2)
@@ -113,9 +109,7 @@ class AdaptiveController:
         self.value = float(state["value"])
 
 
-def make_controller(
-    kind: str, coefficient: float, target: float = 0.1, horizon: float = 10_000
-) -> KLController:
+def make_controller(kind: str, coefficient: float, target: float = 0.1, horizon: float = 10_000) -> KLController:
     """A controller by its config name, `fixed` or `adaptive`."""
     if kind == "fixed":
         return FixedController(coefficient)
@@ -126,6 +120,4 @@ def make_controller(
 
 def _masked_kl(kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
     """The estimate on trained tokens, 0 elsewhere; cleaned before the formula so that padding has no gradient."""
-    return kl_estimate(
-        kind, torch.where(mask, log_probs, 0.0), torch.where(mask, ref_log_probs.detach(), 0.0)
-    )
+    return kl_estimate(kind, torch.where(mask, log_probs, 0.0), torch.where(mask, ref_log_probs.detach(), 0.0))

@@ -137,9 +137,7 @@ def geo_mean(x: LossInputs, s: LossSettings) -> LossOutput:
     limit = TOKEN_LOG_RATIO_LIMIT
     log_ratio_BT = masked_log_ratio(x.log_probs, x.old_log_probs, x.mask).clamp(-limit, limit)
     rising_BT, falling_BT = log_ratio_BT.clamp(max=s.clip_high), log_ratio_BT.clamp(min=-s.clip_low)
-    clipped_BT = torch.where(
-        x.advantages < 0, falling_BT, torch.where(x.advantages > 0, rising_BT, log_ratio_BT)
-    )
+    clipped_BT = torch.where(x.advantages < 0, falling_BT, torch.where(x.advantages > 0, rising_BT, log_ratio_BT))
     ratio_B1 = mean_log_ratio(clipped_BT, x.mask).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
     band = ClipBand(log_ratio_BT, floor=-s.clip_low, ceiling=s.clip_high, count_sequences=False)
     return reduce_loss(-x.advantages * ratio_B1, x, s, band)

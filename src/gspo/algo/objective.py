@@ -86,9 +86,7 @@ class Objective:
         last = torch.tensor([len(r) - 1 for r in batch.response_ids])
         rewards[torch.arange(batch.num_sequences), last] = batch.scores
         options = {} if baselines is None else {"reward_baselines": baselines}
-        advantages, returns = self.advantage(
-            rewards, batch.mask, batch.group_ids, values=batch.values, **options
-        )
+        advantages, returns = self.advantage(rewards, batch.mask, batch.group_ids, values=batch.values, **options)
         if weights is not None:
             advantages = advantages * weights[:, None]
         return batch.with_advantages(advantages, returns)

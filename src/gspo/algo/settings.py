@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 RatioLevel = Literal["token", "sequence", "sequence_token"]
-Aggregation = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"
-]
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
 BehaviourMode = Literal["token_mask", "token_truncate", "sequence_mask", "sequence_truncate"]
 KLKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
 
@@ -65,9 +63,7 @@ class Behaviour:
     def __post_init__(self) -> None:
         _require_choice("behav_imp_weight_mode", self.mode, BEHAVIOUR_MODES)
         if self.cap is not None and not self.cap > 0:
-            raise ValueError(
-                f"behav_imp_weight_cap={self.cap}: expected a number above 0, or None for no cap"
-            )
+            raise ValueError(f"behav_imp_weight_cap={self.cap}: expected a number above 0, or None for no cap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +87,9 @@ class LossSettings:
     def __post_init__(self) -> None:
         for key, value in (("clip_ratio_low", self.clip_low), ("clip_ratio_high", self.clip_high)):
             if value is not None and not value >= 0:
-                raise ValueError(
-                    f"{key}={value}: expected a number of at least 0, or None for the loss's default"
-                )
+                raise ValueError(f"{key}={value}: expected a number of at least 0, or None for the loss's default")
         if self.clip_c is not None and not self.clip_c > 1:
-            raise ValueError(
-                f"clip_ratio_c={self.clip_c}: expected a number above 1, or None for no dual clip"
-            )
+            raise ValueError(f"clip_ratio_c={self.clip_c}: expected a number above 1, or None for no dual clip")
         for key, value in (("tau_pos", self.tau_pos), ("tau_neg", self.tau_neg)):
             if not value > 0:
                 raise ValueError(f"{key}={value}: expected a number above 0")

@@ -16,9 +16,7 @@ from gspo.rewards.graders.code import read_tests
 from gspo.types import Prompt
 
 
-def load_prompts(
-    config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None
-) -> list[Prompt]:
+def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None) -> list[Prompt]:
     """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given."""
     c = config.data
     columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
@@ -90,9 +88,7 @@ def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt) -> None:
     """Score one row now: a broken function or a filter metric it does not return must not cost an hour."""
     reward = dry_run(scorer, prompt)
     filters = config.algorithm.filter_groups
-    known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | (
-        {"acc"} if reward.acc is not None else set()
-    )
+    known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | ({"acc"} if reward.acc is not None else set())
     if filters.enable and filters.metric not in known:
         raise RewardError(
             f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "

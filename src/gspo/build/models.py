@@ -11,12 +11,7 @@ import torch
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.build.role_settings import (
-    FLEX_ATTENTION,
-    critic_settings,
-    policy_settings,
-    reference_settings,
-)
+from gspo.build.role_settings import FLEX_ATTENTION, critic_settings, policy_settings, reference_settings
 from gspo.config import TrainerConfig
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 from gspo.kernels.compiled_layers import worth_compiling
@@ -78,9 +73,7 @@ def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_h
         model.set_attn_implementation(c.attn_implementation)
     if c.enable_gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    if (
-        on_host
-    ):  # still the file's own pages, which the ranks of a machine share until each has cut out its shards
+    if on_host:  # still the file's own pages, which the ranks of a machine share until each has cut out its shards
         return model
     # Tensors mapped from a file may be aligned differently from allocated ones, and alignment can change the last
     # bit of a matrix product: a resumed run must compute what the first one did.
@@ -116,9 +109,7 @@ def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: Ranks
     return _placed(ranks, lambda: Policy(model, optimizer, schedule, settings, ranks))
 
 
-def _critic(
-    config: TrainerConfig, device: torch.device, total_steps: int, ranks_of: RanksOf | None
-) -> Critic:
+def _critic(config: TrainerConfig, device: torch.device, total_steps: int, ranks_of: RanksOf | None) -> Critic:
     c = config.critic
     path = c.model.path or config.actor_rollout_ref.model.path
     model = ValueModel(load_weights(config, device, path, on_host=ranks_of is not None))
@@ -130,11 +121,7 @@ def _critic(
 
 
 def _reference(
-    config: TrainerConfig,
-    device: torch.device,
-    policy: Policy,
-    adapters: Adapters | None,
-    ranks_of: RanksOf | None,
+    config: TrainerConfig, device: torch.device, policy: Policy, adapters: Adapters | None, ranks_of: RanksOf | None
 ) -> Reference:
     c = config.actor_rollout_ref.ref
     if adapters is not None and c.path is None:

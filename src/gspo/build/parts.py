@@ -43,9 +43,7 @@ class RunParts:
     baseline: GreedyBaseline | None = None
 
     def __post_init__(self) -> None:
-        self.token_text = functools.cache(
-            lambda token: self.tokenizer.decode([token], skip_special_tokens=False)
-        )
+        self.token_text = functools.cache(lambda token: self.tokenizer.decode([token], skip_special_tokens=False))
 
     @property
     def policy(self) -> Policy:

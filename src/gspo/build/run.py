@@ -91,9 +91,7 @@ def build(
     if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
         check_code_tests([*train, *held_out])
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
-        scorer, val_scorer = (
-            build_scorer(config, fn) for fn in (reward_fn, inputs.val_reward_fn or reward_fn)
-        )
+        scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, inputs.val_reward_fn or reward_fn))
         for each in (scorer, val_scorer):
             started.callback(each.close)
         if train:
@@ -241,9 +239,7 @@ def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int]
     return lambda: groups_held(config, engine.num_workers)
 
 
-def _evaluator(
-    config: TrainerConfig, engine: RolloutEngine, scorer: Scorer, prompts: list[Prompt]
-) -> Evaluator:
+def _evaluator(config: TrainerConfig, engine: RolloutEngine, scorer: Scorer, prompts: list[Prompt]) -> Evaluator:
     return Evaluator(
         engine,
         scorer,

@@ -122,9 +122,7 @@ def build_objective(config: TrainerConfig) -> Objective:
             lam=algorithm.lam,
             norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
         ),
-        clip_control=ClipController(
-            actor.clip_target, (actor.clip_target_bounds[0], actor.clip_target_bounds[1])
-        ),
+        clip_control=ClipController(actor.clip_target, (actor.clip_target_bounds[0], actor.clip_target_bounds[1])),
         regulariser=BoundRegulariser(
             resolved.aggregation,
             resolved.norm_length,

@@ -200,9 +200,7 @@ def all_steps(folder: Path) -> list[Path]:
     """Checkpoint folders by step, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(
-        (p for p in folder.iterdir() if p.is_dir() and step_of(p.name) >= 0), key=lambda p: step_of(p.name)
-    )
+    return sorted((p for p in folder.iterdir() if p.is_dir() and step_of(p.name) >= 0), key=lambda p: step_of(p.name))
 
 
 def prune(folder: Path, keep: int | None, newest: int) -> None:

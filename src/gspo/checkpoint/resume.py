@@ -79,9 +79,7 @@ def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
 def _unnamed(resolved: ResolvedConfig, runs: Path) -> Resume:
     """A run without a name: the last one of its kind when it is the same and unfinished, else a new number."""
     base = base_name(resolved.config)
-    numbers = [
-        int(m.group(1)) for p in _folders(runs) if (m := re.fullmatch(rf"{re.escape(base)}-(\d+)", p.name))
-    ]
+    numbers = [int(m.group(1)) for p in _folders(runs) if (m := re.fullmatch(rf"{re.escape(base)}-(\d+)", p.name))]
     last = max(numbers, default=0)
     if last and resolved.config.trainer.resume_mode == "auto":
         run = RunFolder(runs / f"{base}-{last:03d}")
@@ -111,9 +109,7 @@ def _same(run: RunFolder, resolved: ResolvedConfig) -> bool:
     ours = flatten(resolved.to_dict())
     theirs = flatten(saved if isinstance(saved, dict) else {})
     ignored = ("trainer.experiment_name", "trainer.resume_mode")
-    return {k: v for k, v in ours.items() if k not in ignored} == {
-        k: v for k, v in theirs.items() if k not in ignored
-    }
+    return {k: v for k, v in ours.items() if k not in ignored} == {k: v for k, v in theirs.items() if k not in ignored}
 
 
 def _move_aside(run: RunFolder) -> list[str]:

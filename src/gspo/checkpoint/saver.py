@@ -101,9 +101,7 @@ class CheckpointSaver:
         if models.saves_in_background:
             tensors = {name: on_host(members) for name, members in tensors.items()}
             save_model = functools.partial(models.save_model, weights=on_host(models.weights()))
-        if (
-            self._tokenizer_files is None
-        ):  # read once: the tokenizer may be in use while a checkpoint is written
+        if self._tokenizer_files is None:  # read once: the tokenizer may be in use while a checkpoint is written
             self._tokenizer_files = _files_of(tokenizer)
         files = self._tokenizer_files
 

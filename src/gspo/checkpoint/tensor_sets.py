@@ -73,8 +73,7 @@ def _sets_in(folder: Path) -> list[str]:
 
 def _read_whole(place: Path) -> TensorSet:
     members = {
-        key: torch.empty(tuple(entry.size), dtype=entry.properties.dtype)
-        for key, entry in _stored(place).items()
+        key: torch.empty(tuple(entry.size), dtype=entry.properties.dtype) for key, entry in _stored(place).items()
     }
     _fill(members, place)
     return members

@@ -120,9 +120,7 @@ class Replay:
             clipped.append(out.metrics["actor/pg_clipfrac"].result())
         gradient = by_token.flatten()
         if self._scorer is not None:
-            gradient = torch.cat(
-                [self._scorer.pull(recorded.batch, by_token, rows) for rows in recorded.mini_batches]
-            )
+            gradient = torch.cat([self._scorer.pull(recorded.batch, by_token, rows) for rows in recorded.mini_batches])
         return sum(values) / len(values), sum(clipped) / len(clipped), gradient
 
     def _settings(self, name: str, step: int) -> LossSettings:
@@ -226,9 +224,7 @@ def _rows(
         prompt = () if encode is None else encode(group["messages"])
         for response in group["responses"]:
             if encode is not None and "token_ids" not in response:
-                raise ReplayError(
-                    f"prompt {group['uid']!r}: token ids were not recorded; leave --checkpoint out"
-                )
+                raise ReplayError(f"prompt {group['uid']!r}: token ids were not recorded; leave --checkpoint out")
             yield number, prompt, response
 
 

@@ -36,10 +36,7 @@ class _Marker:
 
 def keep_rule(strategy: Strategy) -> Verdict:
     """A batch holds mixed groups only, in order of submission, and the others are counted by their reason."""
-    prompts = [
-        Prompt(f"p{i}", ({"role": "user", "content": "?"},), (1,), data_source=KINDS[i % 3])
-        for i in range(36)
-    ]
+    prompts = [Prompt(f"p{i}", ({"role": "user", "content": "?"},), (1,), data_source=KINDS[i % 3]) for i in range(36)]
     settings = SamplingSettings(
         train_batch_size=NEEDED,
         n=SIZE,

@@ -18,11 +18,7 @@ from gspo.checks.check import Verdict
 OLD = ((-1.0, -0.5, -2.0), (-0.3, -0.7), (-1.2, -0.4, -0.9, -0.1))
 NEW = ((-0.999, -0.5005, -1.9985), (-0.3012, -0.7004), (-1.2001, -0.4, -0.9002, -0.1))
 ADVANTAGES = (1.0, -1.0, -0.5)
-GOLDEN = {
-    "seq-mean-token-mean": 0.16642083,
-    "token-mean": 0.11089445,
-    "seq-mean-token-sum": 0.33268334,
-}
+GOLDEN = {"seq-mean-token-mean": 0.16642083, "token-mean": 0.11089445, "seq-mean-token-sum": 0.33268334}
 GOLDEN_TOKEN_GRADIENT = 0.0416635  # of every token of the third answer; the others are clipped
 TIGHT = 1e-8
 
@@ -97,9 +93,7 @@ def clip_acts() -> Verdict:
     low, high = 0.004, 0.006
     beyond = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
     leaf = new.clone().requires_grad_(True)
-    loss, metrics = compute_policy_loss(
-        "gspo", leaf, old, advantages, mask, clip_ratio_low=low, clip_ratio_high=high
-    )
+    loss, metrics = compute_policy_loss("gspo", leaf, old, advantages, mask, clip_ratio_low=low, clip_ratio_high=high)
     loss.backward()
     assert leaf.grad is not None
     silent = leaf.grad.abs().sum(-1) == 0
@@ -126,8 +120,7 @@ def grpo_identity() -> Verdict:
     new, old, advantages, mask = _random_batch()
     options = {"loss_agg_mode": "seq-mean-token-mean", "clip_ratio_low": 0.9, "clip_ratio_high": 9.0}
     pairs = [
-        [_gradient(mode, at, old, advantages, mask, **options)[1] for mode in ("gspo", "vanilla")]
-        for at in (old, new)
+        [_gradient(mode, at, old, advantages, mask, **options)[1] for mode in ("gspo", "vanilla")] for at in (old, new)
     ]
     same, apart = _distance(*pairs[0]), _distance(*pairs[1])
     return same < TIGHT < apart, f"difference {same:.1e} at the old policy, {apart:.1e} away from it"
@@ -148,10 +141,7 @@ def sign() -> Verdict:
     _, old, advantages, mask = _random_batch()
     _, grad = _gradient("gspo", old, old, advantages, mask)
     good = bool(((-grad * advantages[:, None])[mask.bool()] > 0).all())
-    return (
-        good,
-        "every token moves as its advantage says" if good else "some tokens move against their advantage",
-    )
+    return (good, "every token moves as its advantage says" if good else "some tokens move against their advantage")
 
 
 def split_invariance() -> Verdict:
@@ -178,12 +168,8 @@ def decoupled_identity() -> Verdict:
     """With μ = π_old the decoupled loss is the standard one; weights beyond the cap remove their tokens."""
     new, old, advantages, mask = _random_batch()
     loss, grad = _gradient("gspo", new, old, advantages, mask)
-    same, same_grad = _gradient(
-        "gspo", new, old, advantages, mask, rollout_log_probs=old, behav_imp_weight_cap=5.0
-    )
-    _, none = _gradient(
-        "gspo", new, old, advantages, mask, rollout_log_probs=old - 2 * mask, behav_imp_weight_cap=5.0
-    )
+    same, same_grad = _gradient("gspo", new, old, advantages, mask, rollout_log_probs=old, behav_imp_weight_cap=5.0)
+    _, none = _gradient("gspo", new, old, advantages, mask, rollout_log_probs=old - 2 * mask, behav_imp_weight_cap=5.0)
     error = max(abs(loss - same), _distance(same_grad, grad))
     return (
         error < TIGHT and not none.any(),

@@ -65,9 +65,7 @@ def train(folder: Path, name: str, steps: int, *overrides: str, log: Callable[[s
     run = RunFolder(folder / name)
     rows = list(run.rows())
     return ShortRun(
-        run,
-        [r for r in rows if "actor/grad_norm" in r],
-        [r for r in rows if held_out_accuracy(r) is not None],
+        run, [r for r in rows if "actor/grad_norm" in r], [r for r in rows if held_out_accuracy(r) is not None]
     )
 
 
@@ -120,9 +118,7 @@ def _first_mini_batch(run: ShortRun) -> Verdict:
 def _later_mini_batches(run: ShortRun) -> Verdict:
     moved = [
         low < 1.0 < high
-        for low, high in zip(
-            run.column("actor/seq_importance_ratio/min"), run.column("actor/seq_importance_ratio/max")
-        )
+        for low, high in zip(run.column("actor/seq_importance_ratio/min"), run.column("actor/seq_importance_ratio/max"))
     ]
     return all(moved), f"ratios on both sides of 1 in {sum(moved)} of {len(moved)} steps"
 
@@ -154,9 +150,7 @@ def _vary(run: ShortRun) -> Verdict:
     bad = sorted({*absent, *(name for name in flat if name not in told)})
     return (
         not bad,
-        f"absent or constant: {', '.join(bad)}"
-        if bad
-        else f"{len(NAMES)} metrics of the documents are there",
+        f"absent or constant: {', '.join(bad)}" if bad else f"{len(NAMES)} metrics of the documents are there",
     )
 
 
@@ -168,10 +162,7 @@ def _no_alarm(run: ShortRun) -> Verdict:
 def _accuracy(run: ShortRun) -> Verdict:
     before, after = (held_out_accuracy(run.evaluations[i]) or 0.0 for i in (0, -1))
     noise = 1.96 * math.sqrt(0.5 / NUM_QUESTIONS)  # 95 % of the difference of two shares, at their widest
-    return (
-        after - before > noise,
-        f"{before:.3f} → {after:.3f} in {len(run.rows)} steps (needed: +{noise:.3f})",
-    )
+    return (after - before > noise, f"{before:.3f} → {after:.3f} in {len(run.rows)} steps (needed: +{noise:.3f})")
 
 
 def _reward(run: ShortRun) -> Verdict:

@@ -77,17 +77,13 @@ def _trainings(log: Log) -> Iterator[tuple[str, Iterator[Check]]]:
                 "trainer.val_before_train=false",
                 "trainer.val_after_train=false",
             ]
-            runs[factor] = training.train(
-                folder, f"clip-{factor:g}", training.CLIP_STEPS, *overrides, log=log
-            )
+            runs[factor] = training.train(folder, f"clip-{factor:g}", training.CLIP_STEPS, *overrides, log=log)
         yield "clip ranges", run_checks("clip ranges", training.clip_range_checks(runs))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command behind `gspo validate` and the scripts that stand for it; 1 when a check failed."""
-    parser = argparse.ArgumentParser(
-        prog="validate", description="Check the installed program. About two minutes."
-    )
+    parser = argparse.ArgumentParser(prog="validate", description="Check the installed program. About two minutes.")
     parser.add_argument("--quick", action="store_true", help="technical part only, some seconds")
     parser.add_argument("--json", action="store_true", help="print one JSON object on standard output")
     options = parser.parse_args(sys.argv[1:] if arguments is None else list(arguments))

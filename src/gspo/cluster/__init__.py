@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 if find_spec("ray") is None:
-    raise ModuleNotFoundError(
-        "gspo.cluster needs Ray, which is not installed: pip install 'gspo[ray]'", name="ray"
-    )
+    raise ModuleNotFoundError("gspo.cluster needs Ray, which is not installed: pip install 'gspo[ray]'", name="ray")
 
 from gspo.compat.verl_ray_trainer import RayPPOTrainerWithSampling
 from gspo.distributed.backend import ClusterError

@@ -46,7 +46,5 @@ def _fail(problems: Sequence[Problem]) -> NoReturn:
     for problem in problems:
         typer.echo(str(problem), err=True)
     count = sum(p.level == "error" for p in problems)
-    typer.echo(
-        f"{count} error{'s' if count != 1 else ''} in the configuration; nothing was started", err=True
-    )
+    typer.echo(f"{count} error{'s' if count != 1 else ''} in the configuration; nothing was started", err=True)
     raise typer.Exit(EXIT_REFUSED)

@@ -14,12 +14,8 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def compare(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="A B [C…]", help="Run folders; the first is compared against.")
-    ],
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print everything as JSON, curves included.")
-    ] = False,
+    runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run folders; the first is compared against.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, curves included.")] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a page with curves over steps, tokens and time.")
     ] = None,
@@ -40,9 +36,7 @@ def compare(
     loaded = [read_run(path.resolve()) for path in runs]
     comparison = compare_runs(loaded)
     if html is not None:
-        html.write_bytes(
-            compare_page(comparison, [overview(run) for run in loaded]).encode("utf-8", "replace")
-        )
+        html.write_bytes(compare_page(comparison, [overview(run) for run in loaded]).encode("utf-8", "replace"))
     if as_json:
         typer.echo(json.dumps(comparison, indent=1, ensure_ascii=False, default=str))
         return

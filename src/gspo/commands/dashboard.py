@@ -47,9 +47,7 @@ def dashboard(
         os.nice(NICENESS)
     typer.echo(f"dashboard of {runs_dir.resolve()} at {server.url} (Ctrl-C stops it)")
     if host not in LOOPBACK:
-        typer.echo(
-            f"warning: listening on {host}: everyone who can reach this address can read the runs", err=True
-        )
+        typer.echo(f"warning: listening on {host}: everyone who can reach this address can read the runs", err=True)
     if open_browser:
         import webbrowser
 

@@ -33,9 +33,7 @@ def show(
     model: Annotated[
         str, typer.Option("--model", help="Model whose tokenizer and chat template are used.")
     ] = "embedded",
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Read and check only this many rows.")
-    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Read and check only this many rows.")] = None,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", help="System message for rows that have none.")
     ] = None,

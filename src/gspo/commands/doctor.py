@@ -21,14 +21,11 @@ app = typer.Typer(add_completion=False)
 @app.command(context_settings=PASS_THROUGH)
 def doctor(
     arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[CONFIG] [KEY=VALUE …]", help="As for gspo train."),
+        list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE …]", help="As for gspo train.")
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
     environment: Annotated[bool, typer.Option("--environment", help="Check only the environment.")] = False,
-    no_model: Annotated[
-        bool, typer.Option("--no-model", help="Skip the checks that load the weights.")
-    ] = False,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Skip the checks that load the weights.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Show what a config computes and needs, and whether it can work. Exits with code 1 when it finds a problem."""

@@ -30,15 +30,10 @@ def plan(
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="Folder, config.json, hub name, a size such as 7b, or hidden=…,layers=…"),
+        str | None, typer.Option(help="Folder, config.json, hub name, a size such as 7b, or hidden=…,layers=…")
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="Number of devices. Default: as many as the config has.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Type of device: h200, h100, a100, … Default: h200.")
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of devices. Default: as many as the config has.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Type of device: h200, h100, a100, … Default: h200.")] = None,
     prompt_length: Annotated[int | None, typer.Option(help="Longest prompt in tokens.")] = None,
     response_length: Annotated[int | None, typer.Option(help="Longest response in tokens.")] = None,
     mean_prompt_length: Annotated[
@@ -48,15 +43,13 @@ def plan(
         float | None, typer.Option(help="Mean response in tokens. Default: 0.35 of the longest.")
     ] = None,
     length_spread: Annotated[
-        float | None,
-        typer.Option(help="Standard deviation of response lengths, relative to their mean. Default: 0.8."),
+        float | None, typer.Option(help="Standard deviation of response lengths, relative to their mean. Default: 0.8.")
     ] = None,
     keep_rate: Annotated[
         float | None, typer.Option(help="Share of groups that dynamic sampling keeps. Default: 0.5.")
     ] = None,
     eta: Annotated[
-        int | None,
-        typer.Option(help="Weight versions that rollouts may run ahead when asynchronous. Default: 2."),
+        int | None, typer.Option(help="Weight versions that rollouts may run ahead when asynchronous. Default: 2.")
     ] = None,
     simulate: Annotated[
         int | None, typer.Option(help="Also simulate this many steps with stragglers and failures.")
@@ -65,16 +58,13 @@ def plan(
         float | None, typer.Option(help="Simulation: mean hours between failures of one device.")
     ] = None,
     save_minutes: Annotated[
-        float | None,
-        typer.Option(help="Simulation: minutes between checkpoints. Default: the best interval."),
+        float | None, typer.Option(help="Simulation: minutes between checkpoints. Default: the best interval.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Simulation: random seed.")] = 0,
     check: Annotated[
         Path | None, typer.Option(help="Compare predicted stage times with those of this run folder.")
     ] = None,
-    constants: Annotated[
-        bool, typer.Option("--constants", help="Print every constant with its source.")
-    ] = False,
+    constants: Annotated[bool, typer.Option("--constants", help="Print every constant with its source.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Predict the step time, the memory per device and the best split of a cluster between rollout and training.
@@ -133,9 +123,7 @@ def _note_limits(config: TrainerConfig) -> None:
     """Print which settings the prediction does not cover."""
     model, fsdp = config.actor_rollout_ref.model, config.actor_rollout_ref.actor.fsdp_config
     if model.lora_rank:
-        text = (
-            f"actor_rollout_ref.model.lora_rank = {model.lora_rank}: predicted as if all weights were trained"
-        )
+        text = f"actor_rollout_ref.model.lora_rank = {model.lora_rank}: predicted as if all weights were trained"
         typer.echo(f"note: {text}; time and memory are upper bounds", err=True)
     if model.override_config:
         typer.echo("note: actor_rollout_ref.model.override_config: ignored", err=True)
@@ -175,18 +163,12 @@ def _workload(
         if mean is not None and mean > longest:
             _refuse(name, mean, f"at most the longest length, {longest}")
     if keep_rate is not None and not config.algorithm.filter_groups.enable:
-        _refuse(
-            "--keep-rate", keep_rate, "dynamic sampling to be on: add algorithm.filter_groups.enable=true"
-        )
-    work = workload_of(
-        config, mean_response=mean_response, spread=spread, mean_prompt=mean_prompt, keep_rate=keep_rate
-    )
+        _refuse("--keep-rate", keep_rate, "dynamic sampling to be on: add algorithm.filter_groups.enable=true")
+    work = workload_of(config, mean_response=mean_response, spread=spread, mean_prompt=mean_prompt, keep_rate=keep_rate)
     return dataclasses.replace(work, eta=eta if eta is not None else work.eta or DEFAULT_ETA)
 
 
-def _search(
-    config: TrainerConfig, model: str | None, device: Device, gpus: int | None, work: Workload
-) -> Plan:
+def _search(config: TrainerConfig, model: str | None, device: Device, gpus: int | None, work: Workload) -> Plan:
     from gspo.models.shape import shape_of
     from gspo.plan.search import search
 
@@ -205,9 +187,7 @@ def _report(found: Plan, steps: int | None, changes: dict[str, Any], as_json: bo
     if best is None:
         enough = smallest_cluster(found.shape, found.device, found.work)
         remedy = (
-            f"--gpus {enough} is enough"
-            if enough
-            else "1,024 devices are not enough either; shorten the responses"
+            f"--gpus {enough} is enough" if enough else "1,024 devices are not enough either; shorten the responses"
         )
         _fail(
             f"{found.shape.name} does not fit on {found.gpus:,} {found.device.name} in any split, with or without "
@@ -229,11 +209,7 @@ def _report(found: Plan, steps: int | None, changes: dict[str, Any], as_json: bo
             real, ideal = simulate(scenario), simulate(calm)
         except SimulationError as error:
             _fail(str(error))
-        facts["simulation"] = {
-            **real.to_dict(),
-            "ideal_step_s": ideal.step_s,
-            "goodput": ideal.step_s / real.step_s,
-        }
+        facts["simulation"] = {**real.to_dict(), "ideal_step_s": ideal.step_s, "goodput": ideal.step_s / real.step_s}
         if not as_json:
             typer.echo("\n" + outcome_text(scenario, real, ideal), nl=False)
     if as_json:

@@ -26,8 +26,7 @@ def replay(
     ] = "gspo,gspo_token,vanilla,dapo,cispo,geo_mean,sapo",
     steps: Annotated[str | None, typer.Option("--steps", help="A or A-B; default: all.")] = None,
     checkpoint: Annotated[
-        Path | None,
-        typer.Option("--checkpoint", help="Model folder: gradients of its parameters, not of log-probs."),
+        Path | None, typer.Option("--checkpoint", help="Model folder: gradients of its parameters, not of log-probs.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every step as JSON.")] = False,
 ) -> None:

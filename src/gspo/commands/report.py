@@ -17,9 +17,7 @@ def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/embedded.")],
     pictures: Annotated[bool, typer.Option(help="Also draw plots/*.png.")] = True,
     max_mb: Annotated[int, typer.Option(min=1, help="How many MB of group files the page may carry.")] = 32,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the verdict and what was written as JSON.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict and what was written as JSON.")] = False,
 ) -> None:
     """Write RUN/report.html (one file, no network needed), RUN/plots/*.png and RUN/RUN.md."""
     import json
@@ -38,9 +36,7 @@ def report(
         files = {"page": str(done.page), "card": str(done.card), "pictures": [str(p) for p in done.pictures]}
         typer.echo(
             json.dumps(
-                {"verdict": verdict.to_dict(), "files": files, "notes": done.notes},
-                indent=1,
-                ensure_ascii=False,
+                {"verdict": verdict.to_dict(), "files": files, "notes": done.notes}, indent=1, ensure_ascii=False
             )
         )
         return

@@ -24,8 +24,7 @@ def try_reward(
     answer: Annotated[str, typer.Option("--answer", help="File with the response, or - for standard input.")],
     row: Annotated[int, typer.Option("--row", min=0, help="Which row, counted from 0.")] = 0,
     reward: Annotated[
-        str | None,
-        typer.Option("--reward", help='A built-in, or "file.py:function"; default: the row\'s own.'),
+        str | None, typer.Option("--reward", help='A built-in, or "file.py:function"; default: the row\'s own.')
     ] = None,
     timeout: Annotated[float, typer.Option("--timeout", help="Seconds a reward may take.")] = 10.0,
 ) -> None:
@@ -58,17 +57,13 @@ def try_reward(
     typer.echo(f"acc        {'not given' if scored.reward.acc is None else format(scored.reward.acc, 'g')}")
     for name, value in scored.reward.extra.items():
         typer.echo(f"{name:10s} {value:g}")
-    typer.echo(
-        f"time       {time.perf_counter() - start:.3f} s, including the start of a worker if one is needed"
-    )
+    typer.echo(f"time       {time.perf_counter() - start:.3f} s, including the start of a worker if one is needed")
 
 
 @app.command()
 def bench(
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each line.")] = 2.0,
-    num_workers: Annotated[
-        int, typer.Option("--workers", min=0, help="Reward processes; 0 = one per core.")
-    ] = 0,
+    num_workers: Annotated[int, typer.Option("--workers", min=0, help="Reward processes; 0 = one per core.")] = 0,
 ) -> None:
     """Print how many responses per second each kind of reward grades on this machine."""
     from gspo.rewards.benchmark import WORKLOADS, responses_per_second

@@ -14,10 +14,7 @@ from gspo.openmp import choose_spin_count
 
 
 def train(
-    arguments: Sequence[str] | None = None,
-    *,
-    config: str | Path | None = None,
-    recipe: str | Path | None = None,
+    arguments: Sequence[str] | None = None, *, config: str | Path | None = None, recipe: str | Path | None = None
 ) -> int:
     """Train by the script's `config` (values, as if typed) or `recipe` (defaults that give way), then `arguments`.
 
@@ -29,9 +26,7 @@ def train(
     dry_run = "--dry-run" in words
     words = [word for word in words if word != "--dry-run"]
     try:
-        resolved = load_arguments(
-            words, None if path is None else Path(path), recipe=recipe, show_warnings=dry_run
-        )
+        resolved = load_arguments(words, None if path is None else Path(path), recipe=recipe, show_warnings=dry_run)
     except typer.Exit as stop:
         return stop.exit_code
     if dry_run:

@@ -41,9 +41,7 @@ def sft(
     prompt_key: Annotated[str, typer.Option("--prompt-key", help="Column with the question.")] = "prompt",
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1 …")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="What the model computes in: float32 or bfloat16.")
-    ] = "float32",
+    dtype: Annotated[str, typer.Option("--dtype", help="What the model computes in: float32 or bfloat16.")] = "float32",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,

@@ -18,9 +18,7 @@ app = typer.Typer(add_completion=False)
 def train(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [KEY=VALUE …]", help="YAML file, overrides; any key or alias as --flag."
-        ),
+        typer.Argument(metavar="[CONFIG] [KEY=VALUE …]", help="YAML file, overrides; any key or alias as --flag."),
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,

@@ -52,9 +52,7 @@ class PPOTrainerWithSampling:
         for name, value in given.items():
             if value is not None:
                 warnings.warn(f"{name} has no effect: {WITHOUT_EFFECT[name]}", stacklevel=2)
-        self.config = self._configure(
-            config, [] if device_name is None else [f"trainer.device={device_name}"]
-        )
+        self.config = self._configure(config, [] if device_name is None else [f"trainer.device={device_name}"])
         self._backend = self._place(role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self._given = {
             "tokenizer": tokenizer,
@@ -73,11 +71,7 @@ class PPOTrainerWithSampling:
 
     def _place(self, roles: Any, pools: Any, group_class: Any) -> Backend | None:
         """Where the run's processes live; None: here."""
-        placed = {
-            "role_worker_mapping": roles,
-            "resource_pool_manager": pools,
-            "ray_worker_group_cls": group_class,
-        }
+        placed = {"role_worker_mapping": roles, "resource_pool_manager": pools, "ray_worker_group_cls": group_class}
         for name, value in placed.items():
             if value:
                 message = f"{name} has no effect: {type(self).__name__} trains in this process"

@@ -72,9 +72,7 @@ class BatchPlan:
         """Upper bound of the tokens generated per step; None when dynamic sampling has no limit."""
         if self.max_generation_batches is None:
             return None
-        return (
-            self.max_generation_batches * self.generation_batch * self.group_size * self.max_response_tokens
-        )
+        return self.max_generation_batches * self.generation_batch * self.group_size * self.max_response_tokens
 
     def lines(self) -> list[tuple[str, str]]:
         """The plan as (what, how much) pairs."""

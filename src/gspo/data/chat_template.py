@@ -58,9 +58,7 @@ def encode_answer(text: str, tokenizer: Any) -> tuple[int, ...]:
     token_ids = tuple(int(t) for t in tokenizer(text, add_special_tokens=False)["input_ids"])
     eos = tokenizer.eos_token_id
     if eos is None:
-        raise DataError(
-            "tokenizer", "has no eos_token; expected one, without which an answer would never end"
-        )
+        raise DataError("tokenizer", "has no eos_token; expected one, without which an answer would never end")
     return (*token_ids, int(eos))
 
 

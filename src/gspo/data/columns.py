@@ -31,13 +31,9 @@ class Columns:
     answer_key: str | None = None
 
 
-def as_rows(
-    records: Iterable[Row | Mapping[str, Any]], name: str, columns: Columns | None = None
-) -> list[Row]:
+def as_rows(records: Iterable[Row | Mapping[str, Any]], name: str, columns: Columns | None = None) -> list[Row]:
     """Rows from Python objects: a Row stays as it is, a mapping is read like a line of a file; counted from 1."""
-    return [
-        r if isinstance(r, Row) else to_row(r, f"{name}:{i}", columns) for i, r in enumerate(records, start=1)
-    ]
+    return [r if isinstance(r, Row) else to_row(r, f"{name}:{i}", columns) for i, r in enumerate(records, start=1)]
 
 
 def to_row(record: Any, where: str, columns: Columns | None = None) -> Row:
@@ -78,9 +74,7 @@ def _messages(record: Mapping[str, Any], where: str, key: str) -> tuple[Mapping[
     messages = tuple(_message(m, where, f"{key}[{i}]") for i, m in enumerate(value))
     if messages[-1]["role"] == "assistant":
         raise DataError(
-            where,
-            "is assistant; expected the last message to be one that needs an answer",
-            field=f"{key}[-1].role",
+            where, "is assistant; expected the last message to be one that needs an answer", field=f"{key}[-1].role"
         )
     return messages
 
@@ -90,9 +84,7 @@ def _unicode(text: str, where: str, field: str) -> str:
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise DataError(
-            where, f"contains {text[error.start]!r}, which is not a character", field=field
-        ) from None
+        raise DataError(where, f"contains {text[error.start]!r}, which is not a character", field=field) from None
     return text
 
 
@@ -125,9 +117,7 @@ def _ground_truth(record: Mapping[str, Any], where: str, key: str | None) -> Any
         return None
     reward_model = record.get("reward_model")
     if reward_model is not None and not isinstance(reward_model, Mapping):
-        raise DataError(
-            where, f"is {_show(reward_model)}; expected an object with ground_truth", field="reward_model"
-        )
+        raise DataError(where, f"is {_show(reward_model)}; expected an object with ground_truth", field="reward_model")
     for name in (key, *_TRUTH_COLUMNS):
         value = _get(record, name)
         if value is not _ABSENT:

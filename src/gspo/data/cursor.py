@@ -27,9 +27,7 @@ class PromptCursor:
         self._prompts = list(prompts)
         self._by_uid = {p.uid: p for p in self._prompts}
         if len(self._by_uid) != len(self._prompts):
-            raise DataError(
-                _first_duplicate(self._prompts), "is used by two rows; expected unique uids", field="uid"
-            )
+            raise DataError(_first_duplicate(self._prompts), "is used by two rows; expected unique uids", field="uid")
         self._seed = seed
         self._shuffle = shuffle
         self._total_epochs = total_epochs
@@ -68,9 +66,7 @@ class PromptCursor:
             return self._by_uid[uid]
         except KeyError:
             raise DataError(
-                "dataset",
-                f"has no prompt {uid!r}; expected the data with which the run was started",
-                field="uid",
+                "dataset", f"has no prompt {uid!r}; expected the data with which the run was started", field="uid"
             ) from None
 
     def state_dict(self) -> dict[str, Any]:

@@ -95,15 +95,11 @@ def _load(
         raise DataError(name, "is a folder; expected a jsonl or parquet file (gsm8k:FOLDER for GSM8K's)")
     if prefix.count("/") == 1 and not name.startswith(("/", ".", "~")):
         default = "train" if split == "train" else "test"
-        return _records_to_rows(
-            hub_records(prefix, hub_split or default, config=rest or None), limit, columns
-        )
+        return _records_to_rows(hub_records(prefix, hub_split or default, config=rest or None), limit, columns)
     raise DataError(name, _unknown(name))
 
 
-def _records_to_rows(
-    records: Iterable[tuple[str, Any]], limit: int | None, columns: Columns | None
-) -> list[Row]:
+def _records_to_rows(records: Iterable[tuple[str, Any]], limit: int | None, columns: Columns | None) -> list[Row]:
     """The first `limit` records as rows; GSM8K's own format is recognised unless columns are named."""
     named = columns is not None and columns != Columns()
     return [

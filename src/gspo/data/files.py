@@ -73,8 +73,6 @@ def _read_parquet(file: Path, name: str) -> Iterator[tuple[str, Any]]:
                     number += 1
                     yield f"{name}:{number}", record
     except (ArrowException, OSError) as error:
-        raise DataError(
-            f"{name}:{number + 1}", f"is not readable as parquet ({str(error).splitlines()[0]})"
-        ) from None
+        raise DataError(f"{name}:{number + 1}", f"is not readable as parquet ({str(error).splitlines()[0]})") from None
     if not number:
         raise DataError(f"{name}:1", "has no rows; expected at least one")

@@ -16,8 +16,7 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
         import datasets
     except ImportError:
         raise DataError(
-            name,
-            "is a dataset of the hub, which needs the datasets package; install gspo[data], or use a local file",
+            name, "is a dataset of the hub, which needs the datasets package; install gspo[data], or use a local file"
         ) from None
     reason = hub.why_unreachable(name, "dataset")
     if reason and not hub.is_cached(name, "dataset") and not _is_prepared(name):
@@ -31,8 +30,7 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
     except Exception as error:  # dozens of types: offline, no such name, no such split, gated
         first = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"{name}[{split}]",
-            f"could not be read from the hub ({first}); use a local jsonl or parquet file",
+            f"{name}[{split}]", f"could not be read from the hub ({first}); use a local jsonl or parquet file"
         ) from error
     return ((f"{name}[{split}]:{i}", record) for i, record in enumerate(table, start=1))
 

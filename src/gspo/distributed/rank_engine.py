@@ -51,9 +51,7 @@ class RankEngine(RolloutEngine):
         self._ranks.call(RankWorker.engine_publish, version)
 
     def unfinished(self) -> list[GroupRequest]:
-        sent = [
-            request for requests in self._ranks.call(RankWorker.engine_unfinished) for request in requests
-        ]
+        sent = [request for requests in self._ranks.call(RankWorker.engine_unfinished) for request in requests]
         return sorted([*sent, *self._new], key=lambda request: request.submission)
 
     def clear(self) -> None:

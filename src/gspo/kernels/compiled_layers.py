@@ -34,8 +34,7 @@ class CompiledLayers:
         self._layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self._recomputes = next(model.parameters()).is_cuda
         self._forwards: dict[type, Callable[..., Any]] = {
-            kind: torch.compile(kind.forward, dynamic=True, backend=backend)
-            for kind in {type(m) for m in self._layers}
+            kind: torch.compile(kind.forward, dynamic=True, backend=backend) for kind in {type(m) for m in self._layers}
         }
 
     @contextmanager

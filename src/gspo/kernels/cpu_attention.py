@@ -34,9 +34,7 @@ class PackedSequences(NamedTuple):
     table: Tensor
 
     @staticmethod
-    def of(
-        sequences: Sequence[tuple[int, int, int, int]], device: torch.device | str = "cpu"
-    ) -> PackedSequences:
+    def of(sequences: Sequence[tuple[int, int, int, int]], device: torch.device | str = "cpu") -> PackedSequences:
         """From sequences as (start, length, prefix start, prefix length); `device` is the CPU."""
         ordered = sorted((s for s in sequences if s[1]), key=lambda s: s[2:])
         chunks, first, sum_start = [], 0, 0
@@ -46,9 +44,7 @@ class PackedSequences(NamedTuple):
                 count = min(left, CHUNK if size else 1)
                 chunks.append((first, count, sum_start))
                 first, left, sum_start = first + count, left - count, sum_start + size
-        return PackedSequences(
-            torch.tensor([len(ordered), len(chunks), *chain(*ordered, *chunks)], device=device)
-        )
+        return PackedSequences(torch.tensor([len(ordered), len(chunks), *chain(*ordered, *chunks)], device=device))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
         """Causal attention [N, heads, size] of every sequence to its keys; `window` counts the token itself."""
@@ -79,9 +75,7 @@ def supports(model: torch.nn.Module) -> bool:
     return is_cpu_float32(next(model.parameters())) and library() is not None
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, window: int
-) -> tuple[Tensor, Tensor]:
+def _attend(q: Tensor, k: Tensor, v: Tensor, table: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
     """Attention, and the log of its denominators [heads, N]."""
     size = q.shape[2]
     q, k, v = _check_and_pad(q, k, v)
@@ -95,15 +89,7 @@ def _attend(
 
 
 def _attend_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    logs: Tensor,
-    table: Tensor,
-    scale: float,
-    window: int,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, table: Tensor, scale: float, window: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     size = q.shape[2]
     q, k, v = _check_and_pad(q, k, v)
@@ -183,9 +169,7 @@ def _backward(ctx: Any, grad: Tensor, _grad_logs: Tensor) -> tuple[Tensor | None
 
 
 _LIBRARY = Library("gspo", "FRAGMENT")
-_LIBRARY.define(
-    "attend(Tensor q, Tensor k, Tensor v, Tensor table, float scale, int window) -> (Tensor, Tensor)"
-)
+_LIBRARY.define("attend(Tensor q, Tensor k, Tensor v, Tensor table, float scale, int window) -> (Tensor, Tensor)")
 _LIBRARY.define(
     "attend_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor logs, Tensor table, "
     "float scale, int window) -> (Tensor, Tensor, Tensor)"

@@ -21,16 +21,7 @@ log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
 # No flag that reorders sums: equal machines, and a resumed run, compute the same bits.
-FLAGS = (
-    "-O3",
-    "-march=native",
-    "-std=c++17",
-    "-fPIC",
-    "-fopenmp",
-    "-ffp-contract=fast",
-    "-fno-math-errno",
-    "-w",
-)
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno", "-w")
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_long
 _ARGUMENTS = {
     "gspo_attend": [_POINTER] * 7 + [_LONG] * 2 + [_POINTER],
@@ -45,9 +36,7 @@ _ARGUMENTS = {
 class Shape(ctypes.Structure):
     """The shape of an attention, as the struct of this name in cpu_kernels.cpp."""
 
-    _fields_ = [(name, _LONG) for name in ("heads", "key_heads", "size", "window")] + [
-        ("scale", ctypes.c_float)
-    ]
+    _fields_ = [(name, _LONG) for name in ("heads", "key_heads", "size", "window")] + [("scale", ctypes.c_float)]
 
 
 def compiler() -> str | None:

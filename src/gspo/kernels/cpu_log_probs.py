@@ -20,13 +20,9 @@ class ChosenLogProbs(torch.autograd.Function):
     def forward(ctx, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         logits, targets = logits.contiguous(), targets.long().contiguous()
         if len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < logits.shape[1]:
-            raise IndexError(
-                f"token {_first_outside(targets, logits.shape[1])} of a vocabulary of {logits.shape[1]}"
-            )
+            raise IndexError(f"token {_first_outside(targets, logits.shape[1])} of a vocabulary of {logits.shape[1]}")
         chosen, entropies, logs = (logits.new_empty(len(logits)) for _ in range(3))
-        kernels().gspo_chosen(
-            *(x.data_ptr() for x in (logits, targets, chosen, entropies, logs)), *logits.shape
-        )
+        kernels().gspo_chosen(*(x.data_ptr() for x in (logits, targets, chosen, entropies, logs)), *logits.shape)
         ctx.save_for_backward(logits, targets, entropies, logs)
         ctx.set_materialize_grads(False)
         return chosen, entropies

@@ -30,9 +30,7 @@ class Spans(NamedTuple):
         """From sequences as (start, length, prefix start, prefix length)."""
         lengths = torch.tensor([length for _, length, _, _ in sequences])
         totals = torch.tensor([length + size for _, length, _, size in sequences])
-        parts = [
-            part for start, length, before, size in sequences for part in ((before, size), (start, length))
-        ]
+        parts = [part for start, length, before, size in sequences for part in ((before, size), (start, length))]
         keys = ranges([at for at, _ in parts], [num for _, num in parts])
         query_starts, key_starts = (
             upload(torch.nn.functional.pad(x.cumsum(0), (1, 0)).int(), device) for x in (lengths, totals)
@@ -55,12 +53,7 @@ def supports(model: torch.nn.Module) -> bool:
     config = model.config.get_text_config()  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
     heads = getattr(config, "num_attention_heads", 0) or 1
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return (
-        parameter.is_cuda
-        and parameter.dtype in (torch.bfloat16, torch.float16)
-        and size % 8 == 0
-        and size <= 256
-    )
+    return parameter.is_cuda and parameter.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
 
 
 @torch.library.custom_op("gspo::packed_flash", mutates_args=())

@@ -48,9 +48,7 @@ class FusedProjections:
         That product has the same bits with gradients switched off: scoring and updating must agree.
         """
         if not all(map(_is_in_place, self._layers)):  # the wide product would read outdated weights
-            raise RuntimeError(
-                "the model's weights were moved to other memory after they were laid side by side"
-            )
+            raise RuntimeError("the model's weights were moved to other memory after they were laid side by side")
         for layer in self._layers:
             layer.__class__ = _TrainedSibling if trained else _Sibling
         try:

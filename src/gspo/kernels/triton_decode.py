@@ -135,9 +135,7 @@ def paged_decode_attention(
     parts, peaks, sums = out, out, out
     if splits > 1:
         parts = torch.empty(num_rows, num_heads, splits, size, dtype=torch.float32, device=query.device)
-        peaks, sums = torch.empty(
-            2, num_rows, num_heads, splits, dtype=torch.float32, device=query.device
-        ).unbind(0)
+        peaks, sums = torch.empty(2, num_rows, num_heads, splits, dtype=torch.float32, device=query.device).unbind(0)
     pad = triton.next_power_of_2(size)
     _attend[(num_rows, num_keys, splits)](
         query, key, value, k_pages, v_pages, table, lengths, parts, peaks, sums,
@@ -148,9 +146,7 @@ def paged_decode_attention(
         PAGE=page, TILE=TILE, SPLITS=splits, SOFTCAP=softcap > 0, WINDOW=window > 0,
     )  # fmt: skip
     if splits > 1:
-        _merge[(num_rows * num_heads,)](
-            parts, peaks, sums, out, SIZE=size, SIZE_PAD=max(16, pad), SPLITS=splits
-        )
+        _merge[(num_rows * num_heads,)](parts, peaks, sums, out, SIZE=size, SIZE_PAD=max(16, pad), SPLITS=splits)
     return out
 
 
@@ -162,9 +158,7 @@ def _summarise(
     """For one block of one row: the highest score, the sum of exp(score - highest), and that of tokens above the cut."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     v = block * BLOCK + tl.arange(0, BLOCK)
-    scores = (
-        tl.load(logits + row * stride + v, mask=v < vocab, other=float("-inf")).to(tl.float32) / temperature
-    )
+    scores = tl.load(logits + row * stride + v, mask=v < vocab, other=float("-inf")).to(tl.float32) / temperature
     peak = tl.max(scores, 0)
     weights = tl.exp(scores - peak)
     place = row * NUM + block
@@ -216,17 +210,12 @@ def _draw(
         drawn = kept if HAS_CUT else sums
         weights = tl.load(drawn + row * NUM + b, mask=b < NUM, other=0.0).to(tl.float64) * fade
         running = tl.cumsum(weights, 0)
-        noise = _uniform(
-            tl.load(ints + 4 * ints_stride + row), length - tl.load(ints + 2 * ints_stride + row)
-        )
+        noise = _uniform(tl.load(ints + 4 * ints_stride + row), length - tl.load(ints + 2 * ints_stride + row))
         target = noise * tl.max(running, 0)
         block = _locate(running, target)
         before = tl.sum(tl.where(b == block - 1, running, 0.0), 0)
         v = block * BLOCK + tl.arange(0, BLOCK)
-        scores = (
-            tl.load(logits + row * stride + v, mask=v < vocab, other=float("-inf")).to(tl.float32)
-            / temperature
-        )
+        scores = tl.load(logits + row * stride + v, mask=v < vocab, other=float("-inf")).to(tl.float32) / temperature
         inside = tl.exp((scores - peak).to(tl.float64))
         if HAS_CUT:
             inside = tl.where(scores >= tl.load(cut + row), inside, 0.0)
@@ -244,9 +233,7 @@ def _draw(
         tl.store(done + row, ends.to(tl.int8))
 
 
-def draw_tokens(
-    logits: Tensor, slots: Any, *, temperature: float, greedy: bool, cut: Tensor | None = None
-) -> None:
+def draw_tokens(logits: Tensor, slots: Any, *, temperature: float, greedy: bool, cut: Tensor | None = None) -> None:
     """Draw the next token of the first N rows of `slots` from logits [N, V] and record it, as `Slots.record` would.
 
     `cut` [N, 1] is the lowest score (logits / temperature) that may be drawn. A row that is done does not advance.

@@ -73,14 +73,7 @@ class ChosenLogProbs(torch.autograd.Function):
             logits = torch.mm(hidden[part], weight.t(), out_dtype=torch.float32)
             rows, vocab = logits.shape
             _row_stats[(rows,)](
-                logits,
-                targets[part],
-                chosen[part],
-                log_totals[part],
-                entropies[part],
-                factor,
-                vocab,
-                BLOCK=BLOCK,
+                logits, targets[part], chosen[part], log_totals[part], entropies[part], factor, vocab, BLOCK=BLOCK
             )
             del logits
         ctx.save_for_backward(hidden, weight, targets, log_totals, entropies)

@@ -34,9 +34,7 @@ def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
     }
 
 
-def finished(
-    console: Console, run: RunFolder, step: int, counters: Counters, num_examples: int
-) -> dict[str, Any]:
+def finished(console: Console, run: RunFolder, step: int, counters: Counters, num_examples: int) -> dict[str, Any]:
     """Write the result of a run that is done, say what changed, and write the report."""
     outcome = result(run, step, counters)
     write_json(run.result_file, outcome)

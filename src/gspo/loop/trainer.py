@@ -100,9 +100,7 @@ class Trainer:
         self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
         self.writer = BackgroundWriter(self.clock, self.console.warn)
         self.saver = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer)
-        self.recorder = Recorder(
-            self.run, self.clock, self.writer, self.console, save_groups=trainer.save_groups
-        )
+        self.recorder = Recorder(self.run, self.clock, self.writer, self.console, save_groups=trainer.save_groups)
         self._assemble(resume.checkpoint)
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())

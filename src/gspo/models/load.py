@@ -40,18 +40,14 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
         )
 
 
-def load_config(
-    path: str, overrides: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False
-) -> Any:
+def load_config(path: str, overrides: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Any:
     """The transformers config of a folder or hub name, with `overrides` in the place of its own values."""
     from transformers import AutoConfig, PreTrainedConfig
 
     resolved = resolve(path)
     cached_only = _only_from_cache(resolved)
     with _explained(path, "config"):
-        own = AutoConfig.from_pretrained(
-            resolved, trust_remote_code=trust_remote_code, local_files_only=cached_only
-        )
+        own = AutoConfig.from_pretrained(resolved, trust_remote_code=trust_remote_code, local_files_only=cached_only)
         if not overrides:
             return own
         written, _ = PreTrainedConfig.get_config_dict(resolved, local_files_only=cached_only)
@@ -108,9 +104,7 @@ def _check_tensors(path: str, info: Mapping[str, Any], overrides: Mapping[str, A
         name, file, asked = other[0]
         found = f"{len(other)} tensors have another shape than {asks} asks for: {name} is {file}, not {asked}"
     remedy = (
-        "override only what leaves the weights' shapes"
-        if overrides
-        else "expected weights and config of one model"
+        "override only what leaves the weights' shapes" if overrides else "expected weights and config of one model"
     )
     raise ModelError(f"{path}: {found}; {remedy}")
 
@@ -136,9 +130,7 @@ def check_weights(folder: Path) -> list[Path]:
     elif index.is_file():
         files = _shards(index)
     else:
-        pickles = sorted(
-            p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt")
-        )
+        pickles = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
         found = f"only {', '.join(pickles)}, which may run code when read" if pickles else "no weights"
         raise ModelError(
             f"{folder}: has {found}; expected {_SINGLE}. Convert it with save_pretrained in a place you trust"

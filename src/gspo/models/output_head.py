@@ -29,9 +29,7 @@ class Head:
         """The head of a `transformers` decoder, checked against the model's own logits on a few tokens."""
         linear = model.get_output_embeddings()
         if not isinstance(linear, nn.Linear):
-            raise UnsupportedModel(
-                f"{type(model).__name__} has no linear output layer (found {type(linear).__name__})"
-            )
+            raise UnsupportedModel(f"{type(model).__name__} has no linear output layer (found {type(linear).__name__})")
         config = model.config
         scale = 1.0
         if getattr(config, "logits_scaling", None):  # Granite divides

@@ -137,9 +137,7 @@ class ModelShape:
         return 4.0 * self.layers * self.q_size * pairs
 
 
-def _qwen(
-    name: str, layers: int, hidden: int, wide: int, heads: int, kv: int, vocab: int, tied: bool
-) -> ModelShape:
+def _qwen(name: str, layers: int, hidden: int, wide: int, heads: int, kv: int, vocab: int, tied: bool) -> ModelShape:
     return ModelShape(name, layers, hidden, wide, heads, kv, 128, vocab, tied, qkv_bias=True)
 
 
@@ -204,9 +202,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
 
     kind = str(config.get("model_type", ""))
     hidden, heads = need("hidden_size"), need("num_attention_heads")
-    experts = int(
-        config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0
-    )
+    experts = int(config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts") or 0)
     layers = need("num_hidden_layers")
     return ModelShape(
         name=name,
@@ -223,9 +219,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         gated=kind not in UNGATED,
         experts=experts,
         experts_per_token=int(config.get("num_experts_per_tok") or 0) if experts else 0,
-        expert_intermediate=int(config.get("moe_intermediate_size") or need("intermediate_size"))
-        if experts
-        else 0,
+        expert_intermediate=int(config.get("moe_intermediate_size") or need("intermediate_size")) if experts else 0,
         shared_intermediate=int(config.get("shared_expert_intermediate_size") or 0) if experts else 0,
         dense_layers=_dense_layers(config, layers) if experts else 0,
     )
@@ -271,9 +265,7 @@ def _from_words(text: str) -> ModelShape:
 
 def _from_hub(model: str) -> Path:
     """The config.json of a model on the hub, from the cache if it is there."""
-    known = (
-        f"expected one of {', '.join(SHAPES)}, hidden=…,layers=…, a folder with config.json, or a hub name"
-    )
+    known = f"expected one of {', '.join(SHAPES)}, hidden=…,layers=…, a folder with config.json, or a hub name"
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         raise ShapeError(f"--model {model!r}: no such size, file or folder; {known}")
     try:
@@ -282,6 +274,4 @@ def _from_hub(model: str) -> Path:
         return Path(hf_hub_download(model, "config.json"))
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        raise ShapeError(
-            f"--model {model!r}: its config.json could not be read ({first}); {known}"
-        ) from error
+        raise ShapeError(f"--model {model!r}: its config.json could not be read ({first}); {known}") from error

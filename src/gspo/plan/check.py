@@ -37,26 +37,17 @@ class Comparison:
             {"stage": name, "predicted_s": p, "measured_s": m, "ratio": p / m if m else None}
             for name, p, m in self.rows
         ]
-        return {
-            "model": self.shape.name,
-            "device": self.device.name,
-            "steps": self.num_steps,
-            "stages": stages,
-        }
+        return {"model": self.shape.name, "device": self.device.name, "steps": self.num_steps, "stages": stages}
 
 
 def check_run(folder: Path, gpu: str | None = None, model: str | None = None) -> Comparison:
     """Compare a run with the prediction for its config, lengths and keep rate."""
     if not is_run(folder):
-        raise CheckError(
-            f"--check {folder}: not a run folder; expected one with config.yaml and metrics.jsonl"
-        )
+        raise CheckError(f"--check {folder}: not a run folder; expected one with config.yaml and metrics.jsonl")
     run = read_run(folder)
     rows = [row for row in run.rows if isinstance(row.get("timing_s/gen"), int | float)]
     if not rows:
-        raise CheckError(
-            f"--check {folder}: metrics.jsonl has no row with timing_s/gen; expected at least one step"
-        )
+        raise CheckError(f"--check {folder}: metrics.jsonl has no row with timing_s/gen; expected at least one step")
     config = load(folder / "config.yaml").config
     rows = rows[1:] or rows
     device = _device(run, config, gpu)
@@ -64,9 +55,7 @@ def check_run(folder: Path, gpu: str | None = None, model: str | None = None) ->
     work = _work(config, rows)
     prediction = predict(shape, device, work, Split.of(config))
     if prediction is None:
-        raise CheckError(
-            f"--check {folder}: by the prediction this run does not fit on a {device.name}; check --gpu"
-        )
+        raise CheckError(f"--check {folder}: by the prediction this run does not fit on a {device.name}; check --gpu")
     stages = dict(prediction.stages)
     if prediction.eta:  # the run then measures how long it waits for generation, not how long that takes
         stages["gen"] = prediction.step_s - sum(s for n, s in stages.items() if n in STAGES and n != "gen")
@@ -83,9 +72,7 @@ def _device(run: Run, config: TrainerConfig, gpu: str | None) -> Device:
     name = str((run.environment or {}).get("device", "")).lower().replace(" ", "")
     key = gpu or next((d for d in DEVICES if d in name), None)
     if key is None:
-        raise CheckError(
-            f"--check {run.path}: device {name!r} is unknown; choose one with --gpu: {', '.join(DEVICES)}"
-        )
+        raise CheckError(f"--check {run.path}: device {name!r} is unknown; choose one with --gpu: {', '.join(DEVICES)}")
     device = DEVICES[key]
     return in_float32(device) if config.actor_rollout_ref.model.dtype == "float32" else device
 
@@ -100,9 +87,7 @@ def _work(config: TrainerConfig, rows: list[dict[str, Any]]) -> Workload:
     if mean is None or work.lengths.constant:
         return work
     lengths = dataclasses.replace(
-        work.lengths,
-        mean=mean,
-        longest=int(max(min(longest or work.lengths.longest, work.lengths.longest), mean + 1)),
+        work.lengths, mean=mean, longest=int(max(min(longest or work.lengths.longest, work.lengths.longest), mean + 1))
     )
     return dataclasses.replace(work, lengths=lengths)
 

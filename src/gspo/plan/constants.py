@@ -115,17 +115,13 @@ DEVICES: dict[str, Device] = {
 MEASURED_MATMUL: dict[str, Constant] = {
     "h200": Constant(790 * TFLOPS, "measured", "best bf16 matrix product seen on one H200"),
     "cpu": Constant(
-        0.26 * TFLOPS,
-        "measured",
-        "docs/performance.md, Floor: 65 billion multiply-adds per second and core, 2 cores",
+        0.26 * TFLOPS, "measured", "docs/performance.md, Floor: 65 billion multiply-adds per second and core, 2 cores"
     ),
 }
 MATMUL_SHARE = Constant(
     0.80, "assumed", "790 of 989 as measured on an H200, assumed for devices that were not measured"
 )
-BANDWIDTH_SHARE = Constant(
-    0.85, "assumed", "share of the bandwidth in the data sheet that a streaming kernel reaches"
-)
+BANDWIDTH_SHARE = Constant(0.85, "assumed", "share of the bandwidth in the data sheet that a streaming kernel reaches")
 FLOAT32_SHARE = Constant(
     0.80, "assumed", "share of the float32 rate that an output head in float32 reaches, as for bf16"
 )
@@ -147,15 +143,11 @@ SAMPLING_PASSES = Constant(
     "of smol at batch 256 and 1,024 and of qwen1.5b at 256 (0.41 s); as many constants as points",
 )
 EAGER_LAYER_S = Constant(
-    0.9e-3,
-    "measured",
-    "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28",
+    0.9e-3, "measured", "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28"
 )
 DECODE_LAYER_CPU_S = Constant(1.8e-3, "fitted", "generation of `make train` on 2 idle cores, 1.2 s per step")
 ROW_PASSES = Constant(
-    3,
-    "assumed",
-    "passes over the intermediate results of a row in decoding; the three points do not determine it",
+    3, "assumed", "passes over the intermediate results of a row in decoding; the three points do not determine it"
 )
 ROW_LAYER_S = Constant(
     24.0e-9,
@@ -251,7 +243,5 @@ SLOW_FACTOR = Constant(2.0, "assumed", "how many times slower those are")
 MEAN_SHARE = Constant(0.35, "assumed", "mean response length as a share of the longest, unless given")
 KEEP_RATE = Constant(0.5, "assumed", "share of groups that dynamic sampling keeps, unless given")
 LENGTH_SPREAD = Constant(
-    0.8,
-    "assumed",
-    "standard deviation of response lengths relative to their mean, before the cut at the longest",
+    0.8, "assumed", "standard deviation of response lengths relative to their mean, before the cut at the longest"
 )

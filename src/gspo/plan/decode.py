@@ -10,11 +10,7 @@ from gspo.plan.lengths import Lengths
 from gspo.plan.seconds_by_part import SecondsByPart
 
 WEIGHTS, CACHE, LAUNCH = "reading weights", "reading the KV cache", "launching kernels"
-PRODUCTS, HEAD, EXCHANGE = (
-    "matrix products of decoding",
-    "output head and sampling",
-    "tensor-parallel communication",
-)
+PRODUCTS, HEAD, EXCHANGE = ("matrix products of decoding", "output head and sampling", "tensor-parallel communication")
 TAIL, PREFILL = "waiting for the longest responses", "prefill"
 TAIL_SHARE = 0.25  # an engine with a smaller share of its first rows left is waiting for its last responses
 
@@ -101,9 +97,7 @@ def generate(
     return parts
 
 
-def steady(
-    engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, group: int
-) -> tuple[float, SecondsByPart]:
+def steady(engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, group: int) -> tuple[float, SecondsByPart]:
     """(tokens per second, seconds of a decode step) of one engine that always generates `rows` responses at once.
 
     The decode step includes the prefill of new prompts.

@@ -23,9 +23,7 @@ class Lengths:
 
     def __post_init__(self) -> None:
         if not 0 < self.mean <= self.longest:
-            raise ValueError(
-                f"mean response {self.mean:g} must be above 0 and at most the longest, {self.longest}"
-            )
+            raise ValueError(f"mean response {self.mean:g} must be above 0 and at most the longest, {self.longest}")
 
     @property
     def constant(self) -> bool:

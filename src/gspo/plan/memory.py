@@ -12,14 +12,7 @@ from dataclasses import dataclass, field
 
 from gspo.kernels.sizes import CHUNK_ELEMENTS, FUSED_CHUNK_ELEMENTS
 from gspo.models.shape import ModelShape
-from gspo.plan.constants import (
-    COMPILED_KEPT,
-    DECODE_LOGIT_COPIES,
-    FRAGMENTATION,
-    LOGIT_COPIES,
-    RESERVED,
-    Chip,
-)
+from gspo.plan.constants import COMPILED_KEPT, DECODE_LOGIT_COPIES, FRAGMENTATION, LOGIT_COPIES, RESERVED, Chip
 from gspo.plan.split import Split, is_captured, is_offloaded
 from gspo.plan.workload import Workload
 
@@ -43,11 +36,7 @@ class ModelSize:
     def of(shape: ModelShape, number_bytes: int) -> ModelSize:
         """Estimated from the shape, all parameters trained."""
         return ModelSize(
-            shape,
-            shape.parameters,
-            shape.parameters,
-            shape.kept_bytes(number_bytes),
-            3.0 * shape.hidden * number_bytes,
+            shape, shape.parameters, shape.parameters, shape.kept_bytes(number_bytes), 3.0 * shape.hidden * number_bytes
         )
 
 
@@ -124,9 +113,7 @@ def trainer_memory(model: ModelSize, chip: Chip, work: Workload, split: Split) -
     return Memory(held, only, on_host)
 
 
-def engine_memory(
-    model: ModelSize, chip: Chip, work: Workload, *, tp: int, slots: float, slot_tokens: float
-) -> Memory:
+def engine_memory(model: ModelSize, chip: Chip, work: Workload, *, tp: int, slots: float, slot_tokens: float) -> Memory:
     """Of one of the `tp` devices of an engine with `slots` slots and a cache of `slot_tokens` tokens for each."""
     shape, size = model.shape, chip.number_bytes
     # Pages are written in place; without them a prefill makes its keys and values first.

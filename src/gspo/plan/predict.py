@@ -127,10 +127,7 @@ def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> 
     slots = most_slots(lambda n: rollout_memory(n).fits(device), wanted)
     if slots == 0:
         return None
-    rollout, training = (
-        _rollout_time(shape, device, work, split, slots),
-        training_time(shape, device, work, split),
-    )
+    rollout, training = (_rollout_time(shape, device, work, split, slots), training_time(shape, device, work, split))
     publish = publish_seconds(shape, device, split.trainers, split.rollout, split.separate)
     stages = {"gen": rollout.seconds, **training.stages, "update_weights": publish}
     step_s, parts = _step_time(work, rollout, training, publish, stages)
@@ -173,9 +170,7 @@ def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Spli
         parts = SecondsByPart()
         for groups in work.rounds:
             asked = groups * work.group_size / split.engines
-            parts.add(
-                generate(engine, asked, split.engines, slots, lengths, work.mean_prompt, work.group_size)
-            )
+            parts.add(generate(engine, asked, split.engines, slots, lengths, work.mean_prompt, work.group_size))
         rows = min(work.rounds[0] * work.group_size / split.engines, float(slots))
         return RolloutTime(parts.total, parts, rows, engine.step_seconds(rows, context), single, 0.0)
     running = work.groups_at_once * work.group_size * work.running_share

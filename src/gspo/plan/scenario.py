@@ -130,9 +130,7 @@ class Outcome:
         return self.seconds / max(1, self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        names = (
-            "steps seconds submitted trained filtered stale rolled_back in_flight queued training regenerated"
-        )
+        names = "steps seconds submitted trained filtered stale rolled_back in_flight queued training regenerated"
         names += " worker_failures trainer_failures saves lost_steps step_s trainer_idle rollout_idle"
         ages = {str(age): count for age, count in sorted(self.staleness.items())}
         return {**{name: getattr(self, name) for name in names.split()}, "staleness": ages}

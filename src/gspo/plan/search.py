@@ -105,11 +105,7 @@ def _checkpointing(work: Workload) -> tuple[bool, ...]:
 def tensor_parallel(shape: ModelShape, device: Device, devices: int) -> list[int]:
     """Numbers of devices per engine that divide the heads and the devices, within one machine."""
     sizes = [2**i for i in range(8)]
-    return [
-        t
-        for t in sizes
-        if t <= min(devices, device.per_machine) and shape.heads % t == 0 and devices % t == 0
-    ]
+    return [t for t in sizes if t <= min(devices, device.per_machine) and shape.heads % t == 0 and devices % t == 0]
 
 
 def shard_sizes(ranks: int) -> list[int]:

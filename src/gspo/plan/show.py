@@ -21,17 +21,7 @@ def plan_text(plan: Plan) -> str:
     """Everything predicted, fastest mode first. Some mode must fit."""
     best = plan.best
     assert best is not None
-    lines = [
-        *_work(plan),
-        "",
-        *_modes(plan.found),
-        "",
-        *_times(best),
-        "",
-        *_memory(plan, best),
-        "",
-        *_failures(best),
-    ]
+    lines = [*_work(plan), "", *_modes(plan.found), "", *_times(best), "", *_memory(plan, best), "", *_failures(best)]
     lines += ["", "keys for this split: " + " ".join(keys_of(best, plan.device))]
     return "\n".join(lines) + "\n"
 
@@ -154,9 +144,7 @@ def outcome_text(scenario: Scenario, real: Outcome, ideal: Outcome) -> str:
 def comparison_text(found: Comparison) -> str:
     """Predicted and measured seconds, stage by stage."""
     rows = [[n, f"{p:.4f}", f"{m:.4f}", f"{p / m:.2f}" if m > 1e-3 else "–"] for n, p, m in found.rows]
-    title = (
-        f"{found.shape.name} on {found.device.name}: predicted against the median of {found.num_steps} steps"
-    )
+    title = f"{found.shape.name} on {found.device.name}: predicted against the median of {found.num_steps} steps"
     return "\n".join([title, *table(["stage", "predicted s", "measured s", "ratio"], rows)]) + "\n"
 
 
@@ -176,10 +164,7 @@ def constants_text() -> str:
     named += [(f"MEASURED_MATMUL {name}", value) for name, value in constants.MEASURED_MATMUL.items()]
     figures = [[name, f"{value:.4g}", value.kind, value.source] for name, value in named]
     devices = table(["device", "memory", "bandwidth", "matrix products", "source"], rows, left=(0, 4))
-    return (
-        "\n".join([*devices, "", *table(["constant", "value", "kind", "source"], figures, left=(0, 2, 3))])
-        + "\n"
-    )
+    return "\n".join([*devices, "", *table(["constant", "value", "kind", "source"], figures, left=(0, 2, 3))]) + "\n"
 
 
 def seconds(value: float) -> str:
@@ -200,9 +185,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: Sequence[int
     cells = [list(head), *(list(row) for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     return [
-        "  "
-        + "  ".join(
-            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))
-        ).rstrip()
+        "  " + "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths))).rstrip()
         for row in cells
     ]

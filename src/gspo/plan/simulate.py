@@ -132,11 +132,7 @@ class Simulation:
         """The worker with the fewest groups that has a free slot."""
         while self.free:
             load, worker = heapq.heappop(self.free)
-            if (
-                self.is_up[worker]
-                and load == len(self.groups_of[worker])
-                and load < self.scenario.group_slots
-            ):
+            if self.is_up[worker] and load == len(self.groups_of[worker]) and load < self.scenario.group_slots:
                 return worker
         return None
 
@@ -157,9 +153,7 @@ class Simulation:
     def _draw(self) -> tuple[float, float]:
         """The longest response of a group, and a uniform number that decides whether it is kept."""
         if not self._draws:
-            longest = np.interp(
-                self.random.random(DRAWS) ** (1 / self.scenario.group_size), self._grid, self._table
-            )
+            longest = np.interp(self.random.random(DRAWS) ** (1 / self.scenario.group_size), self._grid, self._table)
             self._draws.extend(zip(longest.tolist(), self.random.random(DRAWS).tolist()))
         return self._draws.popleft()
 

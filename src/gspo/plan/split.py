@@ -24,11 +24,7 @@ class Split:
     @staticmethod
     def of(config: TrainerConfig) -> Split:
         """The split that a config asks for."""
-        trainer, actor, rollout = (
-            config.trainer,
-            config.actor_rollout_ref.actor,
-            config.actor_rollout_ref.rollout,
-        )
+        trainer, actor, rollout = (config.trainer, config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout)
         ranks = trainer.nnodes * (trainer.n_gpus_per_node or 1) if actor.strategy == "fsdp2" else 1
         separate = rollout.mode == "async" and rollout.max_head_offpolicyness > 0
         tp = rollout.tensor_model_parallel_size

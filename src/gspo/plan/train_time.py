@@ -24,11 +24,7 @@ from gspo.plan.split import Split, is_captured, is_compiled, is_offloaded
 from gspo.plan.transfers import gather_seconds, reduce_seconds
 from gspo.plan.workload import Workload
 
-PRODUCTS, HEAD, TRAFFIC = (
-    "matrix products of training",
-    "output head in training",
-    "memory traffic of training",
-)
+PRODUCTS, HEAD, TRAFFIC = ("matrix products of training", "output head in training", "memory traffic of training")
 ATTENTION = "attention in training"
 LAUNCH, OPTIMIZER, EXCHANGE = "launching training kernels", "optimiser", "FSDP communication"
 UNEVEN = "imbalance between ranks"

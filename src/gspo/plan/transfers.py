@@ -31,10 +31,7 @@ def reduce_seconds(device: Device, replicas: int, size: float) -> float:
     """Seconds of an all-reduce of `size` bytes per rank over the replicas of a sharded model, on other machines."""
     if replicas <= 1:
         return 0.0
-    return (
-        2 * size * (replicas - 1) / replicas / (device.network * COLLECTIVE_SHARE)
-        + 2 * math.log2(replicas) * HOP_S
-    )
+    return 2 * size * (replicas - 1) / replicas / (device.network * COLLECTIVE_SHARE) + 2 * math.log2(replicas) * HOP_S
 
 
 def publish_seconds(shape: ModelShape, device: Device, trainers: int, workers: int, separate: bool) -> float:

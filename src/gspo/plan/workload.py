@@ -136,11 +136,7 @@ class Workload:
         if not self.lengths.constant:
             return max(1.0, responses * budget / tokens)
         # Packed micro-batches are of even size, and a group that shares its prompt is divided only if it must be.
-        unit = (
-            self.group_size
-            if layout == "shared" and self._tokens_of(self.group_size, layout) <= budget
-            else 1
-        )
+        unit = self.group_size if layout == "shared" and self._tokens_of(self.group_size, layout) <= budget else 1
         units, num = math.ceil(responses / unit), math.ceil(tokens / budget)
         while num < units and self._tokens_of(math.ceil(units / num) * unit, layout) > budget:
             num += 1
@@ -176,9 +172,7 @@ def lengths_of(longest: int, mean: float | None, spread: float | None, ignore_eo
     """The lengths of responses; what is not given is assumed (see the constants)."""
     if ignore_eos:
         return Lengths(float(longest), longest, 0.0)
-    return Lengths(
-        longest * MEAN_SHARE if mean is None else mean, longest, LENGTH_SPREAD if spread is None else spread
-    )
+    return Lengths(longest * MEAN_SHARE if mean is None else mean, longest, LENGTH_SPREAD if spread is None else spread)
 
 
 def workload_of(
@@ -197,9 +191,7 @@ def workload_of(
     wanted = roles(config)
     groups = config.algorithm.filter_groups
     carry = groups.max_staleness if groups.enable and groups.strategy == "stream" else 0
-    in_flight = min(
-        groups.max_in_flight or max(plan.generation_batch, plan.prompts), (carry + 1) * plan.prompts
-    )
+    in_flight = min(groups.max_in_flight or max(plan.generation_batch, plan.prompts), (carry + 1) * plan.prompts)
     return Workload(
         prompts=plan.prompts,
         group_size=plan.group_size,

@@ -21,18 +21,9 @@ def compare_runs(runs: Sequence[Run]) -> dict[str, Any]:
     for run, score in list(zip(runs, scores))[1:]:
         paired, left_out = stats.paired_by_question(scores[0], score)
         differences.append(
-            {
-                "a": runs[0].name,
-                "b": run.name,
-                "paired": paired.to_dict() if paired else None,
-                "left_out": left_out,
-            }
+            {"a": runs[0].name, "b": run.name, "paired": paired.to_dict() if paired else None, "left_out": left_out}
         )
-    out = {
-        "runs": [_facts(run) for run in runs],
-        "differences": differences,
-        "config": config_differences(runs),
-    }
+    out = {"runs": [_facts(run) for run in runs], "differences": differences, "config": config_differences(runs)}
     out["sentences"] = [_sentence(d) for d in differences]
     return out
 
@@ -49,10 +40,7 @@ def config_differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     keys = dict.fromkeys(key for table in tables for key in table)
     out = []
     for key in keys:
-        values = [
-            {"value": t[key], "missing": False} if key in t else {"value": None, "missing": True}
-            for t in tables
-        ]
+        values = [{"value": t[key], "missing": False} if key in t else {"value": None, "missing": True} for t in tables]
         if key not in IGNORED_KEYS and any(v != values[0] for v in values):
             out.append({"key": key, "values": values})
     return out
@@ -108,8 +96,6 @@ def _sentence(difference: dict[str, Any]) -> str:
         where += f" ({difference['left_out']:,} were not in both and are left out)"
     span = f"95 % interval {100 * paired['low']:+.1f} to {100 * paired['high']:+.1f}"
     if not paired["clear"]:
-        return (
-            f"No clear difference between {b} and {a}: {words.points(paired['difference'])} {where}, {span}."
-        )
+        return f"No clear difference between {b} and {a}: {words.points(paired['difference'])} {where}, {span}."
     word = "better" if paired["difference"] > 0 else "worse"
     return f"{b} is {word} than {a} by {abs(100 * paired['difference']):.1f} points {where}, {span}."

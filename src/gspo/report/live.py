@@ -114,9 +114,7 @@ class LiveRuns:
         """A step that was written again (after a resume) or cut away makes pages start over."""
         if all(key in files and _stat(files[key]) == cache.stamps[key] for key in cache.order):
             return
-        cache.entries = {
-            k: e for k, e in cache.entries.items() if k in files and _stat(files[k]) == cache.stamps[k]
-        }
+        cache.entries = {k: e for k, e in cache.entries.items() if k in files and _stat(files[k]) == cache.stamps[k]}
         cache.order = [k for k in cache.order if k in cache.entries]
         cache.generation += 1
 

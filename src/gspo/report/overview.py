@@ -50,9 +50,7 @@ def _accuracy_tile(run: Run) -> dict[str, str] | None:
     if ends is None:
         if not run.accuracy:
             return None
-        return _tile(
-            "Held-out accuracy", words.percent(run.accuracy[-1][1]), f"at step {run.accuracy[-1][0]}"
-        )
+        return _tile("Held-out accuracy", words.percent(run.accuracy[-1][1]), f"at step {run.accuracy[-1][0]}")
     final = run.interval("final")
     detail = f"95 % interval {words.interval(*final)}" if final else ""
     return _tile("Held-out accuracy", f"{100 * ends[0]:.1f} → {words.percent(ends[1])}", detail)
@@ -72,18 +70,14 @@ def _time_tile(run: Run) -> dict[str, str] | None:
     if run.seconds is None:
         return None
     step = run.last("timing_s/step")
-    return _tile(
-        "Time", words.duration(run.seconds), f"last step {words.duration(step)}" if step is not None else ""
-    )
+    return _tile("Time", words.duration(run.seconds), f"last step {words.duration(step)}" if step is not None else "")
 
 
 def _token_tile(run: Run) -> dict[str, str] | None:
     generated, wasted = run.generated_tokens, run.total("train/wasted_tokens")
     if not generated:
         return None
-    detail = (
-        f"{words.percent(wasted / generated, 0)} in groups never trained on" if wasted is not None else ""
-    )
+    detail = f"{words.percent(wasted / generated, 0)} in groups never trained on" if wasted is not None else ""
     return _tile("Generated tokens", words.count(generated), detail)
 
 

@@ -44,17 +44,10 @@ def report_page(
     overview: Mapping[str, Any], index: Sequence[Any], chunks: Mapping[tuple[str, int], bytes], note: str
 ) -> str:
     """One run with its rollouts."""
-    boot = {
-        "mode": "report",
-        "runs": [overview["name"]],
-        "note": note,
-        "chunks": [f"{k}-{s}" for k, s in chunks],
-    }
+    boot = {"mode": "report", "runs": [overview["name"]], "note": note, "chunks": [f"{k}-{s}" for k, s in chunks]}
     early = [("data-overview-0", _packed(overview))]
     late = [("data-index-0", _packed(index))]
-    late += [
-        (f"data-{kind}-{step}-0", base64.b64encode(data).decode()) for (kind, step), data in chunks.items()
-    ]
+    late += [(f"data-{kind}-{step}-0", base64.b64encode(data).decode()) for (kind, step), data in chunks.items()]
     title = f"{overview['name']} · gspo report"
     return _document(title, boot, early, late, _plain_text(overview))
 
@@ -86,11 +79,7 @@ _META = (
 
 
 def _document(
-    title: str,
-    boot: Mapping[str, Any],
-    early: Sequence[tuple[str, str]],
-    late: Sequence[tuple[str, str]],
-    text: str,
+    title: str, boot: Mapping[str, Any], early: Sequence[tuple[str, str]], late: Sequence[tuple[str, str]], text: str
 ) -> str:
     """Early data comes before the scripts and is there when they start; late data streams in behind them."""
     style = "\n".join(asset(name) for name in STYLES)
@@ -134,8 +123,5 @@ def _hash(text: str) -> str:
 def _plain_text(overview: Mapping[str, Any]) -> str:
     """The verdict for a browser without scripts."""
     verdict = overview["verdict"]
-    lines = [
-        f"<h1>{html.escape(overview['name'])}</h1>",
-        f"<p><strong>{html.escape(verdict['headline'])}</strong></p>",
-    ]
+    lines = [f"<h1>{html.escape(overview['name'])}</h1>", f"<p><strong>{html.escape(verdict['headline'])}</strong></p>"]
     return "".join(lines + [f"<p>{html.escape(s)}</p>" for s in verdict["sentences"]])

@@ -159,9 +159,7 @@ def _difficulty(index: Sequence[dict[str, Any]]) -> Figure | None:
     figure, (ax,) = _figure()
     ax.grid(False)
     extent = (steps[0]["step"] - 0.5, steps[-1]["step"] + 0.5, -50 / levels, 100 + 50 / levels)
-    image = ax.imshow(
-        np.sqrt(grid), aspect="auto", origin="lower", extent=extent, cmap="Blues", vmin=0, vmax=1
-    )
+    image = ax.imshow(np.sqrt(grid), aspect="auto", origin="lower", extent=extent, cmap="Blues", vmin=0, vmax=1)
     bar = figure.colorbar(image, ax=ax, ticks=[0, 0.5, 1])
     bar.ax.set_yticklabels(["0 %", "25 %", "100 %"], fontsize=8)
     bar.set_label("share of the step's prompts", fontsize=8)
@@ -214,8 +212,7 @@ def _clipping(run: Run) -> Figure | None:
         _line(left, run, "actor/pg_clipfrac_upper", "upper", GREEN, ":"),
     ]
     batches = sorted(
-        (n for n in run.names() if n.startswith("actor/pg_clipfrac/mb")),
-        key=lambda n: int(n.rpartition("mb")[2]),
+        (n for n in run.names() if n.startswith("actor/pg_clipfrac/mb")), key=lambda n: int(n.rpartition("mb")[2])
     )
     for name, color in zip(batches, STAGES):
         drawn.append(_line(right, run, name, f"mini-batch {int(name.rpartition('mb')[2]) + 1}", color))

@@ -70,8 +70,7 @@ def pack(records: Sequence[Mapping[str, Any]]) -> bytes:
     """Records as gzip JSON lines with what a page can show: log-probs in milli-nats, log-ratios in micro-nats."""
     slim = [{**r, "responses": [_slim(x) for x in r["responses"] if isinstance(x, dict)]} for r in records]
     _add_log_probs(
-        [x for r in records for x in r["responses"] if isinstance(x, dict)],
-        [x for r in slim for x in r["responses"]],
+        [x for r in records for x in r["responses"] if isinstance(x, dict)], [x for r in slim for x in r["responses"]]
     )
     text = "".join(reading.to_json(r) + "\n" for r in slim)
     return gzip.compress(text.encode("utf-8", "replace"), 4, mtime=0)

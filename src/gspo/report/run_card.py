@@ -52,9 +52,7 @@ def _front_matter(run: Run) -> str:
 
 def _is_hub_name(name: str) -> bool:
     """`owner/name`, as opposed to a path or a built-in task."""
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not name.endswith(
-        (".jsonl", ".parquet", ".json")
-    )
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not name.endswith((".jsonl", ".parquet", ".json"))
 
 
 def _verdict(run: Run) -> str:
@@ -73,11 +71,7 @@ def _result(run: Run) -> str:
     if run.change:
         c = run.change
         rows.append(
-            [
-                "change, same questions",
-                words.points(c.difference),
-                f"{100 * c.low:+.1f} to {100 * c.high:+.1f}",
-            ]
+            ["change, same questions", words.points(c.difference), f"{100 * c.low:+.1f} to {100 * c.high:+.1f}"]
         )
     return _grid(["held-out accuracy", "value", "95 % interval"], rows)
 
@@ -98,10 +92,7 @@ def _training(run: Run) -> list[tuple[str, Any]]:
         ("advantage", s("algorithm.adv_estimator")),
         ("dynamic sampling", {True: "on", False: "off"}.get(s("algorithm.filter_groups.enable"))),
         ("steps", run.last_step),
-        (
-            "groups a step, responses a group",
-            _pair(s("data.train_batch_size"), s("actor_rollout_ref.rollout.n")),
-        ),
+        ("groups a step, responses a group", _pair(s("data.train_batch_size"), s("actor_rollout_ref.rollout.n"))),
         ("groups a mini-batch", s(f"{ACTOR}.ppo_mini_batch_size")),
         ("learning rate", s(f"{ACTOR}.optim.lr")),
         ("seed", s("trainer.seed")),
@@ -118,11 +109,7 @@ def _settings(run: Run) -> str:
     if not changed:
         return ""
     rows = [
-        [
-            f"`{c['key']}`",
-            f"`{json.dumps(words.portable(c['value']), ensure_ascii=False, default=str)}`",
-            _origin(c),
-        ]
+        [f"`{c['key']}`", f"`{json.dumps(words.portable(c['value']), ensure_ascii=False, default=str)}`", _origin(c)]
         for c in changed
     ]
     return _grid(["key", "value", "origin"], rows)
@@ -141,9 +128,7 @@ def _cost(run: Run) -> list[tuple[str, Any]]:
         ("generated tokens", f"{generated:,.0f}" if generated else None),
         (
             "of those in groups never trained on",
-            f"{wasted:,.0f} ({words.percent(wasted / generated)})"
-            if wasted is not None and generated
-            else None,
+            f"{wasted:,.0f} ({words.percent(wasted / generated)})" if wasted is not None and generated else None,
         ),
     ]
 
@@ -161,12 +146,7 @@ def _environment(run: Run) -> list[tuple[str, Any]]:
 
 def _reproduce(run: Run) -> str:
     argv = (run.environment or {}).get("argv")
-    lines = [
-        "The run folder's `config.yaml` holds every value that was used:",
-        "```",
-        "gspo train config.yaml",
-        "```",
-    ]
+    lines = ["The run folder's `config.yaml` holds every value that was used:", "```", "gspo train config.yaml", "```"]
     if isinstance(argv, list) and argv:
         command = shlex.join(["gspo", *(words.portable(str(a)) for a in argv[1:])])
         lines += ["It was started with:", "```", command.replace("```", ""), "```"]

@@ -103,9 +103,7 @@ class Handler(BaseHTTPRequestHandler):
             case ["static", name] if name in page.SCRIPTS or name in page.STYLES:
                 self._send(page.asset(name).encode(), TYPES[Path(name).suffix])
             case ["api", "runs"]:
-                self._send_json(
-                    {"folder": str(self.server.runs.folder), "runs": self.server.runs.summaries()}
-                )
+                self._send_json({"folder": str(self.server.runs.folder), "runs": self.server.runs.summaries()})
             case ["api", "compare"]:
                 self._compare(query.get("run", []))
             case ["api", "run", name, "overview"]:

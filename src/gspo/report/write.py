@@ -28,11 +28,7 @@ def write_report(run_dir: Path | str) -> Path:
             log.info(note)
     except Exception as error:  # whatever goes wrong in a picture of the run must not fail the run
         log.warning(
-            "%s could not be written: %s: %s; `gspo report %s` tries again",
-            page,
-            type(error).__name__,
-            error,
-            run_dir,
+            "%s could not be written: %s: %s; `gspo report %s` tries again", page, type(error).__name__, error, run_dir
         )
     return page
 

@@ -156,9 +156,7 @@ def code(
 
     limits = {"timeout": timeout, "memory": memory}
     limits = {name: value for name, value in limits.items() if value is not None}
-    return grade_code(
-        str(response), prompt.ground_truth, sandbox=_sandbox(level, allow_unsandboxed), **limits
-    )
+    return grade_code(str(response), prompt.ground_truth, sandbox=_sandbox(level, allow_unsandboxed), **limits)
 
 
 @functools.cache

@@ -14,14 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gspo.rewards import builtin
-from gspo.rewards.functions import (
-    RewardFunction,
-    RewardSpec,
-    load_function,
-    load_module,
-    parse_spec,
-    wrap_function,
-)
+from gspo.rewards.functions import RewardFunction, RewardSpec, load_function, load_module, parse_spec, wrap_function
 from gspo.rewards.protocol import Graded, RewardError
 from gspo.rewards.results import as_number, to_json
 from gspo.rewards.shaping import overlong_penalty
@@ -163,9 +156,7 @@ def _as_spec(item: RewardLike) -> RewardSpec | RewardFunction:
     if isinstance(item, Mapping):
         unknown = set(item) - {field.name for field in dataclasses.fields(RewardSpec)}
         if unknown or "name" not in item:
-            raise RewardError(
-                f"the reward {dict(item)} is not a spec, expected the keys name, path, weight, kwargs"
-            )
+            raise RewardError(f"the reward {dict(item)} is not a spec, expected the keys name, path, weight, kwargs")
         return RewardSpec(**item)
     if callable(item):
         return wrap_function(item)

@@ -95,9 +95,7 @@ class RewardFunction:
         values = values.tolist() if hasattr(values, "tolist") else values
         if not isinstance(values, (list, tuple)) or len(values) != len(responses):
             got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
-            problem = RewardError(
-                f"it returned {got} for {len(responses)} completions, expected a list of that length"
-            )
+            problem = RewardError(f"it returned {got} for {len(responses)} completions, expected a list of that length")
             return [self.failure(prompt, response.index, problem) for response in responses]
         graded: list[Graded] = []
         for response, value in zip(responses, values):
@@ -138,11 +136,7 @@ def load_function(spec: RewardSpec) -> RewardFunction:
 
 
 def wrap_function(
-    fn: Callable[..., Any],
-    *,
-    name: str | None = None,
-    weight: float = 1.0,
-    kwargs: Mapping[str, Any] | None = None,
+    fn: Callable[..., Any], *, name: str | None = None, weight: float = 1.0, kwargs: Mapping[str, Any] | None = None
 ) -> RewardFunction:
     """A function with its signature recognised; RewardError names the function and the four signatures."""
     name = name or str(getattr(fn, "__qualname__", type(fn).__name__))

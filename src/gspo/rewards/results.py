@@ -40,9 +40,7 @@ def as_reward(value: Any) -> Reward:
         return Reward(as_number(value.score), acc, _metrics(value.extra))
     if isinstance(value, Mapping):
         if "score" not in value:
-            raise RewardError(
-                f'the returned dict has the keys {sorted(map(str, value))}, expected "score" among them'
-            )
+            raise RewardError(f'the returned dict has the keys {sorted(map(str, value))}, expected "score" among them')
         acc = None if value.get("acc") is None else as_number(value["acc"], '"acc"')
         return Reward(as_number(value["score"], '"score"'), acc, _metrics(value))
     return Reward(as_number(value))
@@ -71,8 +69,7 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
     return {
         str(key): as_number(value, f"the metric {key!r}")
         for key, value in values.items()
-        if key not in ("score", "acc")
-        and not isinstance(value, (str, bytes, type(None), list, tuple, Mapping))
+        if key not in ("score", "acc") and not isinstance(value, (str, bytes, type(None), list, tuple, Mapping))
     }
 
 

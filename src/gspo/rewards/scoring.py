@@ -17,16 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from gspo.rewards import builtin
-from gspo.rewards.compose import (
-    DEFAULT,
-    Grader,
-    Manager,
-    Overlong,
-    RewardLike,
-    as_specs,
-    build_grading,
-    manage,
-)
+from gspo.rewards.compose import DEFAULT, Grader, Manager, Overlong, RewardLike, as_specs, build_grading, manage
 from gspo.rewards.functions import RewardFunction, RewardSpec
 from gspo.rewards.pool.worker_pool import JobFailed, WorkerPool
 from gspo.rewards.pool.workers import ForkedWorkers, ThreadWorkers, WorkerSource
@@ -90,8 +81,7 @@ class PoolScorer:
     def collect(self) -> list[Group]:
         pending, self._pending = self._pending, []
         return [
-            self._with_rewards(one.group, self._results(one) if one.graded is None else one.graded)
-            for one in pending
+            self._with_rewards(one.group, self._results(one) if one.graded is None else one.graded) for one in pending
         ]
 
     def start(self, data_source: str = "") -> WorkerPool:
@@ -106,11 +96,7 @@ class PoolScorer:
             # programs that they run miss theirs.
             growth = {"max_workers": self._num_workers} if all(map(_is_builtin, self._specs)) else {}
             self._pool = WorkerPool(
-                self._source,
-                num_workers=self._num_workers,
-                timeout=self._timeout,
-                retries=self._retries,
-                **growth,
+                self._source, num_workers=self._num_workers, timeout=self._timeout, retries=self._retries, **growth
             )
         return self._pool
 
@@ -199,9 +185,7 @@ def make_scorer(
     if manager not in ("naive", "dapo"):
         raise RewardError(f"reward_model.reward_manager={manager!r}, expected naive or dapo")
     if overlong is not None and manager != "dapo":
-        raise RewardError(
-            "the overlong penalty needs reward_model.reward_manager=dapo; naive does not apply it"
-        )
+        raise RewardError("the overlong penalty needs reward_model.reward_manager=dapo; naive does not apply it")
     scorer = PoolScorer(
         specs,
         manager=manager,
@@ -248,10 +232,7 @@ def _preloads(specs: Sequence[AnyReward], data_source: str) -> list[str]:
     entries = [builtin.by_name(name) for name in names if name != DEFAULT.name]
     if DEFAULT.name in names and data_source:
         entries.append(builtin.by_source(data_source))
-    return [
-        *builtin.registering_modules(),
-        *sorted({module for entry in entries for module in entry.preload}),
-    ]
+    return [*builtin.registering_modules(), *sorted({module for entry in entries for module in entry.preload})]
 
 
 def _num_cores() -> int:

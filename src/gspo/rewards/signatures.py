@@ -25,9 +25,7 @@ class Response(str):
     index: int
     finish_reason: str
 
-    def __new__(
-        cls, text: str, token_ids: Sequence[int] = (), index: int = 0, finish_reason: str = "stop"
-    ) -> Response:
+    def __new__(cls, text: str, token_ids: Sequence[int] = (), index: int = 0, finish_reason: str = "stop") -> Response:
         self = super().__new__(cls, text)
         self.token_ids, self.index, self.finish_reason = tuple(token_ids), index, finish_reason
         return self
@@ -101,11 +99,7 @@ def prompt_text(prompt: Prompt) -> str:
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:
-    own = {
-        "data_source": prompt.data_source,
-        "ground_truth": prompt.ground_truth,
-        "answer": prompt.ground_truth,
-    }
+    own = {"data_source": prompt.data_source, "ground_truth": prompt.ground_truth, "answer": prompt.ground_truth}
     return own | dict(prompt.extra)
 
 

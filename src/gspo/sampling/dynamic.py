@@ -163,9 +163,7 @@ class DynamicSampler:
             "next_submission": self._next_submission,
             "kept": [pack_group(g) for g in [*self._taken, *self._queue.groups()]],
             "scored": [pack_group(g) for g in self._scored],
-            "unfinished": [
-                pack_request(r) for r in self._engine.unfinished() if r.submission in self._in_flight
-            ],
+            "unfinished": [pack_request(r) for r in self._engine.unfinished() if r.submission in self._in_flight],
             "dropped_since_kept": dict(self._dropped_since_kept),
             "prompts": self._prompts.state_dict(),
             "report": self._report.pack(self._prompts.num_skipped) if self._begun else None,
@@ -260,9 +258,7 @@ class DynamicSampler:
             self._scorer.submit(group)
         self._judge_all(scored)
         if self._in_flight and self._engine.num_in_flight == 0:
-            raise RuntimeError(
-                f"the engine lost submissions {sorted(self._in_flight)[:5]}: nothing is in flight"
-            )
+            raise RuntimeError(f"the engine lost submissions {sorted(self._in_flight)[:5]}: nothing is in flight")
 
     def _collect(self) -> list[Group]:
         held, self._scored = self._scored, []
@@ -343,9 +339,7 @@ class DynamicSampler:
             raise errors.starved(self._report, dropped, cause) from error
         return self._hand_out(groups, extra)
 
-    def _hand_out(
-        self, kept: list[Group], unfiltered: list[Group] | None = None
-    ) -> tuple[list[Group], SamplingCounts]:
+    def _hand_out(self, kept: list[Group], unfiltered: list[Group] | None = None) -> tuple[list[Group], SamplingCounts]:
         """End the step with these groups; what is left is carried over, or dropped with `rounds`."""
         report, unfiltered = self._report, unfiltered or []
         if self._settings.strategy == "rounds":

@@ -93,4 +93,6 @@ def _remedies(fates: Mapping[str, int]) -> str:
         return "use harder prompts, or raise rollout.n or rollout.temperature so that answers differ"
     if wrong > 2 * right:
         return "use easier prompts, warm-start with `gspo sft`, raise rollout.n, or raise data.max_response_length if answers are cut off"
-    return "raise rollout.n, use prompts of other difficulty, or check that filter_groups.metric can differ within a group"
+    return (
+        "raise rollout.n, use prompts of other difficulty, or check that filter_groups.metric can differ within a group"
+    )

@@ -52,9 +52,7 @@ def group_filter(name: str) -> Callable[[GroupFilter], GroupFilter]:
     return register
 
 
-def judge(
-    group: Group, metric: str = "seq_reward", *, enable: bool = True, keep: GroupFilter | None = None
-) -> Verdict:
+def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep: GroupFilter | None = None) -> Verdict:
     """Keep a group iff its metric differs within it or it was asked for one response; `keep` replaces this rule.
 
     Rollouts without a reward are left out first. A group of several with fewer than two left is dropped, since it has

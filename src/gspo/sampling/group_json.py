@@ -40,9 +40,7 @@ def pack_request(request: GroupRequest) -> dict[str, Any]:
     }
 
 
-def unpack_request(
-    data: Mapping[str, Any], find: FindPrompt, params: SamplingParams, seed: int
-) -> GroupRequest:
+def unpack_request(data: Mapping[str, Any], find: FindPrompt, params: SamplingParams, seed: int) -> GroupRequest:
     """The inverse of `pack_request`; sampling parameters and seed are the run's."""
     partial = tuple(_unpack_rollout(r) for r in data["partial"])
     return GroupRequest(

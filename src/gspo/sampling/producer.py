@@ -84,9 +84,7 @@ class Producer:
     def _load(self, state: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state)
         find = self._sampler.find_prompt
-        self._untold = [
-            (unpack_group(group, find), fate, version) for group, fate, version in state.get("untold", [])
-        ]
+        self._untold = [(unpack_group(group, find), fate, version) for group, fate, version in state.get("untold", [])]
 
     def _call(self, action: Callable[[], Any]) -> Any:
         """Have something done in the producer's thread and wait for it."""

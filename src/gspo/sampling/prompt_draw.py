@@ -48,10 +48,7 @@ class PromptDraw:
         self._source = source
         self._predicts = settings.predict == "skip"
         self._ledger = PromptLedger(
-            group_size=settings.n,
-            seed=seed,
-            min_prob=settings.predict_min_prob,
-            discount=settings.predict_discount,
+            group_size=settings.n, seed=seed, min_prob=settings.predict_min_prob, discount=settings.predict_discount
         )
         self._num_drawn = 0
         self._probabilities: dict[int, float] = {}

@@ -94,8 +94,7 @@ def _honest_problem(server: ServerHandle, level: int) -> str:
     """Why an honest program failed; "" when it did not."""
     late = "import wave, fractions\n" if level >= 2 else ""
     source = (
-        late
-        + "import threading\nt = threading.Thread(target=lambda: print(int(input()) * 7))\nt.start()\nt.join()"
+        late + "import threading\nt = threading.Thread(target=lambda: print(int(input()) * 7))\nt.start()\nt.join()"
     )
     result = run_script(server, source, b"6\n", WALL, DEFAULT_MEMORY)
     if result.stdout == b"42\n" and result.exit_code == 0:
@@ -104,10 +103,7 @@ def _honest_problem(server: ServerHandle, level: int) -> str:
 
 
 def _try_canary(server: ServerHandle, name: str) -> CanaryReport:
-    with (
-        tempfile.TemporaryDirectory(prefix="gspo-canary-") as name_of_folder,
-        _listener() as (port, contacted),
-    ):
+    with tempfile.TemporaryDirectory(prefix="gspo-canary-") as name_of_folder, _listener() as (port, contacted):
         folder, secret = Path(name_of_folder), secrets.token_hex(16)
         folder.chmod(0o777)
         for file in ("secret", "victim"):

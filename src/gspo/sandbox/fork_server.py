@@ -109,9 +109,7 @@ class ServerHandle:
         inner = children_of(self._inner_pid) if self._inner_pid != self.process.pid else []
         return inner[0] if inner else self._inner_pid
 
-    def start(
-        self, kind: Kind, source: str, stdin: bytes, memory: int, cpu: int, linked: bool = False
-    ) -> Child:
+    def start(self, kind: Kind, source: str, stdin: bytes, memory: int, cpu: int, linked: bool = False) -> Child:
         """Have the server fork a child for the source; raises SandboxError when the server is gone."""
         child = Child(next(self._numbers), linked)
         inputs = [sealed_file(_LETTERS[kind] + source.encode("utf-8", "surrogatepass")), sealed_file(stdin)]
@@ -192,9 +190,7 @@ class ServerHandle:
             child.error = message.reason
         elif not message.confined:
             child.stderr.drain()
-            child.error = (
-                f"a child was not confined: {bytes(child.stderr.data).decode(errors='replace').strip()}"
-            )
+            child.error = f"a child was not confined: {bytes(child.stderr.data).decode(errors='replace').strip()}"
         else:
             child.status, child.wall = message.status, message.wall
 

@@ -72,13 +72,7 @@ class Sandbox:
         return self._with_server(lambda server: run_script(server, source, stdin, wall, memory), source)
 
     def call(
-        self,
-        source: str,
-        name: str,
-        args: Sequence[Any],
-        *,
-        wall: float = DEFAULT_WALL,
-        memory: int = DEFAULT_MEMORY,
+        self, source: str, name: str, args: Sequence[Any], *, wall: float = DEFAULT_WALL, memory: int = DEFAULT_MEMORY
     ) -> CallResult:
         """Call function `name` of the program (or of its class Solution) with plain data; returns plain data."""
         request = {"op": "call", "plain": True, "target": name, "args": [plain.encode(a) for a in args]}
@@ -97,13 +91,7 @@ class Sandbox:
         return self._with_server(attempt, source)
 
     def check(
-        self,
-        source: str,
-        test: str,
-        *,
-        name: str = "",
-        wall: float = DEFAULT_WALL,
-        memory: int = DEFAULT_MEMORY,
+        self, source: str, test: str, *, name: str = "", wall: float = DEFAULT_WALL, memory: int = DEFAULT_MEMORY
     ) -> CallResult:
         """Run an assert-style test in a second confined process, which calls the program; `ok` when it passed.
 
@@ -199,9 +187,7 @@ def _cpu_seconds(wall: float) -> int:
 
 def _read_reply(line: bytes | None, timed_out: bool) -> CallResult:
     if line is None:
-        return CallResult(
-            False, None, "deadline" if timed_out else "the program ended without an answer", timed_out
-        )
+        return CallResult(False, None, "deadline" if timed_out else "the program ended without an answer", timed_out)
     try:
         reply = plain.load_line(line, plain.MAX_BYTES)
         if isinstance(reply, dict) and "ok" in reply:

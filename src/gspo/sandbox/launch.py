@@ -66,9 +66,7 @@ def _bubblewrap(python: str, here: str, info: int) -> list[str]:
     """The command that gives the server no network and a file system with the interpreter and libraries only."""
     found = shutil.which("bwrap")
     if found is None:
-        raise SandboxError(
-            "sandbox level 3 needs bubblewrap: install the package `bubblewrap` (program `bwrap`)"
-        )
+        raise SandboxError("sandbox level 3 needs bubblewrap: install the package `bubblewrap` (program `bwrap`)")
     folders = [sys.base_prefix, os.path.dirname(python), here, "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     folders += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo"]
     if numpy_parent():

@@ -48,9 +48,7 @@ class Relay:
         """The verdict; without one the test failed."""
         if self._verdict is None:
             return CallResult(False, None, "deadline" if timed_out else "the program ended early", timed_out)
-        return CallResult(
-            self._verdict.get("verdict") is True, None, str(self._verdict.get("why", "")), False
-        )
+        return CallResult(self._verdict.get("verdict") is True, None, str(self._verdict.get("why", "")), False)
 
 
 def is_alive(child: Child) -> bool:

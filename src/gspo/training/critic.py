@@ -153,10 +153,7 @@ class Critic:
 
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Weights and optimiser state, by the name of their file."""
-        return {
-            "critic/model": dict(self.model.state_dict()),
-            "critic/optimizer": self.optimizer.state_tensors(),
-        }
+        return {"critic/model": dict(self.model.state_dict()), "critic/optimizer": self.optimizer.state_tensors()}
 
     def load_state_tensors(self, tensors: dict[str, dict[str, Tensor]]) -> None:
         self.model.load_state_dict(tensors["critic/model"])

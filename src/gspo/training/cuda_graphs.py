@@ -56,8 +56,7 @@ class GraphedDecoder:
         fitting = [
             captured
             for captured in self._graphs
-            if all(have >= need for have, need in zip(captured, size))
-            and captured[0] <= MAX_PADDING * size[0]
+            if all(have >= need for have, need in zip(captured, size)) and captured[0] <= MAX_PADDING * size[0]
         ]
         return min(fitting, default=None)
 

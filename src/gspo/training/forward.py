@@ -90,9 +90,7 @@ class Forward:
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward, in this layout; those of the latest batch are made once."""
         return self.made.get(
-            batch,
-            tuple(rows),
-            lambda: micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of),
+            batch, tuple(rows), lambda: micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of)
         )
 
     def hidden(self, micro: MicroBatch) -> Tensor:
@@ -123,9 +121,7 @@ def _checkpointing(model: nn.Module) -> Iterator[None]:
 
     transformers does so only in training mode, which would switch dropout on and make ratios compare unlike things.
     """
-    layers = [
-        m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing
-    ]
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
     if not torch.is_grad_enabled():
         layers = []
     before = [layer.__dict__.get("forward") for layer in layers]
@@ -147,9 +143,7 @@ def _captures(decoder: nn.Module) -> bool:
     to sums of their own after every backward (optimizer.py); a float32 parameter's would stay there.
     """
     recomputes = any(getattr(m, "gradient_checkpointing", False) for m in decoder.modules())
-    return not recomputes and not any(
-        p.requires_grad and p.dtype == torch.float32 for p in decoder.parameters()
-    )
+    return not recomputes and not any(p.requires_grad and p.dtype == torch.float32 for p in decoder.parameters())
 
 
 def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
@@ -232,10 +226,7 @@ def _mismatch(forward: Forward) -> str | None:
     was_training = decoder.training
     decoder.eval()
     try:
-        plain, packed = (
-            micro_batch(batch, rows, parameter.device),
-            forward.micro(batch, rows, parameter.device),
-        )
+        plain, packed = (micro_batch(batch, rows, parameter.device), forward.micro(batch, rows, parameter.device))
         want = plain.hidden(decoder).float()
         with forward.running():
             got = packed.hidden(decoder).float()
@@ -262,6 +253,4 @@ def _probe(num_tokens: int, times: int = 1) -> TrainBatch:
             groups.append(group)
     width = max(len(r) for r in responses)
     mask = torch.zeros(len(responses), width)
-    return TrainBatch(
-        prompts, responses, mask, torch.tensor(groups), scores=mask[:, 0], rollout_log_probs=mask
-    )
+    return TrainBatch(prompts, responses, mask, torch.tensor(groups), scores=mask[:, 0], rollout_log_probs=mask)

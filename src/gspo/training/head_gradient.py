@@ -25,9 +25,7 @@ class HeadGradient:
 
     def __init__(self, head: Head) -> None:
         self._weight = weight = head.linear.weight
-        self.pays = (
-            weight.device.type == "cpu" and weight.itemsize >= FLOAT and weight.numel() >= MIN_ELEMENTS
-        )
+        self.pays = weight.device.type == "cpu" and weight.itemsize >= FLOAT and weight.numel() >= MIN_ELEMENTS
         self.is_active = False
         self._memory: Tensor | None = None
 

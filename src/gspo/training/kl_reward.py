@@ -21,12 +21,7 @@ class KlScorer:
     """
 
     def __init__(
-        self,
-        inner: Scorer,
-        policy: PolicyRole,
-        reference: ReferenceRole,
-        controller: KLController,
-        kind: str,
+        self, inner: Scorer, policy: PolicyRole, reference: ReferenceRole, controller: KLController, kind: str
     ) -> None:
         self.inner = inner
         self.controller = controller
@@ -54,9 +49,7 @@ class KlScorer:
         self._num_tokens += int(batch.mask.sum())
         self._num_sequences += len(scored)
         return group.with_rollouts(
-            tuple(
-                r if r.reward is None else self._penalised(r, r.reward, next(charges)) for r in group.rollouts
-            )
+            tuple(r if r.reward is None else self._penalised(r, r.reward, next(charges)) for r in group.rollouts)
         )
 
     def _penalised(self, rollout: Rollout, reward: Reward, kl: float) -> Rollout:

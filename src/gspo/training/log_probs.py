@@ -34,9 +34,7 @@ def chosen_log_probs(
     if _has_kernel(head, hidden):
         from gspo.kernels.triton_log_probs import ChosenLogProbs
 
-        log_probs, entropies = ChosenLogProbs.apply(
-            hidden, head.linear.weight, targets, head.scale / temperature
-        )
+        log_probs, entropies = ChosenLogProbs.apply(hidden, head.linear.weight, targets, head.scale / temperature)
         if not entropy:
             return log_probs, None
         return log_probs, entropies if entropy_grad else entropies.detach()

@@ -82,9 +82,7 @@ class TokenScorer:
         """Rows of each micro-batch of each mini-batch: a function of the batch and the epoch, so all passes agree."""
         return self._cut(batch, self.settings.micro_batch_tokens, self.settings.micro_batch_rows, epoch)
 
-    def _cut(
-        self, batch: TrainBatch, max_tokens: int | None, max_rows: int, epoch: int = 0
-    ) -> list[list[list[int]]]:
+    def _cut(self, batch: TrainBatch, max_tokens: int | None, max_rows: int, epoch: int = 0) -> list[list[list[int]]]:
         return plan_micro_batches(
             batch,
             self.settings.mini_batch_groups,
@@ -143,12 +141,7 @@ class Policy(TokenScorer):
     """The model being trained, with its optimiser."""
 
     def __init__(
-        self,
-        model: Any,
-        optimizer: MasterOptimizer,
-        schedule: Schedule,
-        settings: PolicySettings,
-        ranks: Ranks = ALONE,
+        self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings, ranks: Ranks = ALONE
     ) -> None:
         super().__init__(model, settings, ranks)
         self.optimizer = optimizer
@@ -199,11 +192,7 @@ class Policy(TokenScorer):
                 for rows, log_probs, _ in one.seen:
                     seen_log_probs[rows] = log_probs.cpu()
                 found = one.metrics()
-                by_index = {
-                    f"{name}/mb{index}": found[name]
-                    for name in _BY_MINI_BATCH
-                    if epoch == 0 and name in found
-                }
+                by_index = {f"{name}/mb{index}": found[name] for name in _BY_MINI_BATCH if epoch == 0 and name in found}
                 merge_metrics(metrics, {**found, **by_index})
         metrics["actor/lr"] = Metric("last", lr)
         if batch.entropy is not None:
@@ -290,9 +279,7 @@ def _with_first_pass(batch: AdvantageBatch, seen: Sequence[Seen]) -> AdvantageBa
     if not found:
         return batch
     rows, old, entropy = zip(*found)
-    return batch.with_rows(
-        _rows_of(rows), torch.cat([x.cpu() for x in old]), torch.cat([x.cpu() for x in entropy])
-    )
+    return batch.with_rows(_rows_of(rows), torch.cat([x.cpu() for x in old]), torch.cat([x.cpu() for x in entropy]))
 
 
 _BY_MINI_BATCH = (

@@ -20,9 +20,7 @@ class Reference:
     """
 
     def __init__(
-        self,
-        scorer: TokenScorer,
-        frozen: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        self, scorer: TokenScorer, frozen: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     ) -> None:
         self.scorer = scorer
         self._frozen = frozen

@@ -86,11 +86,7 @@ def encode_examples(
 
 
 def train_sft(
-    model: Any,
-    examples: Sequence[Example],
-    cfg: SftConfig,
-    *,
-    on_step: Callable[[SftStep], None] = lambda step: None,
+    model: Any, examples: Sequence[Example], cfg: SftConfig, *, on_step: Callable[[SftStep], None] = lambda step: None
 ) -> list[SftStep]:
     """Train `model` in place; the same model, examples and config give the same weights to the bit.
 
@@ -152,9 +148,7 @@ def _draw(cursor: PromptCursor) -> Prompt:
 class ProgressLine:
     """One line a second about a warm start: step, loss, tokens a second, time left."""
 
-    def __init__(
-        self, total_steps: int, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, total_steps: int, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic):
         self._total = total_steps
         self._write = write
         self._clock = clock

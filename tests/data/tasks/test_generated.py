@@ -141,14 +141,7 @@ CHECKS: dict[str, dict[str, Callable[[str], object]]] = {
         "two_equations": two_equations,
         "divisors": divisors,
     },
-    "reasoning": {
-        "ages": ages,
-        "race": race,
-        "boxes": boxes,
-        "lamps": lamps,
-        "weekday": weekday,
-        "clubs": clubs,
-    },
+    "reasoning": {"ages": ages, "race": race, "boxes": boxes, "lamps": lamps, "weekday": weekday, "clubs": clubs},
 }
 
 
@@ -160,9 +153,7 @@ def test_answers_are_right(name: str) -> None:
         assert str(found) == row.ground_truth, (text_of(row), found, row.ground_truth)
         assert row.answer is not None
         assert row.answer.endswith(f"\\boxed{{{row.ground_truth}}}")
-    assert {(r.extra["family"], r.extra["level"]) for r in rows} == set(
-        itertools.product(CHECKS[name], (1, 2, 3))
-    )
+    assert {(r.extra["family"], r.extra["level"]) for r in rows} == set(itertools.product(CHECKS[name], (1, 2, 3)))
 
 
 @pytest.mark.parametrize("name", CHECKS)

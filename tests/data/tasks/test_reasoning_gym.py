@@ -21,10 +21,7 @@ def test_rows_carry_what_their_scorer_needs() -> None:
         assert score(f"so <answer>{row.ground_truth}</answer>", extra) == 1.0
         assert score(str(row.ground_truth), extra) == 1.0
         assert score(f"<answer>{int(row.ground_truth) + 1}</answer>", extra) < 0.1
-        assert (
-            row.messages[0]["content"].split("\n")[0].count("+") + row.messages[0]["content"].count(" - ")
-            == 1
-        )
+        assert row.messages[0]["content"].split("\n")[0].count("+") + row.messages[0]["content"].count(" - ") == 1
 
 
 def test_splits_differ_and_seeds_repeat() -> None:
@@ -84,11 +81,7 @@ def _under(hash_seed: str, call: str) -> list[str]:
 
 def test_rows_do_not_depend_on_the_hash_seed() -> None:
     call = "load_rows('reasoning_gym:ransom_note', limit=4)"
-    assert (
-        _under("0", call)
-        == _under("5", call)
-        == [str(r) for r in load_rows("reasoning_gym:ransom_note", limit=4)]
-    )
+    assert _under("0", call) == _under("5", call) == [str(r) for r in load_rows("reasoning_gym:ransom_note", limit=4)]
 
 
 @pytest.mark.slow

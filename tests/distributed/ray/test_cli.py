@@ -39,15 +39,7 @@ class Program:
         outside = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
         with open(self.out, "w") as out:
             self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "gspo",
-                    "train",
-                    *SMALL,
-                    f"trainer.default_local_dir={folder}",
-                    *overrides,
-                ],
+                [sys.executable, "-m", "gspo", "train", *SMALL, f"trainer.default_local_dir={folder}", *overrides],
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 env={**outside, MARK: self.name, "OMP_NUM_THREADS": "1", **environment},

@@ -44,11 +44,7 @@ def test_a_worker_rests_only_where_it_shares_its_gpu_with_a_rank():
     alone, beside = (ResourcePool([1], use_gpu=True, max_colocate_count=n) for n in (1, 2))
     on_cpu = ResourcePool([1], use_gpu=False, max_colocate_count=2)
     placed = [_at(spec, pool, c) for pool in (alone, beside, on_cpu)]
-    assert [(p.device, p.options["sleep"]) for p in placed] == [
-        ("cuda:0", False),
-        ("cuda:0", True),
-        ("cpu", False),
-    ]
+    assert [(p.device, p.options["sleep"]) for p in placed] == [("cuda:0", False), ("cuda:0", True), ("cpu", False)]
 
 
 def test_pools_are_made_and_given_back(cluster):
@@ -114,10 +110,7 @@ def test_custom_worker_classes_are_taken_plain_or_remote():
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        (
-            {Role.ActorRollout: dict},
-            r"role_worker_mapping\[Role.ActorRollout\]=.*expected gspo.cluster.RankWorker",
-        ),
+        ({Role.ActorRollout: dict}, r"role_worker_mapping\[Role.ActorRollout\]=.*expected gspo.cluster.RankWorker"),
         ({Role.Rollout: MyRank}, r"role_worker_mapping\[Role.Rollout\].*expected gspo.cluster.RolloutWorker"),
         ({Role.ActorRollout: RankWorker, Role.Critic: MyRank}, r"\[Role.Critic\]=MyRank has no effect"),
         ({Role.RewardModel: MyRank}, r"\[Role.RewardModel\] has no effect: rewards are functions"),

@@ -17,13 +17,7 @@ from gspo.loop.trainer import Trainer
 from tests.distributed.ray.fragile import fragile_rank, fragile_rollout, mark
 from tests.distributed.ray.waiting import wait_until
 
-COMPARED = (
-    "actor/pg_loss",
-    "actor/grad_norm",
-    "actor/entropy",
-    "critic/rewards/mean",
-    "response_length/mean",
-)
+COMPARED = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean", "response_length/mean")
 ASYNC_0 = ("actor_rollout_ref.rollout.mode=async", "actor_rollout_ref.rollout.max_head_offpolicyness=0")
 
 
@@ -97,9 +91,7 @@ def test_one_rank_on_ray_computes_what_one_process_does(cluster, in_process, tmp
 
 def test_async_without_staleness_does_too_though_its_rollout_actor_is_killed(cluster, in_process, tmp_path):
     marks = mark(tmp_path / "marks", "version-1")
-    trainer = RayPPOTrainerWithSampling(
-        small(tmp_path, *ASYNC_0), None, {Role.Rollout: fragile_rollout(marks)}, None
-    )
+    trainer = RayPPOTrainerWithSampling(small(tmp_path, *ASYNC_0), None, {Role.Rollout: fragile_rollout(marks)}, None)
     assert trainer.fit()["steps"] == 3
     assert_same(tmp_path, in_process)
     assert not list(marks.iterdir())
@@ -112,9 +104,7 @@ def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
 ):
     marks = mark(tmp_path / "marks", "update-1")
     pools = ResourcePoolManager({"mine": [num_ranks]}, {Role.ActorRollout: "mine", Role.Critic: "mine"})
-    trainer = RayPPOTrainerWithSampling(
-        small(tmp_path), None, {Role.ActorRollout: fragile_rank(marks)}, pools
-    )
+    trainer = RayPPOTrainerWithSampling(small(tmp_path), None, {Role.ActorRollout: fragile_rank(marks)}, pools)
     assert trainer.fit()["steps"] == 3
     assert_same(tmp_path, in_process)
     assert not list(marks.iterdir())
@@ -136,11 +126,7 @@ def test_adapters_on_two_ranks_train_as_in_one_process_and_reach_rollout_workers
 @pytest.mark.slow
 def test_ten_deaths_of_rollout_actors_lose_nothing(cluster, tmp_path):
     """Two workers in step; every death is at another moment, and the groups are those of an undisturbed run."""
-    long = (
-        "trainer.total_training_steps=12",
-        "trainer.save_freq=-1",
-        "actor_rollout_ref.rollout.num_workers=2",
-    )
+    long = ("trainer.total_training_steps=12", "trainer.save_freq=-1", "actor_rollout_ref.rollout.num_workers=2")
     plain, killed = tmp_path / "plain", tmp_path / "killed"
     assert Trainer(small(plain, *long[:2])).fit()["steps"] == 12
     marks = mark(tmp_path / "marks", *(f"version-{n}" for n in range(1, 11)))

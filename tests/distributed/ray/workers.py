@@ -18,10 +18,7 @@ class SumRank(RankWorker):
     def join(self, place: RankPlace) -> None:
         self.place = place
         dist.init_process_group(
-            "gloo",
-            init_method=f"tcp://{place.address}:{place.port}",
-            rank=place.rank,
-            world_size=place.world_size,
+            "gloo", init_method=f"tcp://{place.address}:{place.port}", rank=place.rank, world_size=place.world_size
         )
 
     def where(self) -> tuple[int, int, int, str]:

@@ -68,11 +68,7 @@ class World:
 
     @property
     def tests(self) -> dict[str, Any]:
-        return {
-            "fn_name": "answer",
-            "inputs": [[1], [2]],
-            "outputs": [self.expected + "-1", self.expected + "-2"],
-        }
+        return {"fn_name": "answer", "inputs": [[1], [2]], "outputs": [self.expected + "-1", self.expected + "-2"]}
 
     def fill(self, source: str) -> str:
         """The program's text with the targets put in."""

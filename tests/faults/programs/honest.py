@@ -25,10 +25,7 @@ HONEST: list[Honest] = [
     Honest("sum", "print(sum(map(int, input().split())))", "1 2 3\n", "6\n"),
     Honest("read_all", "import sys\nprint(sum(map(int, sys.stdin.read().split())))", "1\n2\n3\n", "6\n"),
     Honest(
-        "iterate_stdin",
-        "import sys\nfor line in sys.stdin:\n    print(line.strip()[::-1])",
-        "ab\ncd\n",
-        "ba\ndc\n",
+        "iterate_stdin", "import sys\nfor line in sys.stdin:\n    print(line.strip()[::-1])", "ab\ncd\n", "ba\ndc\n"
     ),
     Honest("open_zero", "print(len(open(0).read().split()))", "a b c", "3\n"),
     Honest(
@@ -162,9 +159,7 @@ HONEST: list[Honest] = [
         "",
         "0.142857142857142857142857142857\n",
     ),
-    Honest(
-        "fractions", "from fractions import Fraction\nprint(Fraction(1, 3) + Fraction(1, 6))", "", "1/2\n"
-    ),
+    Honest("fractions", "from fractions import Fraction\nprint(Fraction(1, 3) + Fraction(1, 6))", "", "1/2\n"),
     Honest(
         "big_int",
         "import math\nprint(len(str(math.factorial(1000))), pow(3, 10**9, 10**9 + 7))",
@@ -172,12 +167,7 @@ HONEST: list[Honest] = [
         f"2568 {pow(3, 10**9, 10**9 + 7)}\n",
     ),
     Honest("regex", "import re\nprint(re.findall(r'\\d+', input()))", "a1b22\n", "['1', '22']\n"),
-    Honest(
-        "json",
-        "import json\nprint(json.dumps(json.loads(input())['a']))",
-        '{"a": [1, null]}\n',
-        "[1, null]\n",
-    ),
+    Honest("json", "import json\nprint(json.dumps(json.loads(input())['a']))", '{"a": [1, null]}\n', "[1, null]\n"),
     Honest(
         "datetime",
         "import datetime\nprint(datetime.date(2024, 2, 29) + datetime.timedelta(days=1))",

@@ -19,9 +19,6 @@ def cases_for(attack: Attack, world: World) -> dict:
     if attack.name == "tester_scope":
         number = int(world.token, 16) % 10**9 + 1
         return {
-            "assert_case": [
-                f"assert abs(answer(1) - {number}) < 1e-6",
-                f"assert math.isclose(answer(2), {number})",
-            ]
+            "assert_case": [f"assert abs(answer(1) - {number}) < 1e-6", f"assert math.isclose(answer(2), {number})"]
         }
     return world.tests

@@ -113,9 +113,7 @@ VERDICT = [
         name,
         "verdict",
         source,
-        gained=(lambda world, outcome: outcome.broke_grader)
-        if name == "return_bomb"
-        else lambda world, outcome: False,
+        gained=(lambda world, outcome: outcome.broke_grader) if name == "return_bomb" else lambda world, outcome: False,
     )
     for name, source in SOURCES.items()
 ]

@@ -89,9 +89,7 @@ def at_step(*steps: int):
 
 
 def trainer(folder, model, *overrides) -> Trainer:
-    return Trainer(
-        config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False)
-    )
+    return Trainer(config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False))
 
 
 def rows(folder) -> list[dict]:
@@ -152,9 +150,7 @@ def test_a_killed_run_keeps_the_halved_rate_of_its_rollback(tmp_path, model, mon
     again = trainer(tmp_path, model, "trainer.on_alarm=rollback")
     assert (again.step, again.counters.rollbacks) == (2, 1)
     assert again.fit()["steps"] == 4
-    assert [r["actor/lr"] for r in rows(tmp_path) if "actor/lr" in r] == pytest.approx(
-        [1e-3, 1e-3, 5e-4, 5e-4]
-    )
+    assert [r["actor/lr"] for r in rows(tmp_path) if "actor/lr" in r] == pytest.approx([1e-3, 1e-3, 5e-4, 5e-4])
 
 
 def test_rollback_without_an_earlier_checkpoint_pauses(tmp_path, model, monkeypatch):

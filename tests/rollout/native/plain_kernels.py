@@ -41,9 +41,7 @@ def paged_decode_attention(
     return out
 
 
-def draw_tokens(
-    logits: Tensor, slots: Any, *, temperature: float, greedy: bool, cut: Tensor | None = None
-) -> None:
+def draw_tokens(logits: Tensor, slots: Any, *, temperature: float, greedy: bool, cut: Tensor | None = None) -> None:
     num = len(logits)
     scores = logits / temperature
     length = slots.length[:num]

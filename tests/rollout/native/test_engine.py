@@ -12,16 +12,7 @@ from gspo.rollout.native.decoder import Decoder
 from gspo.rollout.native.padded_rows import PaddedRows
 from gspo.rollout.native.slot_pool import SlotPool
 from gspo.rollout.token_sampling import RowSampling, choose
-from tests.rollout.models import (
-    EOS,
-    PAD,
-    VOCAB,
-    drain,
-    make_engine,
-    make_model,
-    make_request,
-    plain_log_probs,
-)
+from tests.rollout.models import EOS, PAD, VOCAB, drain, make_engine, make_model, make_request, plain_log_probs
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +178,7 @@ def test_an_over_long_prefill_is_split(model):
     requests = [make_request(i, n=2, length=4 + i) for i in range(6)]
     together = make_engine(model, num_slots=12).generate(requests)
     split = make_engine(model, num_slots=12, prefill_tokens=10).generate(requests)
-    assert [r.token_ids for g in split for r in g.rollouts] == [
-        r.token_ids for g in together for r in g.rollouts
-    ]
+    assert [r.token_ids for g in split for r in g.rollouts] == [r.token_ids for g in together for r in g.rollouts]
 
 
 def test_training_goes_on_after_a_rollout():

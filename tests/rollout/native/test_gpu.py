@@ -8,10 +8,7 @@ import torch
 from gspo.rollout.counter_noise import sequence_key, uniform
 from tests.rollout.models import drain, make_engine, make_model, make_request
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 
 def test_noise_is_the_same_on_both_devices():
@@ -25,9 +22,7 @@ def test_greedy_tokens_equal_the_cpus(kind):
     requests = [make_request(i, n=1, temperature=0.0, max_tokens=20) for i in range(6)]
     expected = make_engine(make_model(kind), num_slots=4).generate(requests)
     got = make_engine(make_model(kind).cuda(), num_slots=4, device="cuda").generate(requests)
-    assert [r.token_ids for g in got for r in g.rollouts] == [
-        r.token_ids for g in expected for r in g.rollouts
-    ]
+    assert [r.token_ids for g in got for r in g.rollouts] == [r.token_ids for g in expected for r in g.rollouts]
     for mine, other in zip(got, expected):
         assert mine.rollouts[0].log_probs == pytest.approx(other.rollouts[0].log_probs, abs=1e-3)
 

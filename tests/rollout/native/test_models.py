@@ -6,23 +6,9 @@ import pytest
 import torch
 import transformers as hf
 
-from tests.rollout.models import (
-    CONFIGS,
-    EAGER,
-    EOS,
-    PAD,
-    drain,
-    make_engine,
-    make_model,
-    make_request,
-    plain_log_probs,
-)
+from tests.rollout.models import CONFIGS, EAGER, EOS, PAD, drain, make_engine, make_model, make_request, plain_log_probs
 
-_CASES = [(kind, None) for kind in CONFIGS] + [
-    ("llama", "eager"),
-    ("qwen2-sliding", "eager"),
-    ("gpt2", "eager"),
-]
+_CASES = [(kind, None) for kind in CONFIGS] + [("llama", "eager"), ("qwen2-sliding", "eager"), ("gpt2", "eager")]
 _LENGTHS = (1, 2, 5, 9, 14)
 
 
@@ -39,9 +25,7 @@ def _generate(model, prompts, max_new, **options):
 @pytest.mark.parametrize(("kind", "attention"), _CASES)
 def test_greedy_output_equals_transformers_generate(kind, attention):
     model = make_model(kind, attention)
-    requests = [
-        make_request(i, n=1, length=k, temperature=0.0, max_tokens=20) for i, k in enumerate(_LENGTHS)
-    ]
+    requests = [make_request(i, n=1, length=k, temperature=0.0, max_tokens=20) for i, k in enumerate(_LENGTHS)]
     groups = make_engine(model, num_slots=3).generate(requests)  # fewer slots than prompts: some are refilled
     expected = _generate(model, [r.prompt.token_ids for r in requests], 20, eos_token_id=EOS)
     assert [list(g.rollouts[0].token_ids) for g in groups] == expected

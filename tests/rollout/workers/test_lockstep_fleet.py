@@ -13,16 +13,7 @@ from gspo.rollout.scripted import ScriptedEngine
 from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.types import Group
 from tests.rollout.models import make_engine, make_request
-from tests.rollout.workers.faulty_fleet import (
-    MODEL,
-    FaultyFleet,
-    finish,
-    native,
-    no_fault,
-    run,
-    script,
-    scripted,
-)
+from tests.rollout.workers.faulty_fleet import MODEL, FaultyFleet, finish, native, no_fault, run, script, scripted
 
 
 @functools.cache

@@ -29,9 +29,7 @@ class Diagnosis:
 
     def text(self) -> str:
         """All sections, then the problems."""
-        parts = [
-            f"{name}\n" + "".join(f"  {line}\n" for line in lines) for name, lines in self.sections.items()
-        ]
+        parts = [f"{name}\n" + "".join(f"  {line}\n" for line in lines) for name, lines in self.sections.items()]
         if self.problems:
             parts.append("problems\n" + "".join(f"  {problem}\n" for problem in self.problems))
         else:
@@ -71,16 +69,10 @@ def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     plan = BatchPlan.of(config).lines()
     width = max(len(name) for name, _ in plan)
     diagnosis.add("batch plan", dict(plan), [f"{name:<{width}}  {value}" for name, value in plan])
-    ineffective = [
-        f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
-    ]
+    ineffective = [f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")]
     no_effect = without_effect(config, ineffective)
     diagnosis.add("no effect", no_effect, no_effect)
-    warnings = [
-        str(w).replace("\n    ", "; ")
-        for w in resolved.warnings
-        if str(w.message) not in "".join(ineffective)
-    ]
+    warnings = [str(w).replace("\n    ", "; ") for w in resolved.warnings if str(w.message) not in "".join(ineffective)]
     if warnings:
         diagnosis.add("warnings", warnings, warnings)
 
@@ -107,8 +99,7 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     )
     memory, stage = plan.memory, plan.memory.peak_stage
     lines = [
-        f"{name:<30} {_size(size):>10}"
-        + (f"  only in {', '.join(only)}" if (only := memory.only.get(name)) else "")
+        f"{name:<30} {_size(size):>10}" + (f"  only in {', '.join(only)}" if (only := memory.only.get(name)) else "")
         for name, size in memory.held.items()
     ]
     lines.append(f"{'program and libraries':<30} {_size(plan.base):>10}")
@@ -146,12 +137,8 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
     ]
     problems = []
     if config.algorithm.filter_groups.enable and seen.keep_rate < LOW_KEEP:
-        remedy = (
-            "use harder data" if seen.all_right > 0.5 else "warm up the model (gspo sft) or use easier data"
-        )
-        problems.append(
-            f"keep rate: in none of {seen.num_groups} sampled groups do the rewards differ; {remedy}"
-        )
+        remedy = "use harder data" if seen.all_right > 0.5 else "warm up the model (gspo sft) or use easier data"
+        problems.append(f"keep rate: in none of {seen.num_groups} sampled groups do the rewards differ; {remedy}")
     if seen.clip_fraction is not None:
         lines.append(
             f"expected clip fraction {seen.clip_fraction:.3f} at this length, if the policy moves as far as in the GSPO paper"

@@ -33,19 +33,14 @@ def formula_lines(config: TrainerConfig) -> list[str]:
     """What is minimised, line by line: the loss, the ratio, the advantages and further terms."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     objective = resolved_loss(actor)
-    ratio = (
-        "s_i" if objective.level == "sequence" else "s_it" if objective.level == "sequence_token" else "r_it"
-    )
+    ratio = "s_i" if objective.level == "sequence" else "s_it" if objective.level == "sequence_token" else "r_it"
     advantage = "A_it" if algorithm.adv_estimator in ("gae", "reinforce_plus_plus") else "A_i"
     length = actor.loss_scale_factor or config.data.max_response_length
     weight = ""
     if actor.use_decoupled_loss:
         weight = "w_it · "
     summed = SUMS.get(objective.aggregation, "Σ_i Σ_t").format(length=length)
-    lines = [
-        f"L = {summed} {weight}{_surrogate(objective, ratio, advantage, actor)}",
-        RATIOS[objective.level],
-    ]
+    lines = [f"L = {summed} {weight}{_surrogate(objective, ratio, advantage, actor)}", RATIOS[objective.level]]
     estimator = algorithm.adv_estimator
     if estimator == "grpo" and not algorithm.norm_adv_by_std_in_grpo:
         estimator = "dr_grpo"

@@ -8,17 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-OPTIONAL = (
-    "vllm",
-    "ray",
-    "peft",
-    "datasets",
-    "pyarrow",
-    "wandb",
-    "tensorboard",
-    "matplotlib",
-    "reasoning_gym",
-)
+OPTIONAL = ("vllm", "ray", "peft", "datasets", "pyarrow", "wandb", "tensorboard", "matplotlib", "reasoning_gym")
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -62,11 +52,7 @@ def why_no_vllm() -> str | None:
         return None
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _TRY_VLLM],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
+            [sys.executable, "-c", _TRY_VLLM], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=120
         )
     except subprocess.TimeoutExpired:
         return "importing it takes more than two minutes"

@@ -13,14 +13,7 @@ from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
 from gspo.kernels.sizes import PAGE
 from gspo.models.load import compute_dtype, load_config
 from gspo.plan.constants import Chip
-from gspo.plan.memory import (
-    EVALUATION,
-    Memory,
-    ModelSize,
-    colocated_memory,
-    engine_memory,
-    trainer_memory,
-)
+from gspo.plan.memory import EVALUATION, Memory, ModelSize, colocated_memory, engine_memory, trainer_memory
 from gspo.plan.split import Split
 from gspo.plan.workload import Workload, workload_of
 
@@ -57,9 +50,7 @@ class MemoryPlan:
         }
 
 
-def plan_memory(
-    config: TrainerConfig, device: torch.device, *, base: int, available: int, num_val: int
-) -> MemoryPlan:
+def plan_memory(config: TrainerConfig, device: torch.device, *, base: int, available: int, num_val: int) -> MemoryPlan:
     """The plan of one rank that trains and generates; evaluation generates for `num_val` questions at once."""
     c = config.actor_rollout_ref.model
     dtype = getattr(torch, compute_dtype(c.dtype, device))

@@ -46,20 +46,8 @@ def _largest_num_mini_batches(config: TrainerConfig) -> int:
     return max(1, config.data.train_batch_size // min(sizes))
 
 
-_FILTER_KEYS = (
-    "max_num_gen_batches",
-    "strategy",
-    "max_staleness",
-    "on_limit",
-    "max_in_flight",
-    "metric",
-    "predict",
-)
-_VLLM_KEYS = (
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-    "engine_kwargs",
-)
+_FILTER_KEYS = ("max_num_gen_batches", "strategy", "max_staleness", "on_limit", "max_in_flight", "metric", "predict")
+_VLLM_KEYS = ("enable_chunked_prefill", "enable_prefix_caching", "engine_kwargs")
 RULES = (
     NoEffect(
         (*(f"{FILTER}.{k}" for k in _FILTER_KEYS), "data.gen_batch_size"),
@@ -152,8 +140,7 @@ RULES = (
     NoEffect(
         (f"{ACTOR}.policy_loss.tau_pos", f"{ACTOR}.policy_loss.tau_neg"),
         lambda c: (
-            _actor_loss(c) in tree.leaves()[f"{ACTOR}.policy_loss.loss_mode"].info.choices
-            and _actor_loss(c) != "sapo"
+            _actor_loss(c) in tree.leaves()[f"{ACTOR}.policy_loss.loss_mode"].info.choices and _actor_loss(c) != "sapo"
         ),
         "only the loss sapo uses it",
         f"set {ACTOR}.policy_loss.loss_mode=sapo, or remove it",
@@ -175,9 +162,7 @@ RULES = (
     ),
     NoEffect(
         (f"{ACTOR}.clip_ratio",),
-        lambda c: (
-            None not in (c.actor_rollout_ref.actor.clip_ratio_low, c.actor_rollout_ref.actor.clip_ratio_high)
-        ),
+        lambda c: None not in (c.actor_rollout_ref.actor.clip_ratio_low, c.actor_rollout_ref.actor.clip_ratio_high),
         "both sides are set by clip_ratio_low and clip_ratio_high",
         "remove it",
     ),
@@ -305,10 +290,7 @@ RULES = (
         "set custom_reward_function.path, or remove it",
     ),
     NoEffect(
-        ("data.seed",),
-        lambda c: not c.data.shuffle,
-        "the data is not shuffled",
-        "set data.shuffle=true, or remove it",
+        ("data.seed",), lambda c: not c.data.shuffle, "the data is not shuffled", "set data.shuffle=true, or remove it"
     ),
     NoEffect(
         ("data.truncation",),

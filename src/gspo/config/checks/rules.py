@@ -64,9 +64,7 @@ def batch_sizes(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report("data.num_train_samples", message, f"set data.train_batch_size to at most {samples}")
     world = (c.trainer.n_gpus_per_node or 1) * c.trainer.nnodes
     if actor.strategy == "fsdp2" and mini * n < world:
-        message = (
-            f"{mini} prompts x {n} responses are fewer than the {world} devices, so some have nothing to do"
-        )
+        message = f"{mini} prompts x {n} responses are fewer than the {world} devices, so some have nothing to do"
         remedy = f"raise it or {ROLLOUT}.n until their product is at least {world}"
         yield report(f"{ACTOR}.ppo_mini_batch_size", message, remedy, "warning")
 
@@ -102,9 +100,7 @@ def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         message = "dynamic sampling needs groups of at least 2 responses per prompt"
         yield report(f"{ROLLOUT}.n", message, f"set {ROLLOUT}.n=8, or {FILTER}.enable=false")
     metric = f"{FILTER}.metric"
-    overlong = (
-        c.reward_model.reward_kwargs.overlong_buffer_cfg.enable and c.reward_model.reward_manager == "dapo"
-    )
+    overlong = c.reward_model.reward_kwargs.overlong_buffer_cfg.enable and c.reward_model.reward_manager == "dapo"
     shaping = [
         name
         for name, on in (
@@ -127,9 +123,7 @@ def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(metric, message, remedy, "warning")
     size, batches, train = c.data.gen_batch_size, groups.max_num_gen_batches, c.data.train_batch_size
     if groups.strategy == "rounds" and size is not None and batches > 0 and batches * size < train:
-        message = (
-            f"batches of data.gen_batch_size = {size} prompts can never fill data.train_batch_size = {train}"
-        )
+        message = f"batches of data.gen_batch_size = {size} prompts can never fill data.train_batch_size = {train}"
         remedy = "raise it or data.gen_batch_size, or set it to 0 for no limit"
         yield report(f"{FILTER}.max_num_gen_batches", message, remedy)
 
@@ -144,7 +138,9 @@ def clipping(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     }
     for key, value in sides.items():
         if objective.is_sequence_level and objective.clips and value > WIDE_SEQUENCE_CLIP:
-            message = f"ε = {value:g} is wide for a sequence ratio, which stays within 1e-4 to 1e-2 of 1: it rarely clips"
+            message = (
+                f"ε = {value:g} is wide for a sequence ratio, which stays within 1e-4 to 1e-2 of 1: it rarely clips"
+            )
             remedy = "use 3e-4/4e-4 for responses of thousands of tokens, 7e-3/9e-3 for 16 tokens, or set clip_target"
             yield report(key, message, remedy, "warning")
     if objective.clips and objective.clip[0] >= 1 and objective.loss_mode != "geo_mean":
@@ -182,10 +178,7 @@ def off_policy(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if rollout.mode == "async" and rollout.max_head_offpolicyness == 0:
         message = "async with a budget of 0 versions is the same as sync"
         yield report(
-            f"{ROLLOUT}.max_head_offpolicyness",
-            message,
-            f"e.g. {ROLLOUT}.max_head_offpolicyness=2",
-            "warning",
+            f"{ROLLOUT}.max_head_offpolicyness", message, f"e.g. {ROLLOUT}.max_head_offpolicyness=2", "warning"
         )
     ahead = rollout.mode == "async" and rollout.max_head_offpolicyness > 0
     if ahead and groups.enable and groups.strategy == "rounds":
@@ -212,9 +205,7 @@ def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         message = f"compares the responses of a group, but {ROLLOUT}.n = 1 gives one response per prompt"
         yield report("algorithm.adv_estimator", message, f"set {ROLLOUT}.n to at least 2", "warning")
     if algorithm.adv_estimator == "gae" and critic is False:
-        yield report(
-            "critic.enable", "algorithm.adv_estimator = gae needs a critic", "set it to null or true"
-        )
+        yield report("critic.enable", "algorithm.adv_estimator = gae needs a critic", "set it to null or true")
     if algorithm.adv_estimator != "gae" and critic:
         message = f"algorithm.adv_estimator = {algorithm.adv_estimator} does not use the critic's values"
         yield report("critic.enable", message, "remove it, or set algorithm.adv_estimator=gae", "warning")
@@ -226,9 +217,7 @@ def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         message = f"KL is penalised twice, in the reward and in the loss ({ACTOR}.use_kl_loss)"
         yield report("algorithm.use_kl_in_reward", message, "set one of the two to false", "warning")
     if algorithm.use_kl_in_reward and algorithm.kl_penalty not in ("kl", "k1"):
-        message = (
-            "in the reward this estimator loses part of the KL's gradient, so no coefficient holds the policy"
-        )
+        message = "in the reward this estimator loses part of the KL's gradient, so no coefficient holds the policy"
         yield report("algorithm.kl_penalty", message, "set algorithm.kl_penalty=kl", "warning")
     if c.actor_rollout_ref.actor.use_kl_loss and c.actor_rollout_ref.actor.kl_loss_coef == 0:
         message = "the KL term has weight 0 and only costs a forward pass of the reference"
@@ -250,23 +239,15 @@ def rewards(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     buffer = c.reward_model.reward_kwargs.overlong_buffer_cfg
     limit = c.reward_model.reward_kwargs.max_resp_len or c.data.max_response_length
     if buffer.enable and not 0 < buffer.len < limit:
-        message = (
-            f"expected 1 to {limit - 1}: over so many tokens the penalty grows, up to the limit of {limit}"
-        )
-        yield report(
-            "reward_model.reward_kwargs.overlong_buffer_cfg.len", message, f"e.g. {max(1, limit // 4)}"
-        )
+        message = f"expected 1 to {limit - 1}: over so many tokens the penalty grows, up to the limit of {limit}"
+        yield report("reward_model.reward_kwargs.overlong_buffer_cfg.len", message, f"e.g. {max(1, limit // 4)}")
     if buffer.enable and c.reward_model.reward_manager == "naive":
         message = "the naive manager applies no overlong penalty"
-        yield report(
-            "reward_model.reward_manager", message, "set reward_model.reward_manager=dapo", "warning"
-        )
+        yield report("reward_model.reward_manager", message, "set reward_model.reward_manager=dapo", "warning")
     path = c.custom_reward_function.path
     if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file():
         yield report(
-            "custom_reward_function.path",
-            "no such file",
-            "give the path of a Python file, or the name of a module",
+            "custom_reward_function.path", "no such file", "give the path of a Python file, or the name of a module"
         )
 
 
@@ -276,16 +257,12 @@ def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         for name in value if isinstance(value, list) else [value] if value else []:
             path = re.sub(r"^(gsm8k|jsonl|parquet):", "", name)  # the format may precede the path
             if path.endswith(DATA_SUFFIXES) and "://" not in path and not Path(path).expanduser().is_file():
-                yield report(
-                    key, f"no such file: {name}", "give a file that exists, a built-in task or a hub name"
-                )
+                yield report(key, f"no such file: {name}", "give a file that exists, a built-in task or a hub name")
     if c.data.train_files == []:
         yield report("data.train_files", "no training data", "e.g. data.train_files=arithmetic")
     path = c.actor_rollout_ref.model.path
     if path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
-        yield report(
-            "actor_rollout_ref.model.path", "no such folder", "give a Hugging Face folder or a hub name"
-        )
+        yield report("actor_rollout_ref.model.path", "no such folder", "give a Hugging Face folder or a hub name")
 
 
 def run_settings(c: TrainerConfig, report: Report) -> Iterator[Problem]:
@@ -319,9 +296,7 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report("trainer.n_gpus_per_node", message, remedy, "warning")
     if rollout.name == "native" and rollout.tensor_model_parallel_size > 1:
         message = "the native engine runs on one device"
-        yield report(
-            f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1"
-        )
+        yield report(f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1")
     if actor.ulysses_sequence_parallel_size > 1:
         message = "sequence parallelism is not supported"
         yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1")

@@ -131,11 +131,7 @@ _AREAL_ACTOR = (
     Alias("discount", "AReaL", "algorithm.gamma"),
     Alias("gae_lambda", "AReaL", "algorithm.lam"),
     Alias(
-        "ppo_n_minibatches",
-        "AReaL",
-        f"{ACTOR}.ppo_mini_batch_size",
-        "Mini-batches per rollout batch.",
-        deferred=True,
+        "ppo_n_minibatches", "AReaL", f"{ACTOR}.ppo_mini_batch_size", "Mini-batches per rollout batch.", deferred=True
     ),
     Alias(
         "recompute_logprob",
@@ -203,26 +199,12 @@ _AREAL = (
     Alias("total_train_epochs", "AReaL", "trainer.total_epochs"),
     Alias("total_train_steps", "AReaL", "trainer.total_training_steps"),
     Alias("tokenizer_path", "AReaL", f"{MODEL}.tokenizer_path"),
+    Alias("saver.freq_steps", "AReaL", "trainer.save_freq", "Training steps between checkpoints.", values.save_freq),
     Alias(
-        "saver.freq_steps",
-        "AReaL",
-        "trainer.save_freq",
-        "Training steps between checkpoints.",
-        values.save_freq,
+        "evaluator.freq_steps", "AReaL", "trainer.test_freq", "Training steps between evaluations.", values.test_freq
     ),
     Alias(
-        "evaluator.freq_steps",
-        "AReaL",
-        "trainer.test_freq",
-        "Training steps between evaluations.",
-        values.test_freq,
-    ),
-    Alias(
-        "recover.mode",
-        "AReaL",
-        "trainer.resume_mode",
-        "Continue an earlier run: auto or disabled.",
-        values.resume_mode,
+        "recover.mode", "AReaL", "trainer.resume_mode", "Continue an earlier run: auto or disabled.", values.resume_mode
     ),
     Alias("cluster.n_nodes", "AReaL", "trainer.nnodes"),
     Alias("cluster.n_gpus_per_node", "AReaL", "trainer.n_gpus_per_node"),
@@ -277,9 +259,7 @@ _TRL = (
         "Responses per forward pass. Times gradient_accumulation_steps it is the mini-batch.",
         deferred=True,
     ),
-    Alias(
-        "generation_batch_size", "TRL", "data.train_batch_size", "Responses per rollout batch.", deferred=True
-    ),
+    Alias("generation_batch_size", "TRL", "data.train_batch_size", "Responses per rollout batch.", deferred=True),
     Alias("max_completion_length", "TRL", "data.max_response_length"),
     Alias("max_prompt_length", "TRL", "data.max_prompt_length"),
     Alias("num_train_epochs", "TRL", "trainer.total_epochs"),

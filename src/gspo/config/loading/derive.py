@@ -162,9 +162,7 @@ def _trl_batch(settings: Settings, trl: Sequence[Setting], problems: list[Proble
     total = device * forwards if total is None else total
     mini = device * accumulate
     if total % n or mini % n:
-        error(
-            f"{total} responses per rollout batch and {mini} per optimiser step must be multiples of {N} = {n}"
-        )
+        error(f"{total} responses per rollout batch and {mini} per optimiser step must be multiples of {N} = {n}")
         return
     settings.put(TRAIN, total // n, origin)
     settings.put(MINI, mini // n, origin)

@@ -76,17 +76,13 @@ def read_flags(tokens: Sequence[str]) -> tuple[list[Setting], list[Problem]]:
             try:
                 settings.append(Setting(_name(token), parse_value(text), origin, text))
             except ValueError as error:
-                problems.append(
-                    Problem("error", flag, text, origin.text, str(error), "put the value in quotes")
-                )
+                problems.append(Problem("error", flag, text, origin.text, str(error), "put the value in quotes"))
         elif negated:
             settings.append(Setting(negated, False, origin))
         elif is_switch(token) or not _is_known(_name(token)):
             settings.append(Setting(_name(token), True, origin))
         else:
-            problems.append(
-                Problem("error", flag, None, "command line", "needs a value", f"write {flag} VALUE")
-            )
+            problems.append(Problem("error", flag, None, "command line", "needs a value", f"write {flag} VALUE"))
     return settings, problems
 
 

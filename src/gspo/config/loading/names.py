@@ -101,9 +101,7 @@ def translate(settings: Iterable[Setting], problems: list[Problem]) -> tuple[lis
             main.append(one)
             earlier = first.setdefault((setting.origin.layer, one.name), setting)
             if earlier.name != setting.name and earlier.value != setting.value:
-                message = (
-                    f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {one.name}"
-                )
+                message = f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {one.name}"
                 problems.append(_error(setting, message, "keep one of the two"))
     return sorted(extra + main, key=lambda s: s.origin.layer), deferred
 
@@ -136,9 +134,7 @@ def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
     several = candidates(setting.name)
     if reason is not None:
         message = f"has no effect: {reason}"
-        problems.append(
-            Problem("warning", setting.name, setting.value, setting.origin.text, message, "remove it")
-        )
+        problems.append(Problem("warning", setting.name, setting.value, setting.origin.text, message, "remove it"))
     elif setting.name in tree.sections():
         remedy = f"set its keys one by one, as {setting.name}.KEY; see `gspo config explain {setting.name}`"
         problems.append(_error(setting, "is a section, not a key", remedy))

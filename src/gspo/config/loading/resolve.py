@@ -165,9 +165,7 @@ def _interpolate(written: list[Setting], recipe: list[Setting], problems: list[P
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:
             reason, remedy = str(error).splitlines()[0], "let ${…} refer to a key that is set"
-            problems.append(
-                Problem("error", setting.name, setting.value, setting.origin.text, reason, remedy)
-            )
+            problems.append(Problem("error", setting.name, setting.value, setting.origin.text, reason, remedy))
             continue
         resolved.append(Setting(setting.name, value, setting.origin))
     return resolved
@@ -231,10 +229,7 @@ def _put_nested(mapping: dict[str, Any], path: str, value: Any) -> dict[str, Any
     """A copy of `mapping` with `value` at a dotted path."""
     head, _, rest = path.partition(".")
     inner = mapping.get(head)
-    return {
-        **mapping,
-        head: _put_nested(inner if isinstance(inner, dict) else {}, rest, value) if rest else value,
-    }
+    return {**mapping, head: _put_nested(inner if isinstance(inner, dict) else {}, rest, value) if rest else value}
 
 
 def _build(table: Settings) -> TrainerConfig:

@@ -63,9 +63,7 @@ def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[
             "fix the line named above; only plain YAML is accepted, no Python objects",
         )
     if not isinstance(content, dict):
-        return failed(
-            f"expected a mapping of keys, found a {type(content).__name__}", "write `section: {key: value}`"
-        )
+        return failed(f"expected a mapping of keys, found a {type(content).__name__}", "write `section: {key: value}`")
     settings = []
     for name, value in _flatten(content):
         where = label or (f"{path}:{lines[name]}" if name in lines else str(path))
@@ -107,9 +105,7 @@ def read_overrides(overrides: Sequence[str]) -> tuple[list[Setting], list[Proble
         try:
             settings.append(Setting(match[1], parse_value(match[2]), origin, match[2]))
         except ValueError as error:
-            problems.append(
-                Problem("error", match[1], match[2], origin.text, str(error), "put the value in quotes")
-            )
+            problems.append(Problem("error", match[1], match[2], origin.text, str(error), "put the value in quotes"))
     return settings, problems
 
 

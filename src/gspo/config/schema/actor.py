@@ -13,15 +13,9 @@ from gspo.config.schema.model import FSDPConfig, OptimConfig
 class PolicyLossConfig(Section):
     """The policy loss by name, and constants that only some losses use."""
 
-    loss_mode: str = key(
-        default="gspo",
-        doc="The policy loss.",
-        built_in=LOSSES,
-    )
+    loss_mode: str = key(default="gspo", doc="The policy loss.", built_in=LOSSES)
     tau_pos: float = key(default=1.0, doc="Loss sapo: temperature of the gate for positive advantages.", gt=0)
-    tau_neg: float = key(
-        default=1.05, doc="Loss sapo: temperature of the gate for all other advantages.", gt=0
-    )
+    tau_neg: float = key(default=1.05, doc="Loss sapo: temperature of the gate for all other advantages.", gt=0)
 
 
 @section
@@ -64,8 +58,7 @@ class ActorConfig(Section):
     )
     policy_loss: PolicyLossConfig = key(factory=PolicyLossConfig, doc="The policy loss.")
     importance_sampling_level: RatioLevel | None = key(
-        default=None,
-        doc="Whether the ratio is taken per token or per sequence; null = the loss's default.",
+        default=None, doc="Whether the ratio is taken per token or per sequence; null = the loss's default."
     )
     clip_ratio: float | None = key(
         default=None,
@@ -73,14 +66,10 @@ class ActorConfig(Section):
         gt=0,
     )
     clip_ratio_low: float | None = key(
-        default=None,
-        doc="Clip range ε below 1; null = clip_ratio, or the loss's default where that is null too.",
-        gt=0,
+        default=None, doc="Clip range ε below 1; null = clip_ratio, or the loss's default where that is null too.", gt=0
     )
     clip_ratio_high: float | None = key(
-        default=None,
-        doc="Clip range ε above 1; null = clip_ratio, or the loss's default where that is null too.",
-        gt=0,
+        default=None, doc="Clip range ε above 1; null = clip_ratio, or the loss's default where that is null too.", gt=0
     )
     clip_ratio_c: float | None = key(
         default=3.0,
@@ -96,8 +85,7 @@ class ActorConfig(Section):
         lt=1,
     )
     clip_target_bounds: list[float] = key(
-        factory=lambda: [0.1, 10.0],
-        doc="Smallest and largest factor by which clip_target may change the clip range.",
+        factory=lambda: [0.1, 10.0], doc="Smallest and largest factor by which clip_target may change the clip range."
     )
     loss_agg_mode: Aggregation | None = key(
         default=None, doc="How the losses of the tokens become one number; null = the loss's default."
@@ -113,9 +101,7 @@ class ActorConfig(Section):
         doc="Multiply the loss of each token by π_old/μ, which corrects for responses that older weights wrote.",
     )
     behav_imp_weight_cap: float | None = key(
-        default=None,
-        doc="Decoupled loss: cap on the weight π_old/μ (AReaL uses 5.0); null = no cap.",
-        gt=0,
+        default=None, doc="Decoupled loss: cap on the weight π_old/μ (AReaL uses 5.0); null = no cap.", gt=0
     )
     behav_imp_weight_mode: BehaviourMode = key(
         default="token_mask",
@@ -136,9 +122,7 @@ class ActorConfig(Section):
     use_kl_loss: bool = key(default=False, doc="Add a KL term against the reference model to the loss.")
     kl_loss_coef: float = key(default=0.001, doc="Weight of the KL term in the loss.", ge=0)
     kl_loss_type: KLKind = key(default="low_var_kl", doc="Estimator of the KL term in the loss.")
-    grad_clip: float = key(
-        default=1.0, doc="Largest gradient norm. Larger gradients are scaled down to it.", gt=0
-    )
+    grad_clip: float = key(default=1.0, doc="Largest gradient norm. Larger gradients are scaled down to it.", gt=0)
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")
     ulysses_sequence_parallel_size: int = key(

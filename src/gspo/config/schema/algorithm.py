@@ -79,13 +79,10 @@ class KLControlConfig(Section):
     """The coefficient of the KL penalty in the reward."""
 
     type: Literal["fixed", "adaptive"] = key(
-        default="fixed",
-        doc="fixed keeps kl_coef; adaptive changes it to hold the KL at target_kl.",
+        default="fixed", doc="fixed keeps kl_coef; adaptive changes it to hold the KL at target_kl."
     )
     kl_coef: float = key(
-        default=0.001,
-        doc="Coefficient of the KL penalty in the reward; the initial value when adaptive.",
-        ge=0,
+        default=0.001, doc="Coefficient of the KL penalty in the reward; the initial value when adaptive.", ge=0
     )
     target_kl: float = key(default=0.1, doc="With type=adaptive: the KL per token to hold.", gt=0)
     horizon: int = key(
@@ -100,22 +97,15 @@ class KLControlConfig(Section):
 class AlgoConfig(Section):
     """How rewards become advantages, and which groups are trained on."""
 
-    adv_estimator: str = key(
-        default="grpo",
-        doc="How advantages are estimated from rewards.",
-        built_in=ESTIMATORS,
-    )
+    adv_estimator: str = key(default="grpo", doc="How advantages are estimated from rewards.", built_in=ESTIMATORS)
     gamma: float = key(default=1.0, doc="Discount factor of rewards per token.", ge=0, le=1)
     lam: float = key(default=1.0, doc="λ of GAE: 0 has the least variance, 1 the least bias.", ge=0, le=1)
     norm_adv_by_std_in_grpo: bool = key(
-        default=True,
-        doc="Divide GRPO's advantages by the standard deviation of the group's rewards; false is Dr.GRPO.",
+        default=True, doc="Divide GRPO's advantages by the standard deviation of the group's rewards; false is Dr.GRPO."
     )
     use_kl_in_reward: bool = key(
         default=False, doc="Subtract a KL penalty against the reference model from the reward."
     )
     kl_penalty: KLKind = key(default="kl", doc="Estimator of the KL penalty in the reward.")
-    kl_ctrl: KLControlConfig = key(
-        factory=KLControlConfig, doc="Controller of the KL coefficient in the reward."
-    )
+    kl_ctrl: KLControlConfig = key(factory=KLControlConfig, doc="Controller of the KL coefficient in the reward.")
     filter_groups: FilterGroupsConfig = key(factory=FilterGroupsConfig, doc="Dynamic sampling.")

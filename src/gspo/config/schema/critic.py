@@ -11,8 +11,7 @@ class CriticModelConfig(Section):
     """The model of the value function."""
 
     path: str | None = key(
-        default=None,
-        doc="Folder or hub name of the model that gets a value head; null = the policy's model.",
+        default=None, doc="Folder or hub name of the model that gets a value head; null = the policy's model."
     )
 
 
@@ -20,13 +19,9 @@ class CriticModelConfig(Section):
 class CriticConfig(Section):
     """The value function, trained when algorithm.adv_estimator is gae."""
 
-    enable: bool | None = key(
-        default=None, doc="Train a critic; null = only when the advantage estimator needs one."
-    )
+    enable: bool | None = key(default=None, doc="Train a critic; null = only when the advantage estimator needs one.")
     model: CriticModelConfig = key(factory=CriticModelConfig, doc="The model of the value function.")
-    optim: OptimConfig = key(
-        factory=lambda: mark_explicit(OptimConfig(lr=1e-5), ()), doc="Optimiser of the critic."
-    )
+    optim: OptimConfig = key(factory=lambda: mark_explicit(OptimConfig(lr=1e-5), ()), doc="Optimiser of the critic.")
     ppo_mini_batch_size: int | None = key(
         default=None,
         doc="Prompts per optimiser step of the critic; null = actor.ppo_mini_batch_size.",
@@ -52,8 +47,6 @@ class CriticConfig(Section):
         default=0.5, doc="How far a predicted value may move within a step before the loss clips it.", gt=0
     )
     grad_clip: float = key(
-        default=1.0,
-        doc="Largest gradient norm of the critic. Larger gradients are scaled down to it.",
-        gt=0,
+        default=1.0, doc="Largest gradient norm of the critic. Larger gradients are scaled down to it.", gt=0
     )
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the critic.")

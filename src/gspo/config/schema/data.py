@@ -29,9 +29,7 @@ class DataConfig(Section):
     )
     train_split: str = key(default="train", doc="Split of a hub dataset to train on.")
     val_split: str = key(default="test", doc="Split of a hub dataset to evaluate on.")
-    prompt_key: str = key(
-        default="prompt", doc="Column with the question, as a list of chat messages or as text."
-    )
+    prompt_key: str = key(default="prompt", doc="Column with the question, as a list of chat messages or as text.")
     ground_truth_key: str = key(
         default="reward_model.ground_truth",
         doc="Column with the correct answer; dots reach into nested records. Without it, `ground_truth` and `answer` are "
@@ -65,7 +63,5 @@ class DataConfig(Section):
         doc="With filter_overlong_prompts=false: stop at a prompt that is too long, or drop its left, right or middle part.",
     )
     apply_chat_template_kwargs: dict[str, Any] = key(
-        factory=dict,
-        doc="Extra arguments of the tokenizer's chat template.",
-        example="{enable_thinking: false}",
+        factory=dict, doc="Extra arguments of the tokenizer's chat template.", example="{enable_thinking: false}"
     )

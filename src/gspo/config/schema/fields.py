@@ -48,11 +48,7 @@ class KeyInfo:
             (self.le, operator.le, "of at most"),
             (self.lt, operator.lt, "less than"),
         )
-        broken = [
-            f"{word} {bound:g}"
-            for bound, holds, word in bounds
-            if bound is not None and not holds(value, bound)
-        ]
+        broken = [f"{word} {bound:g}" for bound, holds, word in bounds if bound is not None and not holds(value, bound)]
         return f"expected a number {' and '.join(broken)}" if broken else None
 
 

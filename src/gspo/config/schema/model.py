@@ -15,12 +15,9 @@ class ModelConfig(Section):
         default="embedded",
         doc="The model to train: `embedded` (ships with gspo), a folder in Hugging Face format, or a hub name.",
     )
-    tokenizer_path: str | None = key(
-        default=None, doc="Folder or hub name of the tokenizer; null = the model's own."
-    )
+    tokenizer_path: str | None = key(default=None, doc="Folder or hub name of the tokenizer; null = the model's own.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        default="auto",
-        doc="Precision of computation; auto = bfloat16 on a GPU, float32 on a CPU.",
+        default="auto", doc="Precision of computation; auto = bfloat16 on a GPU, float32 on a CPU."
     )
     trust_remote_code: bool = key(
         default=False, doc="Run Python code that comes with the model. Nothing else switches this on."
@@ -47,14 +44,9 @@ class ModelConfig(Section):
         doc="Compute the prompt of a group once per forward pass in training, instead of once per response.",
     )
     lora_rank: int = key(default=0, doc="Rank of LoRA adapters; 0 = train all weights.", ge=0)
-    lora_alpha: float = key(
-        default=16.0, doc="Scale of LoRA: updates are multiplied by lora_alpha / lora_rank.", gt=0
-    )
+    lora_alpha: float = key(default=16.0, doc="Scale of LoRA: updates are multiplied by lora_alpha / lora_rank.", gt=0)
     lora_dropout: float = key(
-        default=0.0,
-        doc="Dropout of LoRA. Has no effect: dropout is always off in reinforcement learning.",
-        ge=0,
-        lt=1,
+        default=0.0, doc="Dropout of LoRA. Has no effect: dropout is always off in reinforcement learning.", ge=0, lt=1
     )
     target_modules: str | list[str] = key(
         default="all-linear",
@@ -71,9 +63,7 @@ class FSDPConfig(Section):
     """Sharding of a model with strategy=fsdp2. optimizer_offload also works in a single process."""
 
     param_offload: bool = key(
-        default=False,
-        doc="Keep the parameters in host memory while they are not used.",
-        may_change_on_resume=True,
+        default=False, doc="Keep the parameters in host memory while they are not used.", may_change_on_resume=True
     )
     optimizer_offload: bool = key(
         default=False,
@@ -92,10 +82,7 @@ class FSDPConfig(Section):
         may_change_on_resume=True,
     )
     fsdp_size: int = key(
-        default=-1,
-        doc="Devices that share one copy of the model; -1 = all.",
-        ge=-1,
-        may_change_on_resume=True,
+        default=-1, doc="Devices that share one copy of the model; -1 = all.", ge=-1, may_change_on_resume=True
     )
 
 
@@ -105,17 +92,10 @@ class OptimConfig(Section):
 
     lr: float = key(default=1e-6, doc="Peak learning rate.", ge=0)
     lr_warmup_steps: int = key(
-        default=-1,
-        doc="Steps of linear warm-up; -1 = computed from lr_warmup_steps_ratio.",
-        ge=-1,
-        unit="steps",
+        default=-1, doc="Steps of linear warm-up; -1 = computed from lr_warmup_steps_ratio.", ge=-1, unit="steps"
     )
-    lr_warmup_steps_ratio: float = key(
-        default=0.0, doc="Warm-up as a share of the steps of the schedule.", ge=0, le=1
-    )
-    lr_scheduler_type: Literal["constant", "cosine"] = key(
-        default="constant", doc="Learning rate after the warm-up."
-    )
+    lr_warmup_steps_ratio: float = key(default=0.0, doc="Warm-up as a share of the steps of the schedule.", ge=0, le=1)
+    lr_scheduler_type: Literal["constant", "cosine"] = key(default="constant", doc="Learning rate after the warm-up.")
     min_lr_ratio: float = key(
         default=0.0, doc="Schedule cosine: last learning rate as a share of the peak.", ge=0, le=1
     )

@@ -11,9 +11,7 @@ from gspo.config.schema.fields import Section, key, section
 class OverlongBufferConfig(Section):
     """DAPO's soft punishment of responses near the length limit."""
 
-    enable: bool = key(
-        default=False, doc="Lower the score linearly over the last `len` tokens before the limit."
-    )
+    enable: bool = key(default=False, doc="Lower the score linearly over the last `len` tokens before the limit.")
     len: int = key(
         default=0, doc="Number of tokens before the limit over which the penalty grows.", ge=0, unit="tokens"
     )
@@ -25,14 +23,9 @@ class OverlongBufferConfig(Section):
 class RewardKwargs(Section):
     """Settings of the reward manager."""
 
-    overlong_buffer_cfg: OverlongBufferConfig = key(
-        factory=OverlongBufferConfig, doc="Penalty on long responses."
-    )
+    overlong_buffer_cfg: OverlongBufferConfig = key(factory=OverlongBufferConfig, doc="Penalty on long responses.")
     max_resp_len: int | None = key(
-        default=None,
-        doc="Length at which the penalty is full; null = data.max_response_length.",
-        gt=0,
-        unit="tokens",
+        default=None, doc="Length at which the penalty is full; null = data.max_response_length.", gt=0, unit="tokens"
     )
 
 
@@ -44,8 +37,7 @@ class RewardModelConfig(Section):
         default=False, doc="Score with a trained reward model. Not supported: use a reward function instead."
     )
     reward_manager: Literal["naive", "dapo"] = key(
-        default="naive",
-        doc="naive uses the score unchanged; dapo adds the overlong penalty.",
+        default="naive", doc="naive uses the score unchanged; dapo adds the overlong penalty."
     )
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
@@ -74,11 +66,7 @@ class RewardConfig(Section):
         may_change_on_resume=True,
     )
     memory: int = key(
-        default=1024,
-        doc="Memory limit of each reward process.",
-        gt=0,
-        unit="MiB",
-        may_change_on_resume=True,
+        default=1024, doc="Memory limit of each reward process.", gt=0, unit="MiB", may_change_on_resume=True
     )
     max_failure_rate: float = key(
         default=0.2,
@@ -93,12 +81,8 @@ class RewardConfig(Section):
         ge=0,
         may_change_on_resume=True,
     )
-    format_weight: float = key(
-        default=0.0, doc="Weight of the format reward, which is added to the score; 0 = none."
-    )
-    repetition_penalty: float = key(
-        default=0.0, doc="Weight of the penalty on repeated phrases; 0 = none.", ge=0
-    )
+    format_weight: float = key(default=0.0, doc="Weight of the format reward, which is added to the score; 0 = none.")
+    repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases; 0 = none.", ge=0)
     sandbox_level: int | None = key(
         default=None,
         doc="Isolation level of model-written code. It must be available on this machine; null = 2, or 1 where 2 is not. 0 "

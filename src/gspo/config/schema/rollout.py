@@ -19,9 +19,7 @@ class ValKwargs(Section):
     )
     do_sample: bool = key(default=False, doc="Sample tokens at random; false = greedy decoding.")
     temperature: float = key(default=1.0, doc="With do_sample: sampling temperature.", ge=0)
-    top_k: int = key(
-        default=-1, doc="With do_sample: sample from the k most likely tokens; 0 or less = all.", ge=-1
-    )
+    top_k: int = key(default=-1, doc="With do_sample: sample from the k most likely tokens; 0 or less = all.", ge=-1)
     top_p: float = key(
         default=1.0,
         doc="With do_sample: sample from the most likely tokens that together have this probability.",
@@ -45,15 +43,10 @@ class RolloutConfig(Section):
         doc="sync generates and trains in turn; async generates while training, at most max_head_offpolicyness versions ahead.",
     )
     n: int = key(default=8, doc="Responses per prompt (the group size).", ge=1, unit="responses")
-    temperature: float = key(
-        default=1.0, doc="Sampling temperature. Log-probs in training use the same.", gt=0
-    )
+    temperature: float = key(default=1.0, doc="Sampling temperature. Log-probs in training use the same.", gt=0)
     top_k: int = key(default=-1, doc="Sample from the k most likely tokens; 0 or less = all.", ge=-1)
     top_p: float = key(
-        default=1.0,
-        doc="Sample from the most likely tokens that together have this probability.",
-        gt=0,
-        le=1,
+        default=1.0, doc="Sample from the most likely tokens that together have this probability.", gt=0, le=1
     )
     prompt_length: int | None = key(
         default=None,
@@ -67,16 +60,11 @@ class RolloutConfig(Section):
         gt=0,
         unit="tokens",
     )
-    ignore_eos: bool = key(
-        default=False, doc="Generate every response to its full length. For benchmarks only."
-    )
+    ignore_eos: bool = key(default=False, doc="Generate every response to its full length. For benchmarks only.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        default="auto",
-        doc="Precision of rollout workers; auto = that of training.",
+        default="auto", doc="Precision of rollout workers; auto = that of training."
     )
-    max_num_seqs: int = key(
-        default=1024, doc="Responses that an engine generates at once.", gt=0, unit="responses"
-    )
+    max_num_seqs: int = key(default=1024, doc="Responses that an engine generates at once.", gt=0, unit="responses")
     max_num_batched_tokens: int = key(
         default=8192,
         doc="Most prompt tokens that the native engine processes at once; with vllm, most tokens per engine step.",

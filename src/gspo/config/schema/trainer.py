@@ -32,9 +32,7 @@ class PPOTrainerConfig(Section):
         doc="Name of the run and of its folder; null = MODEL-DATA-NNN with the next free number.",
         may_change_on_resume=True,
     )
-    default_local_dir: str = key(
-        default="runs", doc="Folder that contains the run folders.", may_change_on_resume=True
-    )
+    default_local_dir: str = key(default="runs", doc="Folder that contains the run folders.", may_change_on_resume=True)
     logger: list[str] = key(
         factory=lambda: ["console"],
         built_in=("console", "tensorboard", "wandb", "trackio"),
@@ -56,9 +54,7 @@ class PPOTrainerConfig(Section):
         unit="steps",
         may_change_on_resume=True,
     )
-    val_before_train: bool = key(
-        default=True, doc="Evaluate before the first step.", may_change_on_resume=True
-    )
+    val_before_train: bool = key(default=True, doc="Evaluate before the first step.", may_change_on_resume=True)
     val_after_train: bool = key(default=True, doc="Evaluate after the last step.", may_change_on_resume=True)
     test_freq: int = key(
         default=-1,
@@ -73,10 +69,7 @@ class PPOTrainerConfig(Section):
         may_change_on_resume=True,
     )
     max_actor_ckpt_to_keep: int | None = key(
-        default=2,
-        doc="How many of the newest checkpoints to keep; null = all.",
-        ge=1,
-        may_change_on_resume=True,
+        default=2, doc="How many of the newest checkpoints to keep; null = all.", ge=1, may_change_on_resume=True
     )
     resume_mode: str = key(
         default="auto",
@@ -85,24 +78,19 @@ class PPOTrainerConfig(Section):
         may_change_on_resume=True,
     )
     seed: int = key(default=0, doc="Seed of all random numbers.", ge=0)
-    device: str = key(
-        default="auto", doc="auto (a GPU if there is one), cpu, cuda, or cuda:N for one of several GPUs."
-    )
+    device: str = key(default="auto", doc="auto (a GPU if there is one), cpu, cuda, or cuda:N for one of several GPUs.")
     num_threads: int | None = key(
         default=None, doc="CPU threads of torch; null = OMP_NUM_THREADS, else one per core.", ge=1
     )
     deterministic: bool = key(
-        default=False,
-        doc="Use only deterministic operations, so that a GPU repeats and resumes to the bit. Slower.",
+        default=False, doc="Use only deterministic operations, so that a GPU repeats and resumes to the bit. Slower."
     )
     backend: Literal["local", "ray"] = key(
         default="local",
         doc="local runs on this machine; ray on the cluster at RAY_ADDRESS, or on a local one without it.",
         may_change_on_resume=True,
     )
-    nnodes: int = key(
-        default=1, doc="With ray: number of machines that train.", ge=1, may_change_on_resume=True
-    )
+    nnodes: int = key(default=1, doc="With ray: number of machines that train.", ge=1, may_change_on_resume=True)
     n_gpus_per_node: int | None = key(
         default=None,
         doc="Trainer ranks per machine, one device each, with strategy=fsdp2 or ray; null = all GPUs (with ray, those that "
@@ -110,9 +98,7 @@ class PPOTrainerConfig(Section):
         ge=0,
         may_change_on_resume=True,
     )
-    critic_warmup: int = key(
-        default=0, doc="Steps at the start that train only the critic.", ge=0, unit="steps"
-    )
+    critic_warmup: int = key(default=0, doc="Steps at the start that train only the critic.", ge=0, unit="steps")
     on_alarm: Literal["warn", "pause", "rollback"] = key(
         default="warn",
         doc="After an alarm (ratio explosion, entropy collapse, …): only warn, save and stop (pause), or return to an earlier "
@@ -151,7 +137,5 @@ class PPOTrainerConfig(Section):
         example="[my_callbacks:announce]",
     )
     save_groups: bool = key(
-        default=True,
-        doc="Write every group with its responses to the run folder.",
-        may_change_on_resume=True,
+        default=True, doc="Write every group with its responses to the run folder.", may_change_on_resume=True
     )

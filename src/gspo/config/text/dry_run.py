@@ -12,11 +12,7 @@ def dry_run_text(resolved: ResolvedConfig) -> str:
     config = resolved.config
     model, algorithm = config.actor_rollout_ref.model, config.algorithm
     objective = resolved_loss(config.actor_rollout_ref.actor)
-    clip = (
-        f"ratio clipped to [1 - {objective.clip[0]:g}, 1 + {objective.clip[1]:g}]"
-        if objective.clips
-        else "no clip"
-    )
+    clip = f"ratio clipped to [1 - {objective.clip[0]:g}, 1 + {objective.clip[1]:g}]" if objective.clips else "no clip"
     groups = algorithm.filter_groups
     sampling = f"{groups.strategy}, keeps groups that differ in {groups.metric}" if groups.enable else "off"
     files = config.data.train_files
@@ -31,8 +27,6 @@ def dry_run_text(resolved: ResolvedConfig) -> str:
     ]
     width = max(len(name) for name, _ in lines)
     text = ["plan"] + [f"  {name:<{width}}  {value}" for name, value in lines]
-    ineffective = [
-        f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")
-    ]
+    ineffective = [f"{p.key}: {p.message}" for p in resolved.warnings if p.message.startswith("has no effect")]
     text += ["no effect"] + [f"  {line}" for line in without_effect(config, ineffective)]
     return "\n".join(text) + "\n"

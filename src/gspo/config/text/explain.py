@@ -53,16 +53,9 @@ def _alias_text(alias: Alias) -> str:
 
 def _leaf_text(leaf: Leaf) -> str:
     embedded = load()
-    lines = [
-        leaf.key,
-        f"  {leaf.info.doc}",
-        f"  type: {leaf.type_name}",
-        f"  default: {scalar(leaf.default)}",
-    ]
+    lines = [leaf.key, f"  {leaf.info.doc}", f"  type: {leaf.type_name}", f"  default: {scalar(leaf.default)}"]
     if embedded.get(leaf.key) != leaf.default:
-        lines.append(
-            f"  with the embedded model: {scalar(embedded.get(leaf.key))} ({embedded.origin(leaf.key)})"
-        )
+        lines.append(f"  with the embedded model: {scalar(embedded.get(leaf.key))} ({embedded.origin(leaf.key)})")
     if leaf.info.unit:
         lines.append(f"  unit: {leaf.info.unit}")
     if allowed_text(leaf):
@@ -71,7 +64,5 @@ def _leaf_text(leaf: Leaf) -> str:
         lines.append(f"  example: {leaf.info.example}")
     if leaf.info.may_change_on_resume:
         lines.append("  resume: may change when a run is resumed")
-    lines += [
-        f"  other name: {a.name} ({a.system})" + (f": {a.doc}" if a.doc else "") for a in aliases_of(leaf.key)
-    ]
+    lines += [f"  other name: {a.name} ({a.system})" + (f": {a.doc}" if a.doc else "") for a in aliases_of(leaf.key)]
     return "\n".join(lines)

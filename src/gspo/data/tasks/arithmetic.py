@@ -36,9 +36,7 @@ def score(text: str, truth: str | int) -> float:
     return 1.0 if final_answer(text) == str(truth) else 0.0
 
 
-def load_arithmetic(
-    split: Literal["train", "val"] = "train", *, limit: int | None = None, seed: int = 0
-) -> list[Row]:
+def load_arithmetic(split: Literal["train", "val"] = "train", *, limit: int | None = None, seed: int = 0) -> list[Row]:
     """`limit` distinct questions (8,192 to train on, 512 held out by default), the same for the same seed.
 
     `answer` is worked out for one row in three and direct for the others.

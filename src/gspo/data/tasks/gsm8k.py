@@ -48,9 +48,7 @@ def to_gsm8k_row(record: Any, where: str) -> Row:
     )
 
 
-def load_gsm8k(
-    split: str = "train", *, limit: int | None = None, seed: int = 0, path: str | None = None
-) -> list[Row]:
+def load_gsm8k(split: str = "train", *, limit: int | None = None, seed: int = 0, path: str | None = None) -> list[Row]:
     """GSM8K from `path` (a file, or a folder with train and test files), else from the hub. `val` is its test split.
 
     `seed` changes nothing: the published order is kept.

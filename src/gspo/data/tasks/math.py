@@ -26,9 +26,7 @@ def fraction_sum(rng: random.Random, level: int) -> Problem:
     x, y = Fraction(rng.randint(1, b), b), Fraction(rng.randint(1, d), d)
     total = x + y
     common = math.lcm(x.denominator, y.denominator)
-    steps = (
-        f"Over {common} the sum is {x * common}/{common} + {y * common}/{common} = {total * common}/{common}."
-    )
+    steps = f"Over {common} the sum is {x * common}/{common} + {y * common}/{common} = {total * common}/{common}."
     return Problem(
         f"What is {x} + {y}, as a fraction in lowest terms?", str(total), f"{steps} In lowest terms: {total}."
     )
@@ -39,9 +37,7 @@ def percentage(rng: random.Random, level: int) -> Problem:
     whole = 100 * rng.randint(1, 10 * level)
     part = percent * whole // 100
     return Problem(
-        f"What is {percent}% of {whole}?",
-        str(part),
-        f"{whole} / 100 = {whole // 100}; times {percent} is {part}.",
+        f"What is {percent}% of {whole}?", str(part), f"{whole} / 100 = {whole // 100}; times {percent} is {part}."
     )
 
 
@@ -50,9 +46,7 @@ def linear_equation(rng: random.Random, level: int) -> Problem:
     a, b, c = rng.randint(level + 1, 5 * level + 3), rng.randint(1, 20 * level), rng.randint(1, level)
     if level == 1:
         return Problem(
-            f"Solve for x: {a}x + {b} = {a * x + b}.",
-            str(x),
-            f"{a}x = {a * x + b} - {b} = {a * x}, so x = {x}.",
+            f"Solve for x: {a}x + {b} = {a * x + b}.", str(x), f"{a}x = {a * x + b} - {b} = {a * x}, so x = {x}."
         )
     right = (a - c) * x + b
     steps = f"Subtract {c}x: {a - c}x + {b} = {right}. Then {a - c}x = {right - b}, so x = {x}."
@@ -89,9 +83,7 @@ def modular_power(rng: random.Random, level: int) -> Problem:
 def quadratic(rng: random.Random, level: int) -> Problem:
     p, q = sorted((rng.randint(-4 * level, 4 * level), rng.randint(-4 * level, 4 * level)))
     b, c = -(p + q), p * q
-    question = (
-        f"What is the larger solution of x^2 {_signed(b)}x {_signed(c)} = 0? A double solution counts once."
-    )
+    question = f"What is the larger solution of x^2 {_signed(b)}x {_signed(c)} = 0? A double solution counts once."
     return Problem(question, str(q), f"The numbers with sum {p + q} and product {c} are {p} and {q}.")
 
 
@@ -100,9 +92,7 @@ def series(rng: random.Random, level: int) -> Problem:
     last = first + step * (count - 1)
     total = (first + last) * count // 2
     question = f"What is the sum of the first {count} terms of the arithmetic sequence {first}, {first + step}, {first + 2 * step}, ...?"
-    return Problem(
-        question, str(total), f"The last term is {last}; ({first} + {last}) * {count} / 2 = {total}."
-    )
+    return Problem(question, str(total), f"The last term is {last}; ({first} + {last}) * {count} / 2 = {total}.")
 
 
 def choices(rng: random.Random, level: int) -> Problem:
@@ -112,9 +102,7 @@ def choices(rng: random.Random, level: int) -> Problem:
     top = " * ".join(str(n - i) for i in range(k))
     question = f"In how many ways can {k} of {n} people be chosen for a team, when order does not matter?"
     return Problem(
-        question,
-        str(value),
-        f"{top} = {math.perm(n, k)}; divided by {k}! = {math.factorial(k)} it is {value}.",
+        question, str(value), f"{top} = {math.perm(n, k)}; divided by {k}! = {math.factorial(k)} it is {value}."
     )
 
 
@@ -130,9 +118,7 @@ def divisors(rng: random.Random, level: int) -> Problem:
     n = rng.randint(10 * level, 60 * level * level)
     found = [d for d in range(1, n + 1) if n % d == 0]
     return Problem(
-        f"How many positive divisors does {n} have?",
-        str(len(found)),
-        f"They are {', '.join(map(str, found))}.",
+        f"How many positive divisors does {n} have?", str(len(found)), f"They are {', '.join(map(str, found))}."
     )
 
 

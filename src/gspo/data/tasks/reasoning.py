@@ -57,9 +57,7 @@ def lamps(rng: random.Random, level: int) -> Problem:
         f"{count} lamps are numbered 1 to {count} and all are off. These switches are pressed in turn: "
         f"{', '.join(map(str, pressed))}. How many lamps are on at the end?"
     )
-    return Problem(
-        question, str(len(on)), f"Pressed an odd number of times: {', '.join(map(str, on)) or 'none'}."
-    )
+    return Problem(question, str(len(on)), f"Pressed an odd number of times: {', '.join(map(str, on)) or 'none'}.")
 
 
 def weekday(rng: random.Random, level: int) -> Problem:
@@ -69,9 +67,7 @@ def weekday(rng: random.Random, level: int) -> Problem:
         f"Number the days of the week from Monday = 1 to Sunday = 7. Today is day {start}. Which number has the day "
         f"{days} days from now?"
     )
-    return Problem(
-        question, str(end), f"{days} mod 7 = {days % 7}; {days % 7} days after day {start} is day {end}."
-    )
+    return Problem(question, str(end), f"{days} mod 7 = {days % 7}; {days % 7} days after day {start} is day {end}.")
 
 
 def clubs(rng: random.Random, level: int) -> Problem:
@@ -81,7 +77,9 @@ def clubs(rng: random.Random, level: int) -> Problem:
         f"Of {total} pupils, {first + both} play chess, {second + both} sing in the choir and {none} do neither. "
         "How many do both?"
     )
-    steps = f"{total} - {none} = {total - none} do something; {first + both} + {second + both} - {total - none} = {both}."
+    steps = (
+        f"{total} - {none} = {total - none} do something; {first + both} + {second + both} - {total - none} = {both}."
+    )
     return Problem(question, str(both), steps)
 
 

@@ -79,9 +79,7 @@ def _make_in_subprocess(recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
         text=True,
     )
     if done.returncode:
-        raise DataError(
-            f"reasoning_gym:{recipe['task']}", "could not be generated; the reason is printed above"
-        )
+        raise DataError(f"reasoning_gym:{recipe['task']}", "could not be generated; the reason is printed above")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -122,8 +120,7 @@ def _parse(options: str, task: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or not key.isidentifier() or key in ("seed", "size"):
             raise DataError(
-                f"reasoning_gym:{task}",
-                f"has the option {part!r}; expected key=value, other than seed and size",
+                f"reasoning_gym:{task}", f"has the option {part!r}; expected key=value, other than seed and size"
             )
         try:
             parsed[key] = json.loads(value)

@@ -13,9 +13,7 @@ def is_held_out(text: str, one_in: int = 16) -> bool:
     return int.from_bytes(digest, "big") % one_in == 0
 
 
-def num_rows(
-    split: str, limit: int | None, num_train: int = NUM_TRAIN, num_held_out: int = NUM_HELD_OUT
-) -> int:
+def num_rows(split: str, limit: int | None, num_train: int = NUM_TRAIN, num_held_out: int = NUM_HELD_OUT) -> int:
     """The rows of a split: `limit`, or by default `num_train` or `num_held_out`."""
     if limit is not None:
         return limit

@@ -58,20 +58,14 @@ class RayConnection:
     """A Connection to a new worker, started at once with the given actor options."""
 
     def __init__(
-        self,
-        spec: EngineSpec,
-        options: dict[str, Any],
-        worker_class: Any = RolloutWorker,
-        name: str = "rollout worker",
+        self, spec: EngineSpec, options: dict[str, Any], worker_class: Any = RolloutWorker, name: str = "rollout worker"
     ) -> None:
         self.name = name
         self._lock = threading.Lock()
         self._open: set[Future] = set()
         self._ended: str | None = None
         host: Any = ray.remote(concurrency_groups={"watch": 2})(RolloutHost)  # pyright: ignore[reportCallIssue]
-        self._actor: Any = host.options(**options, max_restarts=0).remote(
-            plain_class(worker_class), spec, os.getcwd()
-        )
+        self._actor: Any = host.options(**options, max_restarts=0).remote(plain_class(worker_class), spec, os.getcwd())
         self._life: Any = self._actor.live.remote()
         self._life.future().add_done_callback(self._end)
 

@@ -13,15 +13,7 @@ from ray.exceptions import RayError
 from gspo.distributed.rank_group import RankFailed, RankPlace
 from gspo.distributed.rank_stacks import ask_stacks, format_stacks
 from gspo.distributed.rank_worker import RankWorker
-from gspo.distributed.ray.actors import (
-    THREADS,
-    answer_stacks,
-    as_actor_class,
-    free_port,
-    local_numbers,
-    run,
-    settle,
-)
+from gspo.distributed.ray.actors import THREADS, answer_stacks, as_actor_class, free_port, local_numbers, run, settle
 from gspo.distributed.ray.errors import WorkerDied, root_cause
 from gspo.distributed.ray.resource_pool import ResourcePool
 
@@ -47,24 +39,18 @@ class RayRanks:
         ((address, port),) = self._gather([self._actors[0].__ray_call__.remote(free_port)])
         device = "cuda:0" if pool.use_gpu else "cpu"  # an actor sees only its own GPUs
         local = local_numbers(pool.process_on_nodes)
-        places = [
-            RankPlace(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)
-        ]
+        places = [RankPlace(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)]
         named, most = os.environ.get(THREADS), max(pool.process_on_nodes)
         self._gather([a.__ray_call__.remote(settle, os.getcwd(), named, most) for a in self._actors])
         self._gather([a.join.remote(p) for a, p in zip(self._actors, places, strict=True)])
         self._store = (address, port)
-        self._gather(
-            [a.__ray_call__.remote(answer_stacks, *self._store, r) for r, a in enumerate(self._actors)]
-        )
+        self._gather([a.__ray_call__.remote(answer_stacks, *self._store, r) for r, a in enumerate(self._actors)])
 
     def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
         if not self._actors:
             raise RankFailed(f"{method.__name__}: the trainer's ranks have ended")
         shared = ray.put(args) if self.world_size > 1 else args  # once, however many ranks read it
-        return self._gather(
-            [actor.__ray_call__.remote(run, method.__name__, shared) for actor in self._actors]
-        )
+        return self._gather([actor.__ray_call__.remote(run, method.__name__, shared) for actor in self._actors])
 
     def _gather(self, refs: Sequence[Any]) -> list[Any]:
         """All results, or the error behind the first failure: ranks that wait for a dead one are not waited for."""
@@ -81,9 +67,7 @@ class RayRanks:
                 raise _verdict(failures, self.world_size) from None
         return [results[rank] for rank in range(len(refs))]
 
-    def _look_further(
-        self, waiting: list[Any], rank_of: dict[Any, int], failures: dict[int, BaseException]
-    ) -> None:
+    def _look_further(self, waiting: list[Any], rank_of: dict[Any, int], failures: dict[int, BaseException]) -> None:
         """Collect the errors of other ranks for a moment, unless a death explains them already."""
         end = time.monotonic() + CAUSE_SECONDS
         while waiting and not any(isinstance(f, WorkerDied) for f in failures.values()):

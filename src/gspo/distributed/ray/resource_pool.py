@@ -137,9 +137,7 @@ class ResourcePoolManager:
                     f"mapping[{role}]={pool!r}: no such pool; resource_pool_spec has {sorted(self.resource_pool_spec)}"
                 )
 
-    def create_resource_pool(
-        self, use_gpu: bool | None = None, devices: Mapping[str, int] | None = None
-    ) -> None:
+    def create_resource_pool(self, use_gpu: bool | None = None, devices: Mapping[str, int] | None = None) -> None:
         """Make the pools that roles use, after checking that the cluster has what they need.
 
         `use_gpu` None: where the cluster has GPUs. `devices` gives the GPUs of one process in a pool (default 1).
@@ -149,9 +147,7 @@ class ResourcePoolManager:
         if use_gpu is None:
             use_gpu = ray.cluster_resources().get("GPU", 0) > 0
         pools = {
-            name: ResourcePool(
-                spec, use_gpu, name, max(1, self._num_tenants(name)), (devices or {}).get(name, 1)
-            )
+            name: ResourcePool(spec, use_gpu, name, max(1, self._num_tenants(name)), (devices or {}).get(name, 1))
             for name, spec in self.resource_pool_spec.items()
             if name in self.mapping.values()
         }
@@ -167,9 +163,7 @@ class ResourcePoolManager:
         if role not in self.mapping:
             raise ClusterError(f"{role} has no pool; mapping has {', '.join(map(str, self.mapping))}")
         if self.mapping[role] not in self.resource_pool_dict:
-            raise ClusterError(
-                f"pool {self.mapping[role]!r} is not made yet; call create_resource_pool() first"
-            )
+            raise ClusterError(f"pool {self.mapping[role]!r} is not made yet; call create_resource_pool() first")
         return self.resource_pool_dict[self.mapping[role]]
 
     def get_n_gpus(self) -> int:

@@ -48,9 +48,7 @@ class RaySession:
         try:
             ray.init(
                 address="local",
-                num_cpus=max(
-                    num_cpus, os.cpu_count() or 1
-                ),  # logical: a laptop may hold more workers than cores
+                num_cpus=max(num_cpus, os.cpu_count() or 1),  # logical: a laptop may hold more workers than cores
                 num_gpus=num_gpus,
                 include_dashboard=False,
                 **_quiet(),
@@ -70,9 +68,7 @@ class RaySession:
 
 def _knock(address: str) -> None:
     """An OSError when nobody listens at `host:port`: Ray itself would try for minutes."""
-    host, _, port = (
-        address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
-    )
+    host, _, port = address.partition("://")[2].rpartition(":") if "://" in address else address.rpartition(":")
     if port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
 

@@ -19,9 +19,7 @@ def skipped_updates(metrics: Metrics) -> bool:
     return any(s is not None and s.result() > 0 for s in skipped)
 
 
-def check_numbers(
-    step: int, metrics: Metrics, bad_in_row: int, limit: int, warn: Callable[[str], None]
-) -> None:
+def check_numbers(step: int, metrics: Metrics, bad_in_row: int, limit: int, warn: Callable[[str], None]) -> None:
     """Warn of skipped updates; BadNumbers when `bad_in_row` such steps reach the limit, or when a ratio explodes."""
     if bad_in_row:
         kinds = [k for k in ("loss", "gradient") if f"actor/nonfinite_{k}" in metrics] or ["critic loss"]

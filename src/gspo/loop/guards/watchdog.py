@@ -94,9 +94,7 @@ class Watchdog:
         """
         try:
             with open(self.file, "a", encoding="utf-8") as file:
-                file.write(
-                    f"\n{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {self._what(idle)}\n"
-                )
+                file.write(f"\n{time.strftime('%Y-%m-%d %H:%M:%S')} process {os.getpid()}: {self._what(idle)}\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
                 file.write(f"{self._stacks()}\n")

@@ -42,9 +42,7 @@ def _boxed(text: str) -> tuple[int, str]:
     r"""The outermost `\boxed{…}` that closes last, by one pass over the braces; (-1, "") when none closes."""
     if "\\boxed" not in text and "\\fbox" not in text:
         return -1, ""
-    opened: list[
-        int
-    ] = []  # for each open brace, where its content begins; -1 for braces that are not of a box
+    opened: list[int] = []  # for each open brace, where its content begins; -1 for braces that are not of a box
     found = (-1, "")
     for token in _TOKEN.finditer(text):
         if token.group() == "}":
@@ -62,9 +60,7 @@ def _boxed(text: str) -> tuple[int, str]:
 def _after_hashes(text: str) -> tuple[int, str]:
     """The line after the last `####`."""
     position = text.rfind("####")
-    return (
-        (position, text[position + 4 :].lstrip("#").strip().split("\n", 1)[0]) if position >= 0 else (-1, "")
-    )
+    return (position, text[position + 4 :].lstrip("#").strip().split("\n", 1)[0]) if position >= 0 else (-1, "")
 
 
 def _after_phrase(text: str) -> tuple[int, str]:

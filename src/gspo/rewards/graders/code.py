@@ -148,10 +148,7 @@ def read_tests(tests: Mapping[str, Any] | str) -> Sequence[Case]:
     values = [_value(o) for o in outputs]
     # Some published sets wrap every expected value in a list of one.
     wrapped = all(isinstance(v, list) and len(v) == 1 for v in values)
-    return [
-        CallCase(tests["fn_name"], _arguments(i), (v, v[0]) if wrapped else (v,))
-        for i, v in zip(inputs, values)
-    ]
+    return [CallCase(tests["fn_name"], _arguments(i), (v, v[0]) if wrapped else (v,)) for i, v in zip(inputs, values)]
 
 
 def _assert_cases(texts: Any, name: str) -> list[AssertCase]:

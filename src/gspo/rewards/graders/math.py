@@ -29,9 +29,7 @@ _COMMAND_NAMES = """
     matrix alpha beta gamma theta phi lambda mu sigma omega epsilon delta to quad overline ldots dots circ
 """
 _COMMANDS = frozenset(_COMMAND_NAMES.split())
-_WORDS = frozenset(
-    {"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "or", "and", "pmatrix", "bmatrix", "matrix"}
-)
+_WORDS = frozenset({"sqrt", "pi", "sin", "cos", "tan", "log", "ln", "exp", "or", "and", "pmatrix", "bmatrix", "matrix"})
 
 
 def grade_math(response: str, truth: Any, *, symbolic: bool = True) -> Reward:
@@ -84,9 +82,7 @@ def _same_number(a: Number, b: Number) -> bool:
     """Exact, with two exceptions: `n%` equals n and n/100, and a long decimal equals the numbers that round to it."""
     if a.percent != b.percent:
         percent, plain = (a, b) if a.percent else (b, a)
-        return _close(percent.value, percent.places, plain) or _close(
-            percent.value / 100, percent.places, plain
-        )
+        return _close(percent.value, percent.places, plain) or _close(percent.value / 100, percent.places, plain)
     return _close(a.value, a.places, b)
 
 
@@ -122,12 +118,7 @@ def is_symbolic(text: str, largest: int = 0) -> bool:
     A refused answer is wrong unless it was equal as text: a tower of powers or a thousand-digit number is no answer.
     `largest` is the largest number in the truth; exponents up to it are allowed.
     """
-    if (
-        len(text) > _MAX_SYMBOLIC
-        or not text.isascii()
-        or "__" in text
-        or re.search(r"[0-9.][eE][-+]?[0-9]", text)
-    ):
+    if len(text) > _MAX_SYMBOLIC or not text.isascii() or "__" in text or re.search(r"[0-9.][eE][-+]?[0-9]", text):
         return False
     if not _COMMANDS.issuperset(re.findall(r"\\([a-zA-Z]+)", text)):
         return False
@@ -146,14 +137,10 @@ def powers_are_tame(text: str, largest: int = 0, most: int = _MAX_POWERS) -> boo
     text = text.replace("**", "^")
     if text.count("^") > most or text.count("!") > 2 or len(re.findall(_FUNCTIONS, text)) > _MAX_FUNCTIONS:
         return False
-    if re.search(
-        r"![ )}]*!|[0-9]{3}[ )}]*!|[)}]\s*!|\\binom\s*\{[^}]*([0-9]{3}|[^0-9}])|\^\s*\{[^}]*[\^{!]", text
-    ):
+    if re.search(r"![ )}]*!|[0-9]{3}[ )}]*!|[)}]\s*!|\\binom\s*\{[^}]*([0-9]{3}|[^0-9}])|\^\s*\{[^}]*[\^{!]", text):
         return False
     powers = re.findall(r"([)}\]]?)\s*\^\s*(\{[^}]*\}|\([^)]*\)|-?[0-9]+|.)(\s*\^)?", text)
-    return all(
-        not tower and _is_small(exponent, max(largest, 9 if base else 99)) for base, exponent, tower in powers
-    )
+    return all(not tower and _is_small(exponent, max(largest, 9 if base else 99)) for base, exponent, tower in powers)
 
 
 def _is_small(exponent: str, limit: int) -> bool:

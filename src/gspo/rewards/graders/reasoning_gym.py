@@ -123,12 +123,7 @@ def _parse_expression(parse: Any, text: str, *args: Any, **kwargs: Any) -> Any:
     names = re.findall(r"[a-zA-Z_][a-zA-Z_0-9]*", text)
     tame = len(text) <= _MAX_EXPRESSION and _CHARACTERS.fullmatch(text) and "__" not in text
     known = all(name in _NAMES or re.fullmatch(r"[a-zA-Z][0-9]?", name) for name in names)
-    if (
-        not tame
-        or not known
-        or re.search(r"\.\s*[a-zA-Z_]", text)
-        or not powers_are_tame(text, most=_MAX_POWERS)
-    ):
+    if not tame or not known or re.search(r"\.\s*[a-zA-Z_]", text) or not powers_are_tame(text, most=_MAX_POWERS):
         raise ValueError("this expression is not accepted")
     return parse(text, *args, **kwargs)
 
@@ -146,8 +141,6 @@ def _guarded() -> Iterator[None]:
 def _audit(event: str, args: tuple[Any, ...]) -> None:
     if not _guarding:
         return
-    writes = (
-        event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
-    )
+    writes = event == "open" and len(args) > 2 and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
     if writes or _FORBIDDEN.match(event):
         raise PermissionError(f"an answer may not cause {event}")

@@ -92,9 +92,7 @@ def _compare(answer: str, truth: str) -> bool:
     from math_verify import LatexExtractionConfig, parse
     from math_verify import verify as verify_parsed
 
-    logging.getLogger("math_verify").setLevel(
-        logging.ERROR
-    )  # it warns about timeouts set to 0, which are ours
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns about timeouts set to 0, which are ours
     config = [LatexExtractionConfig()]
     parsed = [parse(f"${text}$", extraction_config=config, parsing_timeout=0) for text in (truth, answer)]  # pyright: ignore
     return bool(parsed[0] and parsed[1] and verify_parsed(parsed[0], parsed[1], timeout_seconds=0))  # pyright: ignore

@@ -20,14 +20,7 @@ _CHARACTERS = str.maketrans(
     _FULL_WIDTH
     | {ord(c): "-" for c in "−–﹣－"}
     | {ord(c): " " for c in "\u00a0\u2009\u202f\u3000~"}
-    | {
-        ord("％"): "%",
-        ord("，"): ",",
-        ord("．"): ".",
-        ord("×"): r"\times ",
-        ord("·"): r"\cdot ",
-        ord("°"): "",
-    }
+    | {ord("％"): "%", ord("，"): ",", ord("．"): ".", ord("×"): r"\times ", ord("·"): r"\cdot ", ord("°"): ""}
 )
 _DROPPED = re.compile(
     r"\\(?:left|right|displaystyle|textstyle|bigl|bigr|Bigl|Bigr|big|Big|limits)(?![a-zA-Z])|\\[!]|\^\{?\\circ\}?|\\degree|\\[()\[\]]"
@@ -38,9 +31,7 @@ _NAMED = re.compile(r"(?:[a-zA-Z]|[a-zA-Z][a-zA-Z ]{0,30}|[a-zA-Z]\([a-zA-Z]\))\
 
 _DIGITS = r"(?:[0-9]{1,3}(?:(?:,|\{,\}| )[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
 _DECIMAL = re.compile(rf"(?P<digits>{_DIGITS})")
-_FRACTION = re.compile(
-    r"\\[dtc]?frac\s*(?:\{(?P<a>[^{}]*)\}|(?P<a1>[0-9]))\s*(?:\{(?P<b>[^{}]*)\}|(?P<b1>[0-9]))"
-)
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{(?P<a>[^{}]*)\}|(?P<a1>[0-9]))\s*(?:\{(?P<b>[^{}]*)\}|(?P<b1>[0-9]))")
 _POWER = re.compile(
     r"\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*(?:\{\s*([-+]?[0-9]{1,4})\s*\}|([-+]?[0-9]{1,4}))|[eE]([-+]?[0-9]{1,4})(?![0-9a-zA-Z])"
 )

@@ -32,13 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.processes import (
-    adopt_orphans,
-    describe_exit,
-    die_with_parent,
-    kill_group,
-    outlive_parent,
-)
+from gspo.processes import adopt_orphans, describe_exit, die_with_parent, kill_group, outlive_parent
 from gspo.registry import import_name
 from gspo.rewards.pool import frames
 
@@ -123,9 +117,7 @@ def _serve_requests(control: socket.socket, parent: int, setup: ServerSetup, han
         _kill_orphans(workers)
 
 
-def _handle_request(
-    control: socket.socket, workers: set[int], setup: ServerSetup, handler: Handler | None
-) -> bool:
+def _handle_request(control: socket.socket, workers: set[int], setup: ServerSetup, handler: Handler | None) -> bool:
     """Serve one request; False when the trainer is gone."""
     try:
         request, fds, _, _ = socket.recv_fds(control, 256, 2 * MAX_STARTS)
@@ -159,9 +151,7 @@ def _stop(pid: int, workers: set[int]) -> str:
 
 def _kill_orphans(workers: set[int]) -> None:
     """Kill the server's children that are not workers: processes that dead workers left behind."""
-    for _ in range(
-        64
-    ):  # the children of a killed orphan become this process's own, and are found in the next round
+    for _ in range(64):  # the children of a killed orphan become this process's own, and are found in the next round
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 orphans = [int(word) for word in file.read().split() if int(word) not in workers]

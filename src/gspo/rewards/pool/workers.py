@@ -114,9 +114,7 @@ class ForkedWorkers:
             self.close()
             late = isinstance(error, TimeoutError)
             problem = f"did not load within {LOAD_TIMEOUT:g} s" if late else "ended while loading"
-            raise RewardError(
-                f"the reward process {problem} ({self._setup.factory}, {self._setup.args})"
-            ) from error
+            raise RewardError(f"the reward process {problem} ({self._setup.factory}, {self._setup.args})") from error
         if "error" in reply:
             self.close()
             raise RewardError(reply["error"])

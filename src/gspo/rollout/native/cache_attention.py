@@ -26,9 +26,7 @@ CACHED = {"sdpa": "gspo_paged", "eager": "gspo_paged_softcap"}
 class AttendingCache(Protocol):
     """A KV cache that computes attention itself."""
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
         """Attention [N, heads, size] of N new tokens in the next layer; stores their keys and values.
 
         The cache counts its layers: a layer called with its own number would have to be compiled by itself.

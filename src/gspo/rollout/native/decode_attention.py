@@ -98,9 +98,7 @@ def grouped_attention(
     return out[:, None], None
 
 
-def attend_grouped(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None
-) -> Tensor:
+def attend_grouped(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Attention [B, heads, size] of one token per row, `query` [B, heads, size], to the keys and values of a cache."""
     grouped = query.reshape(len(query), keys.shape[1], -1, query.shape[-1])
     out = scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)

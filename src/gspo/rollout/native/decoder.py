@@ -23,13 +23,7 @@ class Decoder:
     """Runs a causal language model through its own modules and tensors; no weight is copied, no gradient recorded."""
 
     def __init__(
-        self,
-        model: Any,
-        pad_token_id: int,
-        max_length: int,
-        device: torch.device,
-        *,
-        compiled: bool = False,
+        self, model: Any, pad_token_id: int, max_length: int, device: torch.device, *, compiled: bool = False
     ) -> None:
         limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and max_length > limit:

@@ -152,9 +152,7 @@ class NativeEngine(RolloutEngine):
         how = [("compiled", self._paged.compiled), ("CUDA graphs", self._paged.graphs)]
         return ", ".join(["paged cache", *(word for word, used in how if used)])
 
-    def _open_pages(
-        self, wanted: bool | None, share: float, eager: bool
-    ) -> tuple[PagedModel | None, str | None]:
+    def _open_pages(self, wanted: bool | None, share: float, eager: bool) -> tuple[PagedModel | None, str | None]:
         """The model on pages, or None and the reason when pages are wanted but the model does not run on them."""
         cuda = self._device.type == "cuda"
         if not (cuda if wanted is None else wanted):
@@ -195,7 +193,5 @@ def copy_weights(weights: Mapping[str, Tensor], model: Any) -> None:
         if name not in own:
             raise KeyError(f"weights hold {name!r}, which the engine's model does not have")
         if own[name].shape != tensor.shape:
-            raise ValueError(
-                f"weights {name!r}: shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)}"
-            )
+            raise ValueError(f"weights {name!r}: shape {tuple(tensor.shape)}, expected {tuple(own[name].shape)}")
         own[name].copy_(tensor)

@@ -36,9 +36,7 @@ class SlotCache(Cache):
         self._positions: Tensor | None = None
         self._width = 0
         self._targets: dict[int, Tensor] = {}
-        self.masks: dict[
-            int | None, Tensor
-        ] = {}  # of the next step, by window, for `attend` without the kernel
+        self.masks: dict[int | None, Tensor] = {}  # of the next step, by window, for `attend` without the kernel
         self._shared = SharedPrompts(num_slots)
         self._next_layer = 0
 
@@ -53,9 +51,7 @@ class SlotCache(Cache):
         self._targets = {}
         self._next_layer = 0
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
         """Attention [B, heads, size] of one new token per row in the next layer; stores their keys and values."""
         layer = self._next_layer
         self._next_layer += 1
@@ -69,22 +65,14 @@ class SlotCache(Cache):
         keys, values = self._keys[layer], self._values[layer]
         return decode_attend(query, key, value, keys, values, self._positions, rows, chunks, scale, window)
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> LayerKV:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> LayerKV:
         """Write one token per row ([B, heads, 1, size]) and return what attention may read."""
         if layer_idx not in self._keys:
             self._allocate(layer_idx, key_states, value_states)
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         return self._write(keys, key_states), self._write(values, value_states)
 
-    def store(
-        self,
-        first_row: int,
-        source_rows: Tensor,
-        prefix: Sequence[LayerKV],
-        lengths: Sequence[int],
-    ) -> None:
+    def store(self, first_row: int, source_rows: Tensor, prefix: Sequence[LayerKV], lengths: Sequence[int]) -> None:
         """Copy prefilled prompts into consecutive rows: row first_row+i gets row source_rows[i] of `prefix`.
 
         Rows with the same source share `lengths[i]` tokens, which a kernel then reads once for all of them.

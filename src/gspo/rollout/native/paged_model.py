@@ -100,16 +100,11 @@ class PagedModel:
         with generating(self.model), swapped_attention(self._configs, CACHED):
             yield
 
-    def prefill(
-        self, kv: PagedKV, contexts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def prefill(self, kv: PagedKV, contexts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]) -> Tensor:
         """Fill `pages` with the keys and values of `contexts`; the hidden states [N, H], one context after another."""
         lengths = [len(c) for c in contexts]
         places = np.concatenate(
-            [
-                (np.asarray(own)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:num]
-                for own, num in zip(pages, lengths)
-            ]
+            [(np.asarray(own)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:num] for own, num in zip(pages, lengths)]
         )
         tokens = torch.tensor([t for c in contexts for t in c], device=self.device)
         positions = torch.from_numpy(np.concatenate([np.arange(num) for num in lengths])).to(self.device)
@@ -147,9 +142,7 @@ class PagedModel:
         ids = torch.arange(2 * PAGE + 5, device=self.device) * 7 % size
         try:
             with generating(self.model):
-                want = (
-                    self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
-                )
+                want = self.model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0].float()
             kv, last = self._new_pages(5), len(ids) - 1
             with self.running():
                 got = [self.prefill(kv, [ids[:last].tolist(), ids[:3].tolist()], [[2, 4, 1], [3]])[:last]]
@@ -164,11 +157,7 @@ class PagedModel:
         allowed = 0.1 if half else 1e-3
         # In half precision a router may choose other experts for a few tokens: hence the median.
         worst = max(off[:last].median().item(), off[last:].max().item() if not half else 0.0)
-        return (
-            None
-            if worst <= allowed
-            else f"{name}: hidden states on pages differ by {worst:.2g} of their size"
-        )
+        return None if worst <= allowed else f"{name}: hidden states on pages differ by {worst:.2g} of their size"
 
 
 def _kv_shapes(model: Any, device: torch.device) -> list[tuple[int, int]]:
@@ -177,9 +166,7 @@ def _kv_shapes(model: Any, device: torch.device) -> list[tuple[int, int]]:
     cache = DynamicCache()
     with torch.no_grad():
         model.base_model(
-            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device),
-            past_key_values=cache,
-            use_cache=True,
+            input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), past_key_values=cache, use_cache=True
         )
     return [(k.shape[1], k.shape[3]) for k, _ in layers_of(cache)]
 
@@ -193,9 +180,7 @@ def open_pages(
     except ImportError:
         return None, "Triton is not installed"
     try:
-        paged = PagedModel(
-            model, device, num_tokens=num_tokens, memory=memory, compiled=compiled, graphs=graphs
-        )
+        paged = PagedModel(model, device, num_tokens=num_tokens, memory=memory, compiled=compiled, graphs=graphs)
     except (UnsupportedModel, EngineError, AssertionError) as error:
         return None, str(error)
     return (paged, None) if paged.mismatch is None else (None, paged.mismatch)

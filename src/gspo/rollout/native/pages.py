@@ -81,9 +81,7 @@ class PagedKV:
     def __post_init__(self) -> None:
         self.number = register_cache(self)
 
-    def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
-    ) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
         """Attention [N, heads, size] of the packed tokens in the next layer; stores their keys and values."""
         keys, values = self.layers[self.next_layer]
         self.next_layer += 1
@@ -101,13 +99,7 @@ class PagedKV:
 
 
 def attend_packed(
-    packed: PackedContexts,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    scale: float,
-    softcap: float,
-    window: int,
+    packed: PackedContexts, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
 ) -> Tensor:
     """Causal attention of each context to itself. Everything is [N, heads, size]."""
     size = query.shape[-1]
@@ -122,9 +114,7 @@ def attend_packed(
     return torch.cat([_attend_one(q, k, v, scale, softcap, window) for q, k, v in zip(*parts)])
 
 
-def _attend_one(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
-) -> Tensor:
+def _attend_one(query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
     """Causal attention of one context to itself, [tokens, heads, size]."""
     repeat, num = query.shape[1] // key.shape[1], query.shape[0]
     q, k, v = (x.transpose(0, 1) for x in (query, key, value))

@@ -43,11 +43,7 @@ class Runner(Protocol):
         ...
 
     def place(
-        self,
-        prefix: Any,
-        sources: Sequence[int],
-        starts: Sequence[SlotStart],
-        params: Sequence[SamplingParams],
+        self, prefix: Any, sources: Sequence[int], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
     ) -> None:
         """Append rows; row i continues context sources[i] of `prefix`."""
         ...

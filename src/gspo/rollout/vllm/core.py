@@ -143,9 +143,7 @@ def _import() -> None:
 
 def root_cause(error: BaseException) -> str:
     """The innermost error of a chain, in one line."""
-    while (
-        inner := error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    ) is not None:
+    while (inner := error.__cause__ or (None if error.__suppress_context__ else error.__context__)) is not None:
         error = inner
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -168,9 +168,7 @@ def cache_bytes(settings: VllmSettings) -> int | None:
 
     text = _config(settings, settings.override_config).get_text_config()
     layers, heads = getattr(text, "num_hidden_layers", None), getattr(text, "num_attention_heads", None)
-    if (
-        not layers or not heads or getattr(text, "kv_lora_rank", None)
-    ):  # latent attention caches something else
+    if not layers or not heads or getattr(text, "kv_lora_rank", None):  # latent attention caches something else
         return None
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -194,9 +192,7 @@ def _check_names(kwargs: Mapping[str, Any]) -> None:
     for name, value in kwargs.items():
         if name in _OWN:
             key = _OWN[name]
-            remedy = (
-                f"set {key}" if key else "it cannot be changed: log-probs and weight updates depend on it"
-            )
+            remedy = f"set {key}" if key else "it cannot be changed: log-probs and weight updates depend on it"
             raise EngineError(f"{_KEY}.{name}={value!r}: is set by the engine; {remedy}")
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known - _OWN.keys()), n=1)

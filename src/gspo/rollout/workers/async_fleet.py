@@ -137,18 +137,14 @@ class AsyncFleet(Fleet):
         with self._lock:
             self._prepare()
             answers = [
-                self._send(slot, RolloutWorker.unfinished)
-                for slot in self._slots_with_worker()
-                if slot.assigned
+                self._send(slot, RolloutWorker.unfinished) for slot in self._slots_with_worker() if slot.assigned
             ]
         self._wait_for(answers)
         begun: dict[int, tuple[Rollout, ...]] = {}
         for answer in answers:
             begun |= {} if answer.exception() else answer.result()
         with self._lock:
-            found = [
-                dataclasses.replace(request, partial=group.rollouts) for request, group in self._finished
-            ]
+            found = [dataclasses.replace(request, partial=group.rollouts) for request, group in self._finished]
             for slot in self._slots:
                 found += with_partial(slot.assigned.values(), begun)
             found += self._abandoned
@@ -208,9 +204,7 @@ class AsyncFleet(Fleet):
             pending.num_pumps += 1
             self._send(slot, RolloutWorker.pump, PUMP_SECONDS)
 
-    def _send(
-        self, slot: WorkerSlot, method: Callable[[RolloutWorker, *Args], Result], *args: *Args
-    ) -> Future[Result]:
+    def _send(self, slot: WorkerSlot, method: Callable[[RolloutWorker, *Args], Result], *args: *Args) -> Future[Result]:
         """Make a call whose answer goes to `_on_answer`. Under the lock."""
         pending = self._pending.get(slot.index)
         if pending is None or pending.connection is not slot.connection:

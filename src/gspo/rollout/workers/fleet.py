@@ -207,8 +207,6 @@ class Fleet(RolloutEngine):
         }
 
 
-def with_partial(
-    requests: Iterable[GroupRequest], begun: Mapping[int, tuple[Rollout, ...]]
-) -> list[GroupRequest]:
+def with_partial(requests: Iterable[GroupRequest], begun: Mapping[int, tuple[Rollout, ...]]) -> list[GroupRequest]:
     """The requests with the responses that workers have begun, which are listed by submission."""
     return [dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests]

@@ -44,9 +44,7 @@ class LockstepFleet(Fleet):
         running = [slot for slot in self._slots if slot.assigned]
         for slot in running:
             slot.call(RolloutWorker.step)
-        groups = [
-            g for slot in running for g in slot.record_finished(self._or_give_up(slot, slot.answer) or [])
-        ]
+        groups = [g for slot in running for g in slot.record_finished(self._or_give_up(slot, slot.answer) or [])]
         self._reassign_abandoned()
         return sorted(groups, key=lambda group: group.submission)
 

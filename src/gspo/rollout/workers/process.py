@@ -122,9 +122,7 @@ class ProcessConnection:
             except (EOFError, OSError):
                 break
             except Exception as error:  # whatever unpickling an answer raises
-                self.kill(
-                    f"gave an answer that cannot be read ({type(error).__name__}: {error}) and was ended"
-                )
+                self.kill(f"gave an answer that cannot be read ({type(error).__name__}: {error}) and was ended")
                 break
             with self._lock:
                 answer = self._waiting.popleft()
@@ -155,9 +153,7 @@ class ProcessConnection:
 
     def _log_tail(self) -> str:
         size = os.fstat(self._log.fileno()).st_size
-        text = (
-            os.pread(self._log.fileno(), LOG_TAIL, max(0, size - LOG_TAIL)).decode(errors="replace").strip()
-        )
+        text = os.pread(self._log.fileno(), LOG_TAIL, max(0, size - LOG_TAIL)).decode(errors="replace").strip()
         return f"; the end of its log:\n{text}" if text else ""
 
 

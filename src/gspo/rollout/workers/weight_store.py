@@ -124,11 +124,7 @@ def _write(fd: int, tensors: Mapping[str, Tensor]) -> None:
         spans[name] = (end, end + tensor.nbytes)
         end += tensor.nbytes
     described = {
-        name: {
-            "dtype": _DTYPES[tensors[name].dtype],
-            "shape": list(tensors[name].shape),
-            "data_offsets": [*span],
-        }
+        name: {"dtype": _DTYPES[tensors[name].dtype], "shape": list(tensors[name].shape), "data_offsets": [*span]}
         for name, span in spans.items()
     }
     header = json.dumps(described).encode()

@@ -43,11 +43,7 @@ class WorkerSlot:
     """
 
     def __init__(
-        self,
-        index: int,
-        connect: Callable[[int], Connection],
-        timeout: float,
-        notify: Callable[[str], None],
+        self, index: int, connect: Callable[[int], Connection], timeout: float, notify: Callable[[str], None]
     ) -> None:
         self.index = index
         self._connect, self._timeout, self._notify = connect, timeout, notify
@@ -166,9 +162,7 @@ class WorkerSlot:
             return f"{self.name}: its engine was not built within {START_SECONDS:g} s and it was ended"
         if isinstance(error, TimeoutError):
             return f"{self.name}: gave no answer within {self._timeout:g} s (rollout.worker_timeout) and was ended"
-        return (
-            str(error) if isinstance(error, WorkerDied) else f"{self.name}: {type(error).__name__}: {error}"
-        )
+        return str(error) if isinstance(error, WorkerDied) else f"{self.name}: {type(error).__name__}: {error}"
 
     def restart(self) -> None:
         """Start a new worker when the back-off is over, and send it the calls of the journal."""

@@ -41,9 +41,7 @@ def make_ruleset(readable: Iterable[str], listable: Iterable[str], devices: Iter
         raise OSError("the kernel has no Landlock (Linux 5.13 or newer, with landlock in its list of LSMs)")
     handled = _FS_RIGHTS[min(known, 5)]
     words = struct.pack("=QQQ", handled, _NET_RIGHTS, _SCOPES)[: 8 if known < 4 else 16 if known < 6 else 24]
-    ruleset = libc.syscall(
-        LANDLOCK_CREATE_RULESET, ctypes.create_string_buffer(words, len(words)), len(words), 0
-    )
+    ruleset = libc.syscall(LANDLOCK_CREATE_RULESET, ctypes.create_string_buffer(words, len(words)), len(words), 0)
     for path in readable:
         _grant(ruleset, path, READ_FILE | READ_DIR, handled)
     for path in listable:
@@ -60,8 +58,6 @@ def _grant(ruleset: int, path: str, rights: int, handled: int) -> None:
             if not stat.S_ISDIR(os.fstat(folder).st_mode):
                 rights &= ~READ_DIR
             rule = struct.pack("=Qi", rights & handled, folder)
-            libc.syscall(
-                LANDLOCK_ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.create_string_buffer(rule, len(rule)), 0
-            )
+            libc.syscall(LANDLOCK_ADD_RULE, ruleset, RULE_PATH_BENEATH, ctypes.create_string_buffer(rule, len(rule)), 0)
         finally:
             os.close(folder)

@@ -41,9 +41,7 @@ def _encode(value: Any, reference: Callable[[Any], list] | None, depth: int) -> 
     if kind in _SEQUENCES:
         return [_SEQUENCES[kind], *[_encode(item, reference, depth + 1) for item in value]]
     if kind in _MAPPINGS:
-        pairs = [
-            [_encode(k, reference, depth + 2), _encode(v, reference, depth + 2)] for k, v in value.items()
-        ]
+        pairs = [[_encode(k, reference, depth + 2), _encode(v, reference, depth + 2)] for k, v in value.items()]
         return ["d", *pairs]
     if kind is bytes:
         return ["b", value.hex()]

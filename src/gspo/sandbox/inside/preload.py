@@ -62,11 +62,7 @@ def preload(numpy_parent: str, everything: bool) -> None:
     _import(COMMON)
     if everything:
         _import(EVERYTHING)
-        _import(
-            m.name
-            for m in pkgutil.iter_modules(_package_path("encodings"), "encodings.")
-            if "mbcs" not in m.name
-        )
+        _import(m.name for m in pkgutil.iter_modules(_package_path("encodings"), "encodings.") if "mbcs" not in m.name)
     if numpy_parent:
         sys.path.append(numpy_parent)
         _import(NUMPY)
@@ -82,9 +78,7 @@ def readable_paths(numpy_parent: str) -> list[str]:
     Not the packages installed beside the standard library: gspo and its tests may be among them.
     """
     paths = [os.path.join(folder, name) for folder in listable_paths() for name in os.listdir(folder)]
-    paths = [
-        path for path in paths if os.path.basename(path) not in ("site-packages", "dist-packages", "test")
-    ]
+    paths = [path for path in paths if os.path.basename(path) not in ("site-packages", "dist-packages", "test")]
     paths += [sysconfig.get_config_var("DESTSHARED") or "", *_shared_libraries()]
     paths += ["/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo", "/dev/urandom", "/dev/zero"]
     if numpy_parent:
@@ -99,14 +93,7 @@ def listable_paths() -> list[str]:
 
 def _shared_libraries() -> set[str]:
     """Files that modules of the standard library may load; few, as each rule makes every child a little slower."""
-    folders = [
-        "/lib",
-        "/lib64",
-        "/usr/lib",
-        "/usr/lib64",
-        "/usr/local/lib",
-        os.path.join(sys.base_prefix, "lib"),
-    ]
+    folders = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", os.path.join(sys.base_prefix, "lib")]
     folders += glob.glob("/lib/*-linux-gnu*") + glob.glob("/usr/lib/*-linux-gnu*")
     wanted = re.compile("|".join(fnmatch.translate(f"lib{name}.so*") for name in LIBRARIES))
     found: set[str] = set()

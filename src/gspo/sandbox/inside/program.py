@@ -44,9 +44,7 @@ def seed_randomness(source: str) -> None:
 def run_script(source: str) -> NoReturn:
     """Run the source as `__main__` and end the process as the interpreter would."""
     module = _module("__main__")
-    _exit_like_python(
-        _exit_code_of(lambda: exec(compile(source, FILE_NAME, "exec"), module.__dict__), source)
-    )
+    _exit_like_python(_exit_code_of(lambda: exec(compile(source, FILE_NAME, "exec"), module.__dict__), source))
 
 
 def _module(name: str) -> types.ModuleType:

@@ -99,12 +99,7 @@ def _checked_bodies(pid: int, file_calls: bool) -> dict[str, list[Instruction]]:
 
 def build(machine: str, pid: int, file_calls: bool) -> bytes:
     """The filter program for process `pid`: allowed calls pass, others fail with EPERM, newer ones with ENOSYS."""
-    program = [
-        _op(LOAD, OFFSET_ARCH),
-        _op(JEQ, AUDIT_ARCH[machine], 1, 0),
-        _op(RETURN, KILL),
-        _op(LOAD, OFFSET_NR),
-    ]
+    program = [_op(LOAD, OFFSET_ARCH), _op(JEQ, AUDIT_ARCH[machine], 1, 0), _op(RETURN, KILL), _op(LOAD, OFFSET_NR)]
     if machine == "x86_64":
         program += [_op(JGE, X32_BIT, 0, 1), _op(RETURN, ENOSYS)]
     program += _search(_ranges(machine, pid, file_calls))

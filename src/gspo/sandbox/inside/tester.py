@@ -50,10 +50,7 @@ class ProgramConnection:
 
     def _call_back(self, request: dict) -> dict:
         try:
-            args = [
-                plain.decode(a, lambda tag, number: RemoteObject(self, ["r", number]))
-                for a in request["args"]
-            ]
+            args = [plain.decode(a, lambda tag, number: RemoteObject(self, ["r", number])) for a in request["args"]]
             return {"ok": self._encode(self._functions[request["callback"]](*args))}
         except Exception as error:
             return {"error": [type(error).__name__, str(error)[:1000]]}
@@ -186,8 +183,6 @@ def _called_names(tree: ast.AST) -> set[str]:
 
 
 def _module_names(tree: ast.AST) -> set[str]:
-    bases = {
-        n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)
-    }
+    bases = {n.value.id for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name)}
     known = {name for name in bases if name in sys.stdlib_module_names or name in _ALIASES}
     return known - _called_names(tree) - _defined_names(tree)

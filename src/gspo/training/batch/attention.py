@@ -86,9 +86,7 @@ def _cut_out(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Ten
     return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
-def _sdpa(
-    block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
-) -> Tensor:
+def _sdpa(block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
     if window is not None and window >= key.shape[2]:
         window = None
     causal = block.prefix is None and window is None

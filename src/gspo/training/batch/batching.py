@@ -32,9 +32,7 @@ def collate(groups: Sequence[Group], order_seed: int | None = None) -> TrainBatc
         response_ids=[r.token_ids for _, _, r in rows],
         mask=padded([r.loss_mask for _, _, r in rows], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
-        scores=torch.tensor(
-            [r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64
-        ),
+        scores=torch.tensor([r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64),
         rollout_log_probs=padded([r.log_probs for _, _, r in rows], width),
         order_seed=order_seed,
     )
@@ -87,10 +85,7 @@ class MicroBatch:
             out = decoder(input_ids=self.input_ids, use_cache=False).last_hidden_state
             return out.flatten(0, 1)[self.positions]
         out = decoder(
-            input_ids=self.input_ids,
-            position_ids=self.layout.position_ids,
-            use_cache=False,
-            **self.layout.arguments,
+            input_ids=self.input_ids, position_ids=self.layout.position_ids, use_cache=False, **self.layout.arguments
         )
         return self.layout.predicting(out.last_hidden_state[0])
 
@@ -173,9 +168,7 @@ def plan_micro_batches(
     return plan
 
 
-def _cut(
-    batch: TrainBatch, rows: Sequence[int], max_tokens: int | None, max_rows: int, kind: Kind
-) -> list[list[int]]:
+def _cut(batch: TrainBatch, rows: Sequence[int], max_tokens: int | None, max_rows: int, kind: Kind) -> list[list[int]]:
     if not rows:
         return []
     if max_tokens is None:

@@ -128,9 +128,7 @@ class Block:
             if window is not None:
                 before = before & (query + size - key < window)
             visible = torch.cat([before, visible.expand(len(size), -1, -1)], dim=-1)
-        return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -torch.inf)[
-            :, None
-        ]
+        return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, -torch.inf)[:, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +182,7 @@ class _Sequence:
 
 
 def pack(
-    batch: TrainBatch,
-    rows: Sequence[int],
-    device: torch.device | str,
-    *,
-    share: bool,
-    spans_of: SpansOf | None = None,
+    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool, spans_of: SpansOf | None = None
 ) -> tuple[Tensor, Layout, Tensor, Tensor]:
     """Token ids [1,N] of these rows, their layout, and for each hidden state it gives the head the token it predicts and
     where that stands in a flat [rows, T].
@@ -222,9 +215,7 @@ def pack(
     return ids[None], layout, targets, slots
 
 
-def _sequences(
-    batch: TrainBatch, rows: Sequence[int], share: bool
-) -> tuple[list[_Sequence], list[_Sequence]]:
+def _sequences(batch: TrainBatch, rows: Sequence[int], share: bool) -> tuple[list[_Sequence], list[_Sequence]]:
     """Sequences without a prefix (shared prompts and whole rows), and the responses that continue a shared prompt."""
     members: dict[object, list[int]] = {}
     for row in rows:
@@ -283,9 +274,7 @@ def _wanted(
     rest = [(s.row, _first_prediction(s)[1]) for s in ordered if s.row >= 0]
     pieces = [(row, skipped, batch.response_ids[row][skipped:]) for row, skipped in rest]
     pieces += [(s.row, 0, batch.response_ids[s.row][:1]) for s in answers]
-    slots = ranges(
-        [place[row] + skipped for row, skipped, _ in pieces], [len(tokens) for *_, tokens in pieces]
-    )
+    slots = ranges([place[row] + skipped for row, skipped, _ in pieces], [len(tokens) for *_, tokens in pieces])
     return flat(tokens for *_, tokens in pieces), slots
 
 

@@ -225,9 +225,7 @@ class MasterOptimizer:
         for name, master in self.masters.items():
             if f"master/{name}" in tensors:
                 master.copy_(tensors[f"master/{name}"])
-            state = {
-                key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors
-            }
+            state = {key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors}
             if state:
                 self._take_state(name, state)
         self._publish()

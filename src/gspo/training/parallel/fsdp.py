@@ -17,13 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    FSDPModule,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -102,10 +96,7 @@ class Shards(Ranks):
     def shapes(self) -> list[tuple[str, list[int], str]]:
         """Name, whole shape and compute precision of every parameter, as the model has them without sharding."""
         self.rest()
-        return [
-            (name, list(p.shape), str(self.settings.compute_dtype))
-            for name, p in self.model.named_parameters()
-        ]
+        return [(name, list(p.shape), str(self.settings.compute_dtype)) for name, p in self.model.named_parameters()]
 
     @contextmanager
     def resident(self, optimizer: MasterOptimizer | None = None) -> Iterator[None]:
@@ -152,9 +143,7 @@ def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole
     offload = CPUOffloadPolicy() if settings.offload_policy and on_gpu else OffloadPolicy()
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     for layer in decoder_layers(model):
-        fully_shard(
-            _raised(layer), mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common
-        )
+        fully_shard(_raised(layer), mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common)
     if isinstance(model, ValueModel):  # its head computes in float32
         fully_shard(_raised(model.head), mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
     whole = Whole(model)
@@ -180,9 +169,7 @@ def _raised(module: nn.Module) -> nn.Module:
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
     """The blocks that the model's author says must stay in one piece, outermost ones only."""
-    names = {
-        name for module in model.modules() for name in (getattr(module, "_no_split_modules", None) or ())
-    }
+    names = {name for module in model.modules() for name in (getattr(module, "_no_split_modules", None) or ())}
     found: list[nn.Module] = []
     inner: set[int] = set()
     for module in model.modules():

@@ -15,14 +15,7 @@ from gspo.types import BatchTotals, TrainBatch
 T = TypeVar("T")
 
 # Last parts of the names of metrics that are the same on every rank, so that only one rank's count.
-SAME_EVERYWHERE = {
-    "skipped_updates",
-    "nonfinite_loss",
-    "nonfinite_gradient",
-    "grad_norm",
-    "lr",
-    "vf_explained_var",
-}
+SAME_EVERYWHERE = {"skipped_updates", "nonfinite_loss", "nonfinite_gradient", "grad_norm", "lr", "vf_explained_var"}
 
 
 class Ranks:
@@ -58,9 +51,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-def split_over_ranks(
-    batch: TrainBatch, rows: Sequence[int], num_ranks: int, *, share_prompts: bool
-) -> list[list[int]]:
+def split_over_ranks(batch: TrainBatch, rows: Sequence[int], num_ranks: int, *, share_prompts: bool) -> list[list[int]]:
     """The rows of each rank, of even numbers of tokens. A function of the batch alone, so every rank knows all shares.
 
     Where prompts are shared, groups stay whole unless single rows come out more even, prompts computed twice included.
@@ -77,9 +68,7 @@ def split_over_ranks(
     return min((by_group, by_row), key=lambda parts: max(_cost(batch, part, share_prompts) for part in parts))
 
 
-def _spread(
-    batch: TrainBatch, units: list[list[int]], num_ranks: int, share_prompts: bool
-) -> list[list[int]]:
+def _spread(batch: TrainBatch, units: list[list[int]], num_ranks: int, share_prompts: bool) -> list[list[int]]:
     """Units to ranks, the dearest first, each to the rank that has least; rows keep their order within a rank."""
     costs = [_cost(batch, unit, share_prompts) for unit in units]
     chosen: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -101,9 +90,7 @@ def _cost(batch: TrainBatch, rows: Sequence[int], share_prompts: bool) -> int:
 
 def idle_row(batch: TrainBatch) -> int:
     """The row a rank runs, for nothing, while others have one micro-batch more: the shortest."""
-    return min(
-        range(batch.num_sequences), key=lambda row: len(batch.prompt_ids[row]) + len(batch.response_ids[row])
-    )
+    return min(range(batch.num_sequences), key=lambda row: len(batch.prompt_ids[row]) + len(batch.response_ids[row]))
 
 
 def merge_ranks(metrics: Sequence[Metrics]) -> Metrics:

@@ -28,9 +28,7 @@ class ShardedAdapters:
         """
         held: dict[str, Tensor] = {}  # parts of the module whose last part is still to come
         for name, tensor in self._shards.full_tensors():
-            module = next(
-                (m for part in (BASE, DOWN, UP) if (m := _module_of(name, part)) in self._layers), None
-            )
+            module = next((m for part in (BASE, DOWN, UP) if (m := _module_of(name, part)) in self._layers), None)
             if module is None:
                 yield name.replace("base_layer.", ""), tensor
                 continue
