@@ -1,4 +1,4 @@
-"""The objects of one run, and what the loop asks of all of them at once."""
+"""The objects of one run, and the calls that concern all of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from gspo.config import TrainerConfig
 from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
-from gspo.metrics import Metrics
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
-from gspo.sampling.dynamic import DynamicSampler
-from gspo.sampling.producer import Producer
+from gspo.sampling.sampler import Sampler
 from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
 from gspo.training.roles import LocalRoles, PolicyFacts, Roles
@@ -33,7 +31,7 @@ class RunParts:
     tokenizer: Any
     roles: Roles
     engine: RolloutEngine
-    sampler: DynamicSampler | Producer
+    sampler: Sampler
     evaluator: Evaluator | None
     objective: Objective
     total_steps: int
@@ -52,7 +50,7 @@ class RunParts:
         return cast(LocalRoles, self.roles).policy
 
     def state_dict(self) -> dict[str, Any]:
-        """What a step boundary needs beside tensors. The sampler comes first: it collects, and so charges KL."""
+        """The state at a step boundary besides tensors. The sampler comes first: it collects rewards, which updates KL."""
         state = {"sampler": self.sampler.state_dict(), "objective": self.objective.state_dict()}
         return state if self.kl_reward is None else {**state, "kl_reward": self.kl_reward.state_dict()}
 
@@ -63,11 +61,11 @@ class RunParts:
         self.sampler.load_state_dict(state["sampler"])
 
     def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to go on when the model, the data or the machine's arithmetic is another one."""
+        """Refuse to resume when the model, the data or the machine's arithmetic differs."""
         check_fingerprint(saved, self.fingerprint)
 
     def summary(self, path: Path, total_steps: int) -> str:
-        """A few lines that say what is about to happen."""
+        """A few lines about the run that is about to start."""
         c = self.config
         actor = c.actor_rollout_ref.actor
         facts = self.roles.facts()
@@ -82,29 +80,20 @@ class RunParts:
         )
 
     def _rollouts(self) -> str:
-        """A line about the processes that generate, where there are any."""
+        """A line about the rollout workers; "" without any."""
         count, bound = self.engine.num_workers, self.config.actor_rollout_ref.rollout.max_head_offpolicyness
         if not count:
             return ""
-        how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in step"
-        own = "its own" if count == 1 else "their own"
-        return f"\nrollouts in {count} process{'es' * (count > 1)} of {own}, {how}"
+        how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in lockstep"
+        return f"\nrollouts in {count} worker process{'es' * (count > 1)}, {how}"
 
     def _fallback(self) -> str:
-        """A line that says why training does not share prompts or pack, when it was to."""
+        """A line that says why training does not share prompts or pack, where the config asks for it."""
         reason = self.roles.facts().layout_problem
         return f"\ntraining in padded rows: {reason}" if reason else ""
 
-    def rest_engine(self) -> None:
-        """Say that the trainer is about to use the device."""
-        self.engine.rest()
-
-    def engine_metrics(self) -> Metrics:
-        """Counts of rollout worker failures; {} without workers."""
-        return self.engine.metrics()
-
     def stacks(self) -> str:
-        """What the run's other processes are doing now: trainer ranks, then rollout workers."""
+        """The stacks of the run's other processes: trainer ranks, then rollout workers."""
         return "\n".join(filter(None, [self.roles.stacks(), self.engine.stacks()]))
 
     def kill(self) -> None:
@@ -112,13 +101,12 @@ class RunParts:
         self.engine.kill()
 
     def close(self) -> None:
-        """End everything, whatever one of them raises. The engine goes first: the sampler's thread may wait for it."""
+        """Close every part, whatever one of them raises; the engine first, because the sampler's thread may wait for it."""
         with ExitStack() as stack:
             stack.callback(self.roles.close)
             for scorer in self.scorers:
                 stack.callback(scorer.close)
-            if isinstance(self.sampler, Producer):
-                stack.callback(self.sampler.close)
+            stack.callback(self.sampler.close)
             stack.callback(self.engine.close)
 
 

@@ -45,6 +45,7 @@ from gspo.rollout.engine import RolloutEngine
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.filters import GROUP_FILTERS, GroupFilter
 from gspo.sampling.producer import Producer
+from gspo.sampling.sampler import Sampler
 from gspo.seeding import derive_seed
 from gspo.training.kl_reward import KlScorer
 from gspo.training.roles import Roles
@@ -206,7 +207,7 @@ def _build_sampler(
     record: Record | None,
     watch: Callable[[int, int], None] | None,
     keep: GroupFilter | None,
-) -> DynamicSampler | Producer:
+) -> Sampler:
     """The sampler, in a thread of its own when rollouts are asynchronous."""
     source = PromptCursor(
         prompts,

@@ -43,7 +43,7 @@ def measure(done: TrainedStep, parts: RunParts, counters: Counters) -> Metrics:
     with_gap = parts.config.actor_rollout_ref.rollout.calculate_log_probs
     metrics = step_metrics(done, with_gap=with_gap)
     merge_metrics(metrics, parts.objective.observe(done.update.metrics))
-    merge_metrics(metrics, parts.engine_metrics())
+    merge_metrics(metrics, parts.engine.metrics())
     if parts.kl_reward is not None:
         merge_metrics(metrics, parts.kl_reward.observe())
     merge_metrics(metrics, counters.count_tokens(metrics))

@@ -199,7 +199,7 @@ class Trainer:
         parts, roles, clock = self.parts, self.parts.roles, self.clock
         with clock("gen"):
             groups, sampling = parts.sampler.next_batch()
-            parts.rest_engine()
+            parts.engine.rest()
         with clock("old_log_prob"):
             batch = roles.policy.score(collate(groups, order_seed(self.config, self.step)))
         if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:

@@ -2,19 +2,19 @@
 
 Two strategies share one loop and differ in when they submit, when a batch is ready and what is left over:
 
-- `stream` keeps a number of groups in flight and submits another the moment one ends. Kept groups wait in order of
-  submission and a step takes the lowest N as soon as there are N; the others, and what is unfinished, are carried to
-  the next. To take whatever ends first would train on short answers, so no group is left behind: the step waits for
-  one that would otherwise pass `max_staleness` (see staleness.py).
+- `stream` keeps a number of groups in flight and submits another as soon as one ends. Kept groups wait in order of
+  submission, and a step takes the lowest N as soon as there are N. The others, and unfinished groups, are carried over
+  to the next step. Taking whatever ends first would prefer short answers, so no group is left behind: a step waits for
+  a group that would otherwise exceed `max_staleness` (staleness.py).
 - `rounds` submits whole generation batches, waits for each, and drops the surplus, as DAPO and verl do.
 
 Time is counted in calls of `engine.step()`, never in seconds: groups that finish in one call are scored during the
-next and judged after it. So a batch is a function of the seed, the weights versions and the submission numbers,
-whatever the latency of the rewards, and a resumed run draws the same batches.
+next call and judged after it. A batch is therefore a function of the seed, the weight versions and the submission
+numbers, whatever the latency of the rewards, and a resumed run draws the same batches.
 
-Every prompt that the source hands out ends in exactly one way: trained on, filtered (`all_right`, `all_wrong`,
-`same_score`, `filtered` by a function of the user's own), `reward_failed`, or skipped by prediction. A kept group that is discarded instead (`stale_dropped`,
-`surplus`) ends nothing: its prompt is put back and generated afresh under a new submission number.
+Every prompt from the source ends in exactly one way: trained on, filtered (`all_right`, `all_wrong`, `same_score`, or
+`filtered` by the user's function), `reward_failed`, or skipped by prediction. When a kept group is discarded
+(`stale_dropped`, `surplus`), its prompt is put back and generated again under a new submission number.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ MIN_ROLLOUTS_TO_FAIL = 8  # fewer failed rewards say nothing about a rate
 
 
 class DynamicSampler:
-    """Gives batches of exactly `train_batch_size` groups, in order of submission.
+    """A Sampler whose batches have exactly `train_batch_size` groups.
 
-    `record(group, fate, version)` is called once for every group when its fate is known; `watch(kept, needed)` after
-    every advance, for a progress line. `num_held()` says how many groups the engine holds at once where that changes
-    during a run, in place of the settings' `max_in_flight`. `keep(group)` replaces the built-in filter. Call `release`
-    after the weights update that used a batch.
+    `record(group, fate, version)` is called once per group, when its fate is known; `watch(kept, needed)` after every
+    advance, for a progress line. `num_held()` is the number of groups that the engine can hold where that changes during
+    a run; it replaces the settings' `max_in_flight`. `keep(group)` replaces the built-in filter.
     """
 
     def __init__(
@@ -81,11 +80,7 @@ class DynamicSampler:
         self._report = self._new_report()
 
     def next_batch(self) -> tuple[list[Group], SamplingCounts]:
-        """Generate until a batch is ready. Fewer than N groups only when `on_limit` is not `raise`.
-
-        Raises GenerationLimit, StarvedSampling, RewardFailures or DataExhausted (see errors.py); a checkpoint can
-        be saved after any of them.
-        """
+        """Generate until a batch is ready. It has fewer than N groups only when `on_limit` is not `raise`."""
         if self._taken:
             raise RuntimeError("next_batch() was called before release() of the last batch")
         self._begin()
@@ -111,8 +106,8 @@ class DynamicSampler:
     def work_ahead(self) -> bool:
         """Work one tick towards the next batch while the last one is trained on; False when there is nothing to do.
 
-        What it does counts in the next batch's report. Groups that were handed out hold their places in the staleness
-        budget until `release`; without a budget (`max_staleness` 0), and with `rounds`, nothing runs ahead.
+        This work is counted in the next batch's report. Groups that were handed out keep their places in the staleness
+        budget until `release`. Without a budget (`max_staleness` 0), and with `rounds`, nothing runs ahead.
         """
         settings = self._settings
         if settings.max_staleness == 0 or settings.strategy == "rounds" or self._made_no_progress():
@@ -121,7 +116,7 @@ class DynamicSampler:
         return self._work()
 
     def _begin(self) -> None:
-        """Start counting for the next batch, unless that has been done."""
+        """Start the report of the next batch, unless it is started."""
         if not self._begun:
             self._report = self._new_report()
             self._prompts.num_skipped = 0
@@ -129,7 +124,7 @@ class DynamicSampler:
         self._report.version = self.version
 
     def _work(self) -> bool:
-        """One tick: submit, generate, judge. False when nothing is under way and nothing may be submitted."""
+        """One tick: submit, generate, judge. False when nothing is pending and nothing may be submitted."""
         self._admit()
         if self._in_flight:
             self._advance()
@@ -140,7 +135,7 @@ class DynamicSampler:
         return True
 
     def release(self, groups: list[Group]) -> None:
-        """Say that `groups`, the last batch, have been trained on and the new weights are live."""
+        """State that `groups`, the last batch, have been trained on and that the new weights are live."""
         if [g.submission for g in groups] != [g.submission for g in self._taken]:
             raise RuntimeError("release() expects the groups of the last next_batch()")
         for group in groups:
@@ -153,9 +148,9 @@ class DynamicSampler:
         return self._prompts.find(uid)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs, as plain JSON. Exact between `release` and `next_batch`.
+        """The state as plain JSON, exact between `release` and `next_batch`.
 
-        A batch not yet released is saved as still queued, so a run stopped within a step trains on it again.
+        A batch that is not yet released is saved as queued: a run that stopped within a step trains on it again.
         """
         self._scored = self._collect()
         return {
@@ -170,7 +165,7 @@ class DynamicSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state: a new sampler with an idle engine, its weights already those of the state."""
+        """Continue from a saved state: on a new sampler, with an idle engine that has the weights of the state."""
         if self._next_submission or self._engine.num_in_flight:
             raise RuntimeError("load_state_dict() expects a new sampler and an engine with nothing in flight")
         self._prompts.load_state_dict(state["prompts"])
@@ -189,6 +184,9 @@ class DynamicSampler:
         for packed in state["unfinished"]:
             request = unpack_request(packed, find, self._settings.params, self._rollout_seed)
             self._start(request)
+
+    def close(self) -> None:
+        """Nothing to end: the engine and the scorer belong to the caller."""
 
     @property
     def _num_pending(self) -> int:
@@ -249,7 +247,7 @@ class DynamicSampler:
         self._engine.submit(request)
 
     def _advance(self) -> None:
-        """One tick: generate, judge what was scored meanwhile, send what finished to be scored."""
+        """One tick: generate, submit finished groups for scoring, judge those scored in the meantime."""
         finished = self._engine.step()
         scored = self._collect()
         for group in finished:
@@ -269,6 +267,7 @@ class DynamicSampler:
             self._judge(group)
 
     def _judge(self, group: Group) -> None:
+        """Keep a scored group, discard it or put its prompt back."""
         self._scoring.remove(group.submission)
         self._pending_versions[group.version] -= 1
         self._report.add_generated(group)
@@ -296,14 +295,14 @@ class DynamicSampler:
             self._record(group, fate, self.version)
 
     def _put_back(self, groups: list[Group], fate: str) -> None:
-        """Discard kept groups and have their prompts generated afresh."""
+        """Discard kept groups; their prompts are generated again."""
         self._report.discarded[fate] += len(groups)
         self._discard([(group, fate) for group in groups])
         for group in groups:
             self._prompts.put_back(group.prompt)
 
     def _made_no_progress(self) -> bool:
-        """Whether an unlimited step has seen a full pass over the data (and a generation batch) keep nothing."""
+        """Whether a step without a limit kept nothing of a full pass over the data and of a generation batch."""
         settings = self._settings
         if settings.submission_limit is not None or (settings.strategy == "rounds" and self._num_pending):
             return False
@@ -316,7 +315,7 @@ class DynamicSampler:
             raise errors.reward_failures(report, max_rate)
 
     def _end_short(self) -> tuple[list[Group], SamplingCounts]:
-        """Nothing is under way and nothing may be submitted: the limit, or the end of the data."""
+        """End a step with nothing pending and nothing left to submit: at the limit, or at the end of the data."""
         limit = self._settings.submission_limit
         if limit is not None and self._report.num_submitted >= limit:
             return self._fall_back(errors.generation_limit(self._report, self._settings.max_num_gen_batches))
@@ -325,10 +324,10 @@ class DynamicSampler:
         raise errors.data_exhausted(self._report, len(self._queue))
 
     def _fall_back(self, error: errors.SamplingError) -> tuple[list[Group], SamplingCounts]:
-        """Do what `on_limit` says: raise, or hand out what there is."""
+        """Apply `on_limit`: raise, or hand out the groups there are."""
         self._check_failures()
         dropped = self._dropped_since_kept
-        self._dropped_since_kept = Counter()  # so that a run that goes on from here gets another full pass
+        self._dropped_since_kept = Counter()  # a run that goes on from here gets another full pass
         on_limit, needed = self._settings.on_limit, self._settings.train_batch_size
         if on_limit == "raise":
             raise error
@@ -340,7 +339,7 @@ class DynamicSampler:
         return self._hand_out(groups, extra)
 
     def _hand_out(self, kept: list[Group], unfiltered: list[Group] | None = None) -> tuple[list[Group], SamplingCounts]:
-        """End the step with these groups; what is left is carried over, or dropped with `rounds`."""
+        """End the step with these groups. The others are carried over, or dropped with `rounds`."""
         report, unfiltered = self._report, unfiltered or []
         if self._settings.strategy == "rounds":
             self._put_back(self._queue.take(len(self._queue)), "surplus")

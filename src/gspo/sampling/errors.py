@@ -1,4 +1,4 @@
-"""How sampling ends when it cannot go on. Each error carries the report of the step it ended."""
+"""The errors that end sampling. Each carries the counts of the step that it ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class SamplingError(Exception):
-    """Sampling cannot give a batch; `report` says what the step had seen."""
+    """Sampling cannot give a batch; `report` has the counts of the step so far."""
 
     def __init__(self, message: str, report: SamplingCounts) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ def reward_failures(report: SamplingCounts, max_rate: float) -> RewardFailures:
     return RewardFailures(
         f"{report.num_failed_rewards} of {report.num_rollouts} rewards of this step failed ({report.failure_rate:.0%}), "
         f"above reward.max_failure_rate={max_rate}. First failure: {report.first_failure}. "
-        "Remedies: mend the reward function, raise reward.timeout, or raise reward.max_failure_rate.",
+        "Remedies: fix the reward function, raise reward.timeout, or raise reward.max_failure_rate.",
         report,
     )
 

@@ -17,7 +17,7 @@ GROUP_FILTERS: Registry[GroupFilter] = Registry("algorithm.filter_groups.functio
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a group, and why. `group` holds only the rollouts whose reward is known."""
+    """Whether a group is kept, and why. `group` has only the rollouts with a reward."""
 
     keep: bool
     reason: Reason
@@ -53,7 +53,7 @@ def group_filter(name: str) -> Callable[[GroupFilter], GroupFilter]:
 
 
 def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep: GroupFilter | None = None) -> Verdict:
-    """Keep a group iff its metric differs within it or it was asked for one response; `keep` replaces this rule.
+    """Keep a group iff its metric differs within it, or it has a single response; `keep` replaces this rule.
 
     Rollouts without a reward are left out first. A group of several with fewer than two left is dropped, since it has
     no advantage to compute. With `enable=False` only that rule applies. The metric is compared with `max != min`,
@@ -62,12 +62,12 @@ def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep
     scored = tuple(r for r in group.rollouts if r.reward is not None)
     rest = group if len(scored) == len(group.rollouts) else group.with_rollouts(scored)
     values = [_finite(r.reward, metric if enable else "seq_reward", group) for r in scored if r.reward]
-    num_asked = len(group.rollouts)
-    if len(values) < min(2, num_asked):
+    num_rollouts = len(group.rollouts)
+    if len(values) < min(2, num_rollouts):
         return Verdict(False, "reward_failed", rest)
     if enable and keep is not None:
         return Verdict(True, "kept", rest) if keep(rest) else Verdict(False, "filtered", rest)
-    if not enable or num_asked == 1 or max(values) != min(values):
+    if not enable or num_rollouts == 1 or max(values) != min(values):
         return Verdict(True, "kept", rest)
     return Verdict(False, _why_equal(rest, values[0]), rest)
 
@@ -88,7 +88,7 @@ def _finite(reward: Reward, metric: str, group: Group) -> float:
 
 
 def _why_equal(group: Group, value: float) -> Reason:
-    """Names a group of equal metric: by accuracy where there is one, else 1 and above is right, 0 and below wrong."""
+    """Why a group has equal metrics: by accuracy where there is one, else 1 and above is right, 0 and below wrong."""
     accs = [r.reward.acc for r in group.rollouts if r.reward]
     right = [value if acc is None else acc for acc in accs]
     if min(right) >= 1:

@@ -100,7 +100,7 @@ def _unpack_reward(data: Mapping[str, Any]) -> Reward:
 
 
 def _pack_number(value: float) -> float | str:
-    """Finite numbers as they are (JSON keeps every bit of a double); the others as text, which JSON has no number for."""
+    """Finite numbers as they are (JSON keeps every bit of a double); the others, which JSON cannot represent, as text."""
     if isinstance(value, int):
         return int(value)
     value = float(value)

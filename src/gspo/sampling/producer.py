@@ -1,8 +1,15 @@
-"""The producer: the dynamic sampler in a thread of its own, at work on the next batches while the trainer trains.
+"""The producer: a dynamic sampler in its own thread, which prepares the next batches while the trainer trains.
 
-It is the sampler to the loop: the same calls, the same order, the same answers. Between them it lets the sampler work
-ahead, as far as its staleness budget allows. All calls of the sampler are made in the producer's thread; with a budget
-of 0 there is nothing to do ahead, and what happens is what happens without a producer.
+    trainer's thread                         producer's thread
+    next_batch() ──── job, waits ──────────► sampler.next_batch()     steps the engine until a batch is ready
+                 ◄─── batch ────────────────
+    train on it                              sampler.work_ahead()     within the staleness budget, while no job waits
+    release()    ──── job, does not wait ──► sampler.release()
+    state_dict() ──── job, waits ──────────► sampler.state_dict()
+
+Only the producer's thread calls the sampler, and jobs run in the order of the calls: to the loop it is the sampler. With
+a staleness budget of 0 there is no work ahead, and the batches are those of the plain sampler. An error in work ahead is
+kept and raised by the next `next_batch`.
 """
 
 from __future__ import annotations
@@ -19,22 +26,23 @@ from gspo.sampling.group_json import pack_group, unpack_group
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.types import Group
 
+UNRECORDED = "untold"  # the name in checkpoints
 Job = tuple[Callable[[], Any], Future[Any]]
 
 
 class Producer:
-    """Runs a sampler that `make(record)` builds. Calls come from one thread, the trainer's.
+    """A Sampler that runs the sampler which `make(record)` builds.
 
-    The fate of a group is told to `record` when the batch is handed out in whose making it was decided, so that the
-    account of a step is complete when the step is, and a checkpoint holds what has not been told yet.
+    Fates are passed to `record` when the batch during which they were decided is handed out. The records of a step are
+    then complete when the step is, and a checkpoint contains the fates that are not recorded yet.
     """
 
     def __init__(self, make: Callable[[Record], DynamicSampler], record: Record | None = None) -> None:
         self._record = record or (lambda group, fate, version: None)
-        self._untold: list[tuple[Group, str, int]] = []
-        self._sampler = make(lambda group, fate, version: self._untold.append((group, fate, version)))
+        self._unrecorded: list[tuple[Group, str, int]] = []
+        self._sampler = make(lambda group, fate, version: self._unrecorded.append((group, fate, version)))
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None  # met while working ahead
+        self._error: BaseException | None = None  # of work ahead
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -44,24 +52,24 @@ class Producer:
 
     def next_batch(self) -> tuple[list[Group], SamplingCounts]:
         """Wait for the next batch; raises what `DynamicSampler.next_batch` raises."""
-        batch, untold = self._call(self._produce)
-        for group, fate, version in untold:
+        batch, unrecorded = self._call(self._produce)
+        for group, fate, version in unrecorded:
             self._record(group, fate, version)
         return batch
 
     def release(self, groups: list[Group]) -> None:
-        """Say that the last batch has been trained on and the new weights are live; returns at once."""
+        """State that the last batch has been trained on and that the new weights are live. Returns at once."""
         self._post(lambda: self._sampler.release(groups))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything a resumed run needs: groups in flight with the tokens they have so far, groups that wait."""
+        """The sampler's state and the fates that are not recorded yet."""
         return self._call(self._state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._call(lambda: self._load(state))
 
     def close(self) -> None:
-        """End the thread. The engine must have been closed, so that no step of it is waited for."""
+        """End the thread. The engine must be closed before, so that the thread does not wait for a step of it."""
         self._closed = True
         self._jobs.put(None)
         if self._thread is not None:
@@ -73,21 +81,23 @@ class Producer:
             error, self._error = self._error, None
             raise error
         batch = self._sampler.next_batch()
-        untold, self._untold = self._untold, []
-        return batch, untold
+        unrecorded, self._unrecorded = self._unrecorded, []
+        return batch, unrecorded
 
     def _state(self) -> dict[str, Any]:
         state = self._sampler.state_dict()
-        untold = [[pack_group(group), fate, version] for group, fate, version in self._untold]
-        return {**state, "untold": untold}
+        unrecorded = [[pack_group(group), fate, version] for group, fate, version in self._unrecorded]
+        return {**state, UNRECORDED: unrecorded}
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._sampler.load_state_dict(state)
         find = self._sampler.find_prompt
-        self._untold = [(unpack_group(group, find), fate, version) for group, fate, version in state.get("untold", [])]
+        self._unrecorded = [
+            (unpack_group(group, find), fate, version) for group, fate, version in state.get(UNRECORDED, [])
+        ]
 
     def _call(self, action: Callable[[], Any]) -> Any:
-        """Have something done in the producer's thread and wait for it."""
+        """Run something in the producer's thread and wait for its result."""
         return self._post(action).result()
 
     def _post(self, action: Callable[[], Any]) -> Future[Any]:
@@ -101,7 +111,7 @@ class Producer:
         return done
 
     def _run(self) -> None:
-        """Do what is asked; with nothing asked, work ahead; with nothing to work on, wait."""
+        """Run the jobs. Without one, work ahead; with nothing to work on, wait for a job."""
         busy = False
         while True:
             try:
@@ -119,13 +129,13 @@ class Producer:
             busy = True
 
     def _work_ahead(self) -> bool:
-        """One tick; False when there is nothing to do until somebody asks for something."""
+        """One tick; False when there is nothing to do until the next job."""
         if self._error is not None:
             return False
         try:
             return self._sampler.work_ahead()
         except FleetClosed:
             return False
-        except BaseException as error:  # told to the trainer when it asks for the batch
+        except BaseException as error:  # raised by the next `next_batch`
             self._error = error
             return False

@@ -1,4 +1,4 @@
-"""What the sampler must know of the config."""
+"""The settings of the sampler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The staleness budget: how many groups may be under way so that none grows too old."""
+"""The staleness budget: how many groups may be pending so that none becomes too old."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StalenessBudget:
-    """Bounds the age, in weight versions, of what is trained on.
+    """Bounds the age, in weight versions, of the groups that are trained on.
 
-    At most `(max_staleness + 1) * batch_size` groups are in flight or queued, so all of them fit into the steps up to
-    the last group's deadline, version + max_staleness. `must_wait` keeps it so for every older group as well: the
-    oldest are taken first, and a step is put off only while younger groups would take an older one's last place.
-    Full batches then never leave a group to grow stale.
+    At most `(max_staleness + 1) * batch_size` groups are in flight or queued. All of them fit into the steps up to the
+    last group's deadline, version + max_staleness. `must_wait` ensures the same for every older group: the oldest are
+    taken first, and a step is delayed only while younger groups would take the last place of an older one. With full
+    batches no group becomes stale.
     """
 
     batch_size: int

@@ -1,4 +1,4 @@
-"""What one call of the sampler generated, kept and dropped."""
+"""Counts of what one training step generated, kept and dropped."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SamplingCounts:
         return f"{self.num_generated} groups judged in this step: {self.fates['kept']} kept, {counts}"
 
     def _drop_reasons(self) -> tuple[str, ...]:
-        """Why groups may be dropped; `filtered` only where a filter of the user's own dropped some."""
+        """Why groups may be dropped; `filtered` only where the user's filter dropped some."""
         return (*DROP_REASONS, *(("filtered",) if "filtered" in self.fates else ()))
 
     def pack(self, num_skipped: int) -> dict[str, Any]:
