@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "sandbox": set(),
     "runs": set(),
     "data": {"hub"},
-    "models": {"hub"},
+    "models": {"hub", "kernels"},
     "rewards": {"data", "sandbox"},
     "rollout": {"models", "kernels"},
     "sampling": {"rollout", "rewards"},

@@ -21,7 +21,7 @@ from gspo.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """All an estimator may see; `options` holds the extra keywords the estimator was registered with."""
+    """The inputs of an estimator; `options` has the extra keywords that it was registered with."""
 
     rewards: Tensor  # [B,T]
     mask: Tensor  # [B,T] bool
@@ -49,8 +49,8 @@ class AdvantageEstimator:
     def __call__(self, x: AdvantageInputs) -> Estimate:
         unknown = sorted(set(x.options) - set(self.options))
         if unknown:
-            takes = ", ".join(self.options) or "no extra option"
-            raise TypeError(f"adv_estimator={self.name} does not read {', '.join(unknown)}; it takes {takes}")
+            known = ", ".join(self.options) or "no options"
+            raise TypeError(f"adv_estimator={self.name} does not read {', '.join(unknown)}; it reads {known}")
         return self.formula(x)
 
 

@@ -1,4 +1,4 @@
-"""Holding a clip fraction: the clip range moved slowly, within bounds, to where a wanted share of sequences clips."""
+"""The clip controller: moves the clip range slowly, within bounds, towards a target clip fraction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ClipController:
     factor: float = 1.0
 
     def observe(self, clip_fraction: float | None) -> None:
-        """Widen after too much clipping, narrow after too little. The first mini-batch of a step must not count."""
+        """Widen after too much clipping, narrow after too little. Do not pass the first mini-batch of a step."""
         if self.target is None or clip_fraction is None:
             return
         error = max(-1.0, min(1.0, clip_fraction / self.target - 1.0))

@@ -52,13 +52,13 @@ def kl_loss(
 
 @torch.no_grad()
 def response_kl(kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> tuple[list[float], float]:
-    """Σ_t KL_t of each response, which β times is charged to its reward, and the sum over all of them."""
+    """Σ_t KL_t of each response, whose β-fold is subtracted from its reward, and the sum over all responses."""
     kl_BT = _masked_kl(kind, log_probs, ref_log_probs, mask.bool()).double()
     return kl_BT.sum(dim=-1).tolist(), float(kl_BT.sum())
 
 
 class KLController(Protocol):
-    """Holds β; `update` is called once a step with the measured KL and the number of sequences it came from."""
+    """Holds β. `update` is called once per step with the measured KL and its number of sequences."""
 
     value: float
 
@@ -71,7 +71,7 @@ class KLController(Protocol):
 
 @dataclass(slots=True)
 class FixedController:
-    """β never moves."""
+    """A constant β."""
 
     value: float
 

@@ -33,7 +33,7 @@ Formula = Callable[[LossInputs, LossSettings], LossOutput]
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """A registered loss: its formula and what holds when the user sets nothing."""
+    """A registered loss: its formula and its defaults."""
 
     name: str
     formula: Formula
@@ -41,23 +41,23 @@ class PolicyLoss:
 
     def resolve(self, settings: LossSettings) -> LossSettings:
         """`settings` with this loss's defaults in place of None; refuses a ratio level the loss cannot use."""
-        own = self.defaults
-        level = own.levels[0] if settings.level is None else settings.level
-        if level not in own.levels:
+        defaults = self.defaults
+        level = defaults.levels[0] if settings.level is None else settings.level
+        if level not in defaults.levels:
             raise ValueError(
-                f"importance_sampling_level={level} cannot be used with loss_mode={self.name}, which takes "
-                f"{' or '.join(own.levels)}; leave it unset or choose another loss_mode"
+                f"importance_sampling_level={level} cannot be used with loss_mode={self.name}, which supports "
+                f"{' or '.join(defaults.levels)}; leave it unset or choose another loss_mode"
             )
         return dataclasses.replace(
             settings,
             level=level,
-            clip_low=own.clip_low if settings.clip_low is None else settings.clip_low,
-            clip_high=own.clip_high if settings.clip_high is None else settings.clip_high,
-            aggregation=settings.aggregation or own.aggregation,
+            clip_low=defaults.clip_low if settings.clip_low is None else settings.clip_low,
+            clip_high=defaults.clip_high if settings.clip_high is None else settings.clip_high,
+            aggregation=settings.aggregation or defaults.aggregation,
         )
 
     def __call__(self, x: LossInputs, settings: LossSettings | None = None) -> LossOutput:
-        """Loss and metrics of one micro-batch; what the settings leave open has this loss's defaults."""
+        """Loss and metrics of one micro-batch; settings that are None have this loss's defaults."""
         return self.compute(x, self.resolve(settings or LossSettings()))
 
     def compute(self, x: LossInputs, resolved: LossSettings) -> LossOutput:
@@ -78,7 +78,7 @@ def policy_loss(
 ) -> Callable[[Formula], Formula]:
     """Register a formula `(LossInputs, LossSettings) -> LossOutput` under `name`, with its defaults.
 
-    Those of the losses here stand in the table `LOSSES`, which the config reads as well.
+    The defaults of the built-in losses are in the table `LOSSES`, which the config reads too.
     """
     defaults = LOSSES.get(name) or LossDefaults(clip_low, clip_high, aggregation, levels)
 
@@ -181,7 +181,7 @@ def ratio_band(ratio: Tensor, s: LossSettings, dual: float | None = None) -> Cli
 
 
 def reduce_loss(loss_BT: Tensor, x: LossInputs, s: LossSettings, band: ClipBand) -> LossOutput:
-    """Weigh by the behaviour weight when decoupled, aggregate over the totals, and measure."""
+    """Apply the behaviour weight when decoupled, aggregate over the totals, and compute the metrics."""
     weight = behaviour_weight(x, s.behaviour) if s.behaviour is not None else None
     if weight is not None:
         loss_BT = loss_BT * weight.applied

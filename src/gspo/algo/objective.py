@@ -1,4 +1,4 @@
-"""What is optimised: advantages from rewards, the policy loss with its clip range, and the terms beside it."""
+"""The objective: advantages from rewards, the policy loss with its clip range, and the KL and entropy terms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ComputeAdvantage = Callable[..., tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class BoundLoss:
-    """A policy loss by name with its settings: what travels to other processes in place of a function.
+    """A policy loss by name with its settings: sent to other processes in place of a function.
 
     The loss's defaults are filled into the settings once, here.
     """
@@ -41,7 +41,7 @@ class BoundLoss:
 
 @dataclass(frozen=True, slots=True)
 class BoundRegulariser:
-    """The terms beside the policy loss with their weights; it travels to other processes as BoundLoss does.
+    """The KL and entropy terms with their weights; it is sent to other processes like BoundLoss.
 
     A weight of 0 switches its term off. `aggregation` and `norm_length` are those of the policy loss.
     """
@@ -103,7 +103,7 @@ class Objective:
         return BoundLoss(self.loss_mode, dataclasses.replace(self.settings, clip_low=low, clip_high=high))
 
     def observe(self, metrics: Metrics) -> Metrics:
-        """Take note of a step: moves the clip range for the next one, returns what was in force."""
+        """Adapt the clip range to a step's metrics; returns the metrics of the range that was used."""
         low, high = self.clip_range()
         later = [
             metric.result()

@@ -16,7 +16,7 @@ SEQUENCE_LOG_RATIO_LIMIT = 10.0
 
 
 def masked_log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """`numerator - denominator` on trained tokens and exactly 0 elsewhere, whatever stands there."""
+    """`numerator - denominator` on trained tokens and exactly 0 elsewhere, whatever the inputs are there."""
     return torch.where(mask, numerator - denominator, 0.0)
 
 

@@ -22,7 +22,7 @@ SEQUENCE_LEVELS = ("sequence", "sequence_token")
 
 @dataclass(frozen=True, slots=True)
 class LossDefaults:
-    """What a loss uses where nothing is set. The first of `levels`, the ratio levels it can use, is its default."""
+    """The defaults of a loss. `levels` are the ratio levels that it supports; the first is the default."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -68,7 +68,7 @@ class Behaviour:
 
 @dataclass(frozen=True, slots=True)
 class LossSettings:
-    """What the user may set about a policy loss; None means the loss's own default.
+    """The user's settings of a policy loss; None is the loss's default.
 
     `clip_c` is the dual-clip bound of `vanilla` and `dapo` (None switches it off); `norm_length` is the fixed length
     of `seq-mean-token-sum-norm`; `tau_pos`/`tau_neg` belong to `sapo`; `behaviour` switches the decoupled loss on.
@@ -107,7 +107,7 @@ class LossSettings:
 
 
 def length_weighting_note(loss_mode: str, aggregation: str | None) -> str | None:
-    """The one line to show when an aggregation makes GSPO weigh long answers more; None when it does not."""
+    """A note for aggregations with which GSPO gives long answers more weight; None for others."""
     if loss_mode not in ("gspo", "gspo_token") or aggregation in (None, "seq-mean-token-mean"):
         return None
     return (

@@ -1,4 +1,4 @@
-"""Which rollout engine a run gets: the trainer's own modules, or a fleet of workers in processes of their own."""
+"""The rollout engine of a run: over the trainer's own modules, or a fleet of worker processes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gspo.training.roles import Roles
 
 
 def num_workers(config: TrainerConfig, backend: Backend | None = None) -> int:
-    """Rollout workers in processes of their own; 0 when the trainer's own process or its ranks generate."""
+    """The number of rollout worker processes; 0 when the trainer's process or its ranks generate."""
     return num_rollout_workers(config) if backend is None else backend.num_rollout_workers()
 
 
 def check_engine(config: TrainerConfig, backend: Backend | None = None) -> None:
-    """Refuse an engine that is unknown or not installed here, before anything is loaded. A cluster has its own."""
+    """Refuse an engine that is unknown or not installed here, before anything is loaded. A cluster checks its own nodes."""
     name = config.actor_rollout_ref.rollout.name
     ENGINES.check(name)
     if name == "vllm" and backend is None:
@@ -100,7 +100,7 @@ def _placed(spec: EngineSpec, index: int, training: Collection[int]) -> EngineSp
 
 
 def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, count: int = 1) -> EngineSpec:
-    """How one of `count` workers builds its engine, with its share of the processor, which the trainer may use too."""
+    """How one of `count` workers builds its engine, with its share of the cores; the trainer may need a share too."""
     c, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
     stops = stop_tokens(_generation_config(c), tokenizer)
     return EngineSpec(
@@ -123,7 +123,7 @@ def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, cou
 
 
 def _options(config: TrainerConfig) -> dict[str, Any]:
-    """What only the engine of this name reads. One that is not built in gets `rollout.engine_kwargs`."""
+    """Options of the engine of this name. A user's engine gets `rollout.engine_kwargs`."""
     rollout = config.actor_rollout_ref.rollout
     options = {"native": native_options, "vllm": _vllm_options}.get(rollout.name)
     return dict(rollout.engine_kwargs) if options is None else options(config)
@@ -146,7 +146,7 @@ def _frees_cache(config: TrainerConfig) -> bool:
 
 
 def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
-    """What only vLLM has a use for; fields of VllmSettings."""
+    """Options of vLLM: fields of VllmSettings."""
     rollout = config.actor_rollout_ref.rollout
     return {
         "tensor_parallel_size": rollout.tensor_model_parallel_size,
@@ -188,7 +188,7 @@ def _generation_config(c: ModelConfig) -> Any:
 
     try:
         found = GenerationConfig.from_pretrained(resolve(c.path))
-    except OSError:  # it has no file of its own
+    except OSError:  # no such file
         model = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code)
         found = GenerationConfig.from_model_config(model)
     return override_tokens(found, c.override_config)

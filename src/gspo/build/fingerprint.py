@@ -1,4 +1,4 @@
-"""The fingerprint of a run: what must be the same for a resumed run to compute the same bits, beside the config."""
+"""The fingerprint of a run: what must not change, besides the config, for a resumed run to compute the same bits."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def fingerprint(
 
 
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to go on when the model, the data or the machine's arithmetic is another one.
+    """Refuse to resume when the model, the data or the machine's arithmetic differs.
 
-    Another number of ranks adds up in another order: what only decides the last bits is then not compared.
+    Another number of ranks adds up in another order, so values that only affect the last bits are not compared then.
     """
     other_ranks = saved.get(RANKS) != current[RANKS]
     lines = [

@@ -42,7 +42,7 @@ def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
     for name in names:
         path = name.partition(":")[2] or name  # gsm8k:PATH, jsonl:PATH
         if split == "val" and c.val_files is None and os.path.isfile(path):
-            continue  # a file has no held-out part of its own
+            continue  # a file has no held-out part
         # Held-out questions are the same for every seed, so that runs can be compared.
         rows += load_rows(
             name,

@@ -40,7 +40,7 @@ def build_roles(
     ranks_of: RanksOf | None = None,
 ) -> LocalRoles:
     """Load the models. `weights_from` is a checkpoint's folder; frozen weights always come from the config's paths."""
-    disable_progress_bar()  # one bar a checkpoint would drown the run's own lines
+    disable_progress_bar()  # one bar per checkpoint would hide the run's own lines
     c = config.actor_rollout_ref.model
     has_adapters = c.lora_rank > 0
     path = c.path if has_adapters or weights_from is None else str(weights_from)
@@ -57,7 +57,7 @@ def build_roles(
 
 
 def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_host: bool = False) -> Any:
-    """A model as the config's model section says, from `path`, in tensors of its own.
+    """The model of the config's model section, loaded from `path` into new tensors.
 
     `on_host` leaves it in host memory, for a model that is sharded before it goes to the device.
     """
@@ -148,7 +148,7 @@ def _optimizer(model: Any, optim: OptimConfig, grad_clip: float, offload: bool) 
 
 
 def _shard_settings(c: FSDPConfig) -> ShardSettings:
-    """How a model is sharded, as its section says; the compute precision is the run's."""
+    """How a model is sharded, by its section; the compute precision is the run's."""
     return ShardSettings(
         reshard_after_forward=c.reshard_after_forward,
         fsdp_size=c.fsdp_size,

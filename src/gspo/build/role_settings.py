@@ -1,4 +1,4 @@
-"""What a config means to the models that train: how each cuts and runs a batch."""
+"""The settings of the trained models: how each divides and runs a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLEX_ATTENTION = "flex_attention"  # of packed training; the engine and padded r
 
 
 def policy_settings(config: TrainerConfig) -> PolicySettings:
-    """How the policy cuts and runs a batch."""
+    """How the policy divides and runs a batch."""
     actor = config.actor_rollout_ref.actor
     by_tokens = actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None
     score_tokens, score_rows = _score_cut(config)
@@ -35,7 +35,7 @@ def policy_settings(config: TrainerConfig) -> PolicySettings:
 
 
 def _score_cut(config: TrainerConfig) -> tuple[int | None, int | None]:
-    """Tokens or rows of a micro-batch when π_old is computed, where the config says so."""
+    """Tokens or rows per micro-batch when π_old is computed; None where the config does not set them."""
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
     rows, tokens = rollout.log_prob_micro_batch_size_per_gpu, rollout.log_prob_max_token_len_per_gpu
     by_tokens = rollout.log_prob_use_dynamic_bsz
@@ -45,13 +45,13 @@ def _score_cut(config: TrainerConfig) -> tuple[int | None, int | None]:
 
 
 def layout_kind(config: TrainerConfig) -> Kind:
-    """How micro-batches are laid out. Sharing prompts packs: their tokens would have no row to stand in."""
+    """How micro-batches are laid out. Shared prompts are always packed, since their tokens belong to no single row."""
     c = config.actor_rollout_ref.model
     return "shared" if c.use_shared_prefix else "packed" if c.use_remove_padding else "plain"
 
 
 def reference_settings(config: TrainerConfig, settings: PolicySettings) -> PolicySettings:
-    """The policy's own cut of a batch, so that equal weights give equal bits, unless the config says otherwise."""
+    """Micro-batches as the policy's, so that equal weights give equal bits, unless the config sets others."""
     c, actor = config.actor_rollout_ref.ref, config.actor_rollout_ref.actor
     rows, tokens = c.log_prob_micro_batch_size_per_gpu, c.log_prob_max_token_len_per_gpu
     by_tokens = c.log_prob_use_dynamic_bsz
@@ -65,14 +65,14 @@ def reference_settings(config: TrainerConfig, settings: PolicySettings) -> Polic
 
 
 def order_seed(config: TrainerConfig, step: int) -> int | None:
-    """What draws the groups of each mini-batch of a training step, the critic's too; None leaves them as sampled."""
+    """The seed that assigns groups to the mini-batches of a step, the critic's too; None keeps the order of sampling."""
     if not config.actor_rollout_ref.actor.shuffle:
         return None
     return derive_seed(config.trainer.seed, "mini_batches", step)
 
 
 def critic_settings(config: TrainerConfig) -> CriticSettings:
-    """How the critic cuts and runs a batch: as the policy does where its section says nothing."""
+    """How the critic divides and runs a batch: as the policy where its section has no value."""
     c, actor = config.critic, config.actor_rollout_ref.actor
     rows, tokens = c.ppo_micro_batch_size_per_gpu, c.ppo_max_token_len_per_gpu
     return CriticSettings(

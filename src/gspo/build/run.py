@@ -54,7 +54,7 @@ from gspo.types import Prompt
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a caller passes as Python objects in place of what the config names."""
+    """Python objects of the caller that replace what the config names."""
 
     reward_fn: Any = None
     val_reward_fn: Any = None  # None: `reward_fn`
@@ -98,13 +98,13 @@ def build(
         if train:
             try_reward(config, scorer, train[0])
         num_steps = total_steps(config, len(train))
-        roles, own_engine = _build_models(config, tokenizer, device, num_steps, weights_from, backend)
+        roles, build_own_engine = _build_models(config, tokenizer, device, num_steps, weights_from, backend)
         started.callback(roles.close)
         count, logs = num_workers(config, backend), None if folder is None else folder / "workers"
         engine = (
             build_fleet(config, roles, tokenizer, device, count, backend=backend, folder=logs, notify=notify)
             if count
-            else own_engine()
+            else build_own_engine()
         )
         started.callback(engine.close)
         kl_reward = _kl_reward(config, scorer, roles)
@@ -128,13 +128,13 @@ def build(
 
 
 def _group_filter(config: TrainerConfig, inputs: Inputs) -> GroupFilter | None:
-    """The user's own rule for which groups are kept; None: the built-in one."""
+    """The user's rule for which groups are kept; None: the built-in rule."""
     name = config.algorithm.filter_groups.function
     return inputs.group_filter if name is None else GROUP_FILTERS.find(name)
 
 
 def _prepare_process(config: TrainerConfig) -> torch.device:
-    """Set how this process computes; its device."""
+    """Set the threads and determinism of this process; returns its device."""
     torch.set_num_threads(config.trainer.num_threads or default_threads())
     if config.trainer.deterministic:  # else as the caller has set it
         use_only_deterministic(True)
@@ -152,7 +152,7 @@ def _load_data(
     """Training prompts and held-out ones, from the caller's rows or the config's files."""
     prompts = load_prompts(config, tokenizer, "train", train)
     if train is not None and val is None and config.data.val_files is None:
-        val = []  # the default task's held-out questions say nothing about data of the caller's own
+        val = []  # held-out questions of the default task say nothing about the caller's data
     return prompts, load_prompts(config, tokenizer, "val", val)
 
 
@@ -177,19 +177,19 @@ def _build_models(
     weights_from: Path | None,
     backend: Backend | None,
 ) -> tuple[Roles, Callable[[], RolloutEngine]]:
-    """The models, here or on the trainer's ranks, and how those who hold them generate without rollout workers."""
+    """The models, here or on the trainer's ranks, and a function that builds the engine over them."""
     ranks = _start_ranks(config, backend)
     if ranks is None:
         local = build_roles(config, device, num_steps, weights_from)
         return local, lambda: build_engine(config, local.policy.model, tokenizer, device)
     folder = None if weights_from is None else weights_from.absolute()
-    own = None if num_workers(config, backend) else tokenizer
-    roles = RankRoles(ranks, functools.partial(build_rank, config, num_steps, folder, own))
+    engine_tokenizer = None if num_workers(config, backend) else tokenizer
+    roles = RankRoles(ranks, functools.partial(build_rank, config, num_steps, folder, engine_tokenizer))
     return roles, lambda: RankEngine(ranks)
 
 
 def choose_backend(config: TrainerConfig) -> Backend | None:
-    """What `trainer.backend` names; None: everything is in this process, or where torchrun put it."""
+    """The backend that `trainer.backend` names; None: this process, or the processes that torchrun started."""
     if config.trainer.backend != "ray":
         return None
     if importlib.util.find_spec("ray") is None:
@@ -208,7 +208,7 @@ def _build_sampler(
     watch: Callable[[int, int], None] | None,
     keep: GroupFilter | None,
 ) -> Sampler:
-    """The sampler, in a thread of its own when rollouts are asynchronous."""
+    """The sampler; in its own thread when rollouts are asynchronous."""
     source = PromptCursor(
         prompts,
         seed=config.trainer.seed if config.data.seed is None else config.data.seed,
@@ -234,7 +234,7 @@ def _build_sampler(
 
 
 def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int] | None:
-    """Groups that the engine holds at once, where workers that run ahead come and go; None: as the settings say."""
+    """How many groups the engine can hold, which changes with the number of asynchronous workers; None: by the settings."""
     if not engine.num_workers or not runs_ahead(config):
         return None
     return lambda: groups_held(config, engine.num_workers)
@@ -263,6 +263,6 @@ def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles) -> KlScorer 
 
 
 def _add_baseline(parts: RunParts, scorer: Scorer) -> None:
-    """ReMax's greedy answers, by the training reward, apart from groups that are still being scored."""
+    """Add ReMax's greedy answers, with their own scorer: groups may still be scored by the other."""
     parts.scorers.append(scorer)
     parts.baseline = GreedyBaseline(parts.engine, scorer, training_params(parts.config))

@@ -1,4 +1,4 @@
-"""What a config means to the sampler, the evaluator and the objective: their settings, every default filled in."""
+"""The settings of the sampler, the evaluator and the objective, with every default filled in."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def sampling_settings(config: TrainerConfig) -> SamplingSettings:
 
 
 def _max_staleness(config: TrainerConfig) -> int:
-    """Versions that a group may lag behind: the budget of asynchrony, else what dynamic sampling may carry over."""
+    """How many versions a group may lag behind: the bound of asynchronous rollouts, else of carried groups."""
     rollout, filters = config.actor_rollout_ref.rollout, config.algorithm.filter_groups
     if rollout.mode == "async":
         return rollout.max_head_offpolicyness
@@ -88,13 +88,13 @@ def _max_staleness(config: TrainerConfig) -> int:
 
 
 def groups_held(config: TrainerConfig, workers: int) -> int:
-    """Groups in flight when rollouts run ahead: as many as that many workers generate at once, unless a key says."""
+    """Groups in flight when rollouts run ahead: by key, else as many as the workers generate at once."""
     rollout = config.actor_rollout_ref.rollout
     return rollout.max_concurrent_rollouts or max(1, workers * rollout.max_num_seqs // rollout.n)
 
 
 def build_objective(config: TrainerConfig) -> Objective:
-    """The loss, its settings with every default filled in, and the terms beside it."""
+    """The objective, with every default of its loss filled in."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     loss = actor.policy_loss
     settings = LossSettings(

@@ -1,4 +1,4 @@
-"""Callbacks: functions of the user's own that run at fixed points of a training run."""
+"""Callbacks: the user's functions that run at fixed points of a training run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Callback:
         """After an evaluation on held-out prompts."""
 
     def on_save(self, trainer: Trainer, step: int) -> None:
-        """When the checkpoint of a step has begun; it is written in the background."""
+        """When the checkpoint of a step is started; it is written in the background."""
 
     def on_train_end(self, trainer: Trainer, result: Mapping[str, Any]) -> None:
         """After the run is finished or was stopped; `result` is what `fit` returns."""

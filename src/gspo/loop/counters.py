@@ -1,4 +1,4 @@
-"""What a run counts from its beginning, over all interruptions."""
+"""Counts since the start of a run, across all interruptions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Counters:
         }
 
     def count_step(self, *, bad: bool) -> None:
-        """Count a step whose updates were skipped; a good one ends the row."""
+        """Count consecutive steps whose updates were skipped; a good step resets the count."""
         self.bad_steps_in_row = self.bad_steps_in_row + 1 if bad else 0
 
     def state_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what a checkpoint holds; a count that it does not know keeps its value."""
+        """Restore the counts of a checkpoint; a count that is not in it keeps its value."""
         for field in dataclasses.fields(self):
             setattr(self, field.name, state.get(field.name, getattr(self, field.name)))

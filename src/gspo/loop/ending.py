@@ -1,4 +1,4 @@
-"""How a run ends: its result, what changed in words, and the report."""
+"""The end of a run: its result, a summary of what changed, and the report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gspo.runs.metric_names import accuracy_interval, held_out_accuracy
 
 
 def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
-    """The outcome of the run, read from its own rows: the same after any number of interruptions."""
+    """The outcome of the run, from its metric rows: the same after any number of interruptions."""
     rows = [row for row in run.rows() if held_out_accuracy(row) is not None]
     first, last = (rows[0], rows[-1]) if rows else ({}, {})
     return {
@@ -35,7 +35,7 @@ def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
 
 
 def finished(console: Console, run: RunFolder, step: int, counters: Counters, num_examples: int) -> dict[str, Any]:
-    """Write the result of a run that is done, say what changed, and write the report."""
+    """Write the result of a finished run, print what changed, and write the report."""
     outcome = result(run, step, counters)
     write_json(run.result_file, outcome)
     show_change(console, run, outcome, num_examples)
@@ -46,7 +46,7 @@ def finished(console: Console, run: RunFolder, step: int, counters: Counters, nu
 def paused(
     console: Console, run: RunFolder, step: int, counters: Counters, cause: Paused, alarms: Path
 ) -> dict[str, Any]:
-    """Say how to continue after an alarm paused the run. It has been saved."""
+    """Print how to continue a run that an alarm paused. It is saved."""
     console.say(
         f"{cause}; saved in {run.path}, the alarm is in {alarms.name}. Continue as it is with the same "
         f"command, or from an earlier checkpoint of {run.checkpoints} under another trainer.experiment_name"
@@ -57,7 +57,7 @@ def paused(
 def stopped(
     console: Console, run: RunFolder, step: int, counters: Counters, total_steps: int, code: int
 ) -> dict[str, Any]:
-    """Say how to continue after a signal stopped the run. It has been saved."""
+    """Print how to continue a run that a signal stopped. It is saved."""
     console.say(
         f"stopped at step {step} of {total_steps}; saved in {run.path}. Continue with the same command, "
         f"or: gspo train {run.config_file} trainer.experiment_name={run.name}"
@@ -66,23 +66,23 @@ def stopped(
 
 
 def write_report(console: Console, run: RunFolder) -> None:
-    """Write the run's page and say where it is."""
+    """Write the run's report page and print where it is."""
     console.say(f"report: {report.write_report(run.path)}")
 
 
 def is_evaluated(run: RunFolder, step: int) -> bool:
-    """Whether the held-out answers of a step are on file."""
+    """Whether the evaluation of a step is in the run folder."""
     return evaluation_file(run, step).exists()
 
 
 def _interval(row: Mapping[str, Any]) -> list[float] | None:
-    """The interval as JSON holds it."""
+    """The interval as a JSON list."""
     interval = accuracy_interval(row)
     return None if interval is None else list(interval)
 
 
 def show_change(console: Console, run: RunFolder, result: Mapping[str, Any], num_examples: int) -> None:
-    """Say in words what training changed, with answers before and after side by side."""
+    """Print what training changed, with answers before and after side by side."""
     files = sorted(run.evals.glob("step-*.jsonl.gz"), key=lambda f: step_of(f.name))
     if len(files) < 2 or result["start_acc"] is None:
         return

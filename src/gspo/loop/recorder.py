@@ -1,4 +1,4 @@
-"""What a run leaves behind as it goes: its groups, its evaluations, and one row of metrics per step."""
+"""Writes the records of a run: groups, evaluations, and one row of metrics per step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Recorder:
             self._group_log.add(group, fate)
 
     def groups(self, step: int, done: TrainedStep, token_text: Callable[[int], str]) -> None:
-        """Have the groups of a step written, before its checkpoint."""
+        """Write the groups of a step in the background, before its checkpoint."""
         if not self._save_groups:
             return
         with self._clock("log_groups"):

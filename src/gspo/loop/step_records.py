@@ -1,4 +1,4 @@
-"""What a step leaves behind: its metrics, and what training adds to each group's record."""
+"""The records of a step: its metrics, and what training adds to each group's record."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure(done: TrainedStep, parts: RunParts, counters: Counters) -> Metrics:
 
 
 def step_metrics(done: TrainedStep, *, with_gap: bool = True) -> Metrics:
-    """What the update gave, and rewards, advantages and lengths of its batch, beside the sampler's own counts.
+    """Metrics of the update, of its batch (rewards, advantages, lengths) and of the sampler.
 
     `with_gap` adds how far the trainer's log-probs are from the engine's.
     """
@@ -81,7 +81,7 @@ def step_metrics(done: TrainedStep, *, with_gap: bool = True) -> Metrics:
 
 
 def warn_of_failures(step: int, sampling: SamplingCounts, warn: Callable[[str], None]) -> None:
-    """Say which rewards are missing, where some are."""
+    """Warn of missing rewards, if any."""
     if sampling.num_failed_rewards:
         warn(
             f"step {step}: {sampling.num_failed_rewards} of {sampling.num_rollouts} rewards failed and are "
@@ -175,7 +175,7 @@ def write_groups(
     judged: list[tuple[Group, str]],
     beat: Callable[[], None],
 ) -> None:
-    """Write the groups that were judged in a step, those of its batch with what training knows of them."""
+    """Write the groups that were judged in a step; those of its batch with their training details."""
     log.write(step, trained_details(done.groups, done.update, texts.__getitem__), judged)
     beat()
 
@@ -186,6 +186,6 @@ def evaluation_file(run: RunFolder, step: int) -> Path:
 
 
 def write_evaluation(run: RunFolder, step: int, evaluation: Evaluation) -> None:
-    """One line a held-out question, compressed, under `evals/`."""
+    """Write one line per held-out question, compressed, under `evals/`."""
     text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in evaluation.records())
     write_atomic(evaluation_file(run, step), gzip.compress(text.encode(), 5, mtime=0))

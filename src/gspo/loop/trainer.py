@@ -42,7 +42,7 @@ from gspo.types import AdvantageBatch
 
 
 class Trainer:
-    """Trains as a config says: `Trainer(cfg, reward_fn=…, train_dataset=…, val_dataset=…).fit()`.
+    """Trains by a config: `Trainer(cfg, reward_fn=…, train_dataset=…, val_dataset=…).fit()`.
 
     `cfg` is a TrainerConfig or what `gspo.load_config` returns. Datasets are lists of rows (dicts in verl's format, or
     gspo.data.Row); without them the config's files are read. `sinks`, `callbacks` and `group_filter` add to those that
@@ -171,7 +171,7 @@ class Trainer:
         return ending.finished(self.console, self.run, self.step, self.counters, num_examples)
 
     def train_step(self) -> None:
-        """One training step. What it leaves behind is written while the next one generates."""
+        """One training step. Its records are written while the next one generates."""
         done = self._train()
         self.step += 1
         metrics = measure(done, self.parts, self.counters)
@@ -180,7 +180,7 @@ class Trainer:
         if self._evaluation_is_due():
             merge_metrics(metrics, self._evaluate())
         values = self._record_row(metrics)
-        action = self.alarms.heed(self.step, values, self.counters.rollbacks)
+        action = self.alarms.check(self.step, values, self.counters.rollbacks)
         if action == "rollback":
             recovery.roll_back(self)
             return
@@ -280,7 +280,7 @@ class Trainer:
             self.save()
 
     def _state(self) -> dict[str, Any]:
-        """What a resume needs beside tensors, and what a checkpoint says about its run."""
+        """The state of a checkpoint besides tensors, and facts about its run."""
         callbacks = self.callbacks.state_dict()
         return {
             **self.parts.state_dict(),
@@ -328,7 +328,7 @@ class Trainer:
         self.console.generating(self.step + 1, self.total_steps, kept, needed)
 
     def close(self) -> None:
-        """End everything, whatever one of them raises; the lock on the run folder goes last."""
+        """Close everything, whatever one of them raises; the lock on the run folder last."""
         with contextlib.ExitStack() as stack:
             stack.callback(self.run.close)
             self._close_parts(stack)

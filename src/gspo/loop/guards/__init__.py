@@ -1,1 +1,1 @@
-"""What watches a run: alarms, bad numbers, signals, the watchdog."""
+"""Guards of a run: alarms, bad numbers, signals, the watchdog."""

@@ -1,4 +1,4 @@
-"""Alarms: rules that watch the metric rows of a run, what each says, and what `trainer.on_alarm` makes of it.
+"""Alarms: rules over the metric rows of a run, their messages, and the action of `trainer.on_alarm`.
 
 An alarm goes off in the step in which its condition begins, and not again before the condition has ended. Whether it
 does is a function of the rows alone, so a resumed run raises the alarms it would have raised without the interruption.
@@ -43,7 +43,7 @@ class Paused(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What went off in which step: the cause and the remedy in words, and what was done about it."""
+    """An alarm of a step: its cause and remedy in words, and the action that was taken."""
 
     step: int
     name: str
@@ -77,7 +77,7 @@ class Alarms:
         self._watch = AlarmWatch()
 
     def restore(self, step: int, rows: Sequence[Row]) -> None:
-        """Go on after `step`: forget later alarms, except those that led to a rollback, and look at the rows again."""
+        """Continue after `step`: forget later alarms, except those that led to a rollback, and look at the rows again."""
         kept = [a for a in self.read() if a.step <= step or a.action == "rollback"]
         if self.file.exists():
             write_atomic(self.file, "".join(json.dumps(asdict(a)) + "\n" for a in kept).encode())
@@ -86,8 +86,8 @@ class Alarms:
             if int(row["step"]) <= step:
                 self._watch.observe(row)
 
-    def heed(self, step: int, values: Mapping[str, float], num_rollbacks: int) -> Action:
-        """Judge the row of a step, write down what went off, and say what is to be done."""
+    def check(self, step: int, values: Mapping[str, float], num_rollbacks: int) -> Action:
+        """Check the row of a step and record its alarms; returns the action to take."""
         alarms = self._watch.observe({**values, "step": step})
         if not alarms:
             return "warn"
@@ -98,7 +98,7 @@ class Alarms:
         return action
 
     def read(self) -> list[Alarm]:
-        """The alarms on file. A last line that is half written is left out."""
+        """The recorded alarms. A last line that is half written is left out."""
         if not self.file.exists():
             return []
         out = []

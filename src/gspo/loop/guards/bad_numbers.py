@@ -1,4 +1,4 @@
-"""Bad numbers: what a step's metrics say of its updates, and when they must stop the run."""
+"""Bad numbers: updates that were skipped because they were not finite, and when they stop the run."""
 
 from __future__ import annotations
 

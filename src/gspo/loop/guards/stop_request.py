@@ -24,7 +24,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """128 + signal, as shells report it: 130 for Ctrl-C, 143 for SIGTERM; 0 when nothing asked."""
+        """128 + signal, as shells report it: 130 for Ctrl-C, 143 for SIGTERM; 0 without a signal."""
         return 0 if self.signal is None else 128 + self.signal
 
     def __enter__(self) -> StopRequest:

@@ -22,7 +22,7 @@ FILE = "stalls.log"
 
 
 class Watchdog:
-    """A context in which a run is watched. `stacks` tells what its other processes do; `kill` ends them at once."""
+    """A context in which a run is watched. `stacks` returns the stacks of its other processes; `kill` ends them at once."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Watchdog:
     def _dump(self, idle: float) -> str:
         """Write the stacks of all threads here, then of the other processes; where they are, or why they are not.
 
-        A full disk, or a worker that ends while it is asked, must not end the watch.
+        A full disk, or a worker that ends meanwhile, must not end the watch.
         """
         try:
             with open(self.file, "a", encoding="utf-8") as file:
