@@ -75,7 +75,7 @@ class RunParts:
         return (
             f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
             f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
-            f"{total_steps} steps of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
+            f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
             f"{updates} optimiser steps each; files in {path}{self._rollouts()}{self._fallback()}"
         )
 
