@@ -7,13 +7,18 @@ ARGS   ?=
 # Tests run two processes side by side; more threads than cores would make them wait for each other.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: train test test-slow test-gpu test-browser test-vllm check format scorecard docs site clean
+.PHONY: train test test-quick test-slow test-gpu test-browser test-vllm check format scorecard docs site clean
 
 train: $(VENV)/.core
 	@$(BIN)/gspo train $(ARGS)
 
 test: $(VENV)/.test
 	@$(TEST) -n 2 --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)
+
+# Under a minute: equations, invariants, configuration, sampling and data.
+test-quick: $(VENV)/.test
+	@$(TEST) -n 2 --dist worksteal -m "not slow and not gpu and not vllm" tests/equations tests/invariants tests/config \
+		tests/sampling tests/data --ignore tests/data/tasks/test_code.py --ignore tests/data/tasks/test_reasoning_gym.py $(ARGS)
 
 test-slow: $(VENV)/.test
 	@$(TEST) -m "slow and not gpu and not vllm" $(ARGS)
