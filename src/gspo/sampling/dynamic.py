@@ -214,15 +214,10 @@ class DynamicSampler:
         else:
             in_training = settings.train_batch_size if self._taken else 0
             outstanding = self._num_pending + len(self._queue) + in_training
-            room = min(self._concurrency() - len(self._in_flight), self._budget.room(outstanding))
+            held = settings.concurrency if self._num_held is None else min(self._num_held(), self._budget.capacity)
+            room = min(held - len(self._in_flight), self._budget.room(outstanding))
         limit = settings.submission_limit
         return room if limit is None else min(room, limit - self._report.num_submitted)
-
-    def _concurrency(self) -> int:
-        """Groups to keep in flight."""
-        if self._num_held is None:
-            return self._settings.concurrency
-        return min(self._num_held(), self._budget.capacity)
 
     def _admit(self) -> None:
         for _ in range(self._room()):
