@@ -1,4 +1,4 @@
-"""The roles of a run, under verl's names, and who plays them here."""
+"""The roles of a run under verl's names, and which processes run them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class Role(Enum):
-    """What a worker does. Actor, critic and reference are played by the trainer ranks; Rollout by rollout workers."""
+    """Trainer ranks run actor, critic and reference; rollout workers run Rollout."""
 
     Actor = "actor"
     Rollout = "rollout"
@@ -20,7 +20,7 @@ class Role(Enum):
         return f"Role.{self.name}"
 
 
-# Any of these names the trainer ranks; the first one that is given counts.
+# Any of these names the trainer ranks; the first in a mapping counts.
 TRAINER_ROLES = (Role.ActorRolloutRef, Role.ActorRollout, Role.Actor)
-# Played inside the trainer ranks, next to the policy: they have no process of their own.
+# These run inside the trainer ranks, beside the policy.
 INNER_ROLES = (Role.Critic, Role.RefPolicy)
