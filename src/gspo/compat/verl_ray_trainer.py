@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gspo.compat.verl_trainer import AnyConfig, PPOTrainerWithSampling, with_overrides
-from gspo.config import ResolvedConfig
+from gspo.compat.verl_trainer import PPOTrainerWithSampling
 from gspo.distributed.backend import ClusterError
 from gspo.distributed.ray.backend import RayBackend
 from gspo.distributed.ray.ranks import RayRanks
@@ -21,8 +20,7 @@ class RayPPOTrainerWithSampling(PPOTrainerWithSampling):
     `gspo.config.load`, or a mapping of verl's keys. It is checked at once; `init_workers` or `fit` starts the workers.
     """
 
-    def _configure(self, config: AnyConfig, overrides: list[str]) -> ResolvedConfig:
-        return with_overrides(config, ["trainer.backend=ray", *overrides])
+    _overrides = ("trainer.backend=ray",)
 
     def _place(self, roles: Any, pools: Any, group_class: Any) -> RayBackend:
         if pools is not None and not isinstance(pools, ResourcePoolManager):

@@ -32,6 +32,8 @@ class PPOTrainerWithSampling:
     Nothing is loaded before `init_workers` or `fit`.
     """
 
+    _overrides: tuple[str, ...] = ()  # settings of this class
+
     def __init__(
         self,
         config: AnyConfig,
@@ -52,7 +54,9 @@ class PPOTrainerWithSampling:
         for name, value in unused.items():
             if value is not None:
                 warnings.warn(f"{name} has no effect: {WITHOUT_EFFECT[name]}", stacklevel=2)
-        self.config = self._configure(config, [] if device_name is None else [f"trainer.device={device_name}"])
+        overrides = [*self._overrides, *([] if device_name is None else [f"trainer.device={device_name}"])]
+        is_checked = isinstance(config, TrainerConfig | ResolvedConfig)
+        self.config = config if is_checked and not overrides else with_overrides(config, overrides)
         self._backend = self._place(role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self._arguments = {
             "tokenizer": tokenizer,
@@ -62,12 +66,6 @@ class PPOTrainerWithSampling:
             "val_dataset": val_dataset,
         }
         self._trainer: Trainer | None = None
-
-    def _configure(self, config: AnyConfig, overrides: list[str]) -> TrainerConfig | ResolvedConfig:
-        """The config with the overrides of the class and its arguments. The caller's object does not change."""
-        if not overrides and isinstance(config, TrainerConfig | ResolvedConfig):
-            return config
-        return with_overrides(config, overrides)
 
     def _place(self, roles: Any, pools: Any, group_class: Any) -> Backend | None:
         """The backend of the run's processes; None for this process."""

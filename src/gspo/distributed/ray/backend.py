@@ -11,8 +11,7 @@ from gspo.config import TrainerConfig
 from gspo.distributed.ray.connection import RayConnection
 from gspo.distributed.ray.placement import make_pools, num_local_cpus, trainer_role, worker_classes
 from gspo.distributed.ray.ranks import RayRanks
-from gspo.distributed.ray.resource_pool import ResourcePool, ResourcePoolManager
-from gspo.distributed.ray.role import Role
+from gspo.distributed.ray.resource_pool import ResourcePool, ResourcePoolManager, Role
 from gspo.distributed.ray.session import RaySession
 from gspo.distributed.ray.weight_store import ObjectStore
 from gspo.distributed.run_layout import rollout_dtype

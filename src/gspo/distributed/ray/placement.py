@@ -13,8 +13,7 @@ from gspo.config import TrainerConfig
 from gspo.distributed.backend import ClusterError
 from gspo.distributed.rank_worker import RankWorker
 from gspo.distributed.ray.actors import plain_class
-from gspo.distributed.ray.resource_pool import ResourcePoolManager
-from gspo.distributed.ray.role import INNER_ROLES, TRAINER_ROLES, Role
+from gspo.distributed.ray.resource_pool import INNER_ROLES, TRAINER_ROLES, ResourcePoolManager, Role
 from gspo.distributed.run_layout import num_rollout_workers
 from gspo.rollout.workers.worker import RolloutWorker
 

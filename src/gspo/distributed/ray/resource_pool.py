@@ -1,9 +1,10 @@
-"""Resource pools: Ray placement groups for the processes of a run, and which role uses which pool."""
+"""Resource pools: Ray placement groups for the processes of a run, the roles of a run, and which pool each uses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import ray
@@ -11,9 +12,29 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gspo.distributed.backend import ClusterError
-from gspo.distributed.ray.role import Role
 
 PLACEMENT_SECONDS = 60.0  # how long to wait for devices that other runs hold
+
+
+class Role(Enum):
+    """The roles of a run under verl's names. Trainer ranks run actor, critic and reference; rollout workers Rollout."""
+
+    Actor = "actor"
+    Rollout = "rollout"
+    ActorRollout = "actor_rollout"
+    ActorRolloutRef = "actor_rollout_ref"
+    Critic = "critic"
+    RefPolicy = "ref"
+    RewardModel = "rm"
+
+    def __str__(self) -> str:
+        return f"Role.{self.name}"
+
+
+# Any of these names the trainer ranks; the first in a mapping counts.
+TRAINER_ROLES = (Role.ActorRolloutRef, Role.ActorRollout, Role.Actor)
+# These run inside the trainer ranks, beside the policy.
+INNER_ROLES = (Role.Critic, Role.RefPolicy)
 
 
 class ResourcePool:
