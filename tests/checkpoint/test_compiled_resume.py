@@ -23,8 +23,8 @@ from tests.loop.runs import trainer
 
 t = trainer(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[4:])
 assert t.parts.engine.description == "padded cache, compiled"
-assert t.parts.policy.layout.layers is not None
-assert t.parts.roles.reference.scorer.layout.layers is not None
+assert t.parts.policy.runner.layers is not None
+assert t.parts.roles.reference.scorer.runner.layers is not None
 made, step = counters["stats"]["unique_graphs"], t.train_step
 
 def stopping():

@@ -10,9 +10,7 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +33,6 @@ class FragileWorker(rank_worker.RankWorker):
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ArithmeticError("the numbers are wrong")
         dist.all_reduce(torch.zeros(1))  # what a rank that is well would wait in
-
-    def doze(self, file: str) -> None:
-        while not os.path.exists(file):
-            time.sleep(0.05)
-
-
-def note_stacks(ranks: torchrun_ranks.TorchrunRanks, out: Path) -> None:
-    """Write what the others do while all of them wait for this file."""
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ranks.stacks)
-        asked.add_done_callback(lambda done: (out / "stacks.txt").write_text(done.result()))
-        ranks.call(FragileWorker.doze, str(out / "stacks.txt"))
 
 
 def run(plan: dict[str, Any], rank: int) -> int:
@@ -73,7 +59,6 @@ def run(plan: dict[str, Any], rank: int) -> int:
         for one in plan["runs"]:
             train(Path(one["folder"]), Path(one["model"]), *one["overrides"], stop_after=one["stop_after"])
         if plan["fault"]:
-            note_stacks(ranks, out)
             try:
                 ranks.call(FragileWorker.fail, plan["world"] - 1, plan["fault"])
             except RankFailed as error:

@@ -149,13 +149,6 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(two):
     assert cause.startswith("trainer rank 1 (process ") and "killed or crashed" in cause
 
 
-def test_ranks_in_a_call_say_what_they_are_doing(two, three):
-    assert (two.folder / "stacks.txt").read_text().startswith("trainer rank 1:\n")
-    for launched in (two, three):
-        stacks = (launched.folder / "stacks.txt").read_text()
-        assert stacks.count("in doze") == launched.launch.world - 1, "of every rank but the one that asks"
-
-
 def test_a_rank_that_fails_ends_all_with_its_cause_first(three):
     assert three.codes == [0, 8, 8], three.problem()
     cause = (three.folder / "fault.txt").read_text()

@@ -55,7 +55,7 @@ def run(one: TokenScorer, batch: TrainBatch) -> tuple[list[torch.Tensor], dict[s
     """Log-probs of each micro-batch and the gradients of a weighted sum of them, as an update takes them."""
     one.model.zero_grad()
     found = []
-    with one.layout.running():
+    with one.runner.running():
         for micros in one.plan(batch):
             for rows in micros:
                 log_probs, _ = one.forward(one.micro(batch, rows), entropy=True)
@@ -85,7 +85,7 @@ needs_compiler = pytest.mark.skipif(not has_cpp_compiler(), reason="no C++ compi
 def test_compiled_code_gives_exact_ratios_and_the_same_gradients_and_is_made_at_the_start():
     plain = scorer(llama(), compiled=False)
     compiled = scorer(llama())
-    assert compiled.layout.layers is not None
+    assert compiled.runner.layers is not None
     made = counters["stats"]["unique_graphs"]
     check(compiled, plain)
     recomputing = llama()
@@ -99,7 +99,7 @@ def test_compiled_code_gives_exact_ratios_and_the_same_gradients_and_is_made_at_
 def test_a_frozen_model_of_equal_weights_gives_the_same_bits():
     """It runs code without a backward: its KL from the policy starts at 0 all the same."""
     policy, reference = scorer(llama()), scorer(llama().requires_grad_(False))
-    assert policy.layout.layers is not None and reference.layout.layers is not None
+    assert policy.runner.layers is not None and reference.runner.layers is not None
     made = counters["stats"]["unique_graphs"]
     for batch in batches():
         assert torch.equal(reference.log_probs(batch)[0], policy.log_probs(batch)[0])
@@ -114,7 +114,7 @@ def test_a_family_with_learned_positions_is_traced_once_and_gives_the_same(trace
         model.transformer.wpe = Embedding(110, 32)
         model.config.n_positions = 110
     compiled = scorer(models[0])
-    assert compiled.layout.layers is not None
+    assert compiled.runner.layers is not None
     assert all(p.grad is None for p in models[0].parameters()), "the trial leaves nothing behind"
     made = counters["stats"]["unique_graphs"]
     check(compiled, scorer(models[1], compiled=False))
@@ -123,14 +123,14 @@ def test_a_family_with_learned_positions_is_traced_once_and_gives_the_same(trace
 
 def test_experts_run_as_they_are_even_if_asked(traced):
     """A reference may be another model than the policy whose settings it has."""
-    assert scorer(qwen3_moe()).layout.layers is None
+    assert scorer(qwen3_moe()).runner.layers is None
 
 
 def test_a_compiler_that_fails_leaves_training_as_it_was(broken_compiler, caplog):
     model = llama()
     with caplog.at_level(logging.WARNING):
         one = scorer(model)
-    assert one.layout.layers is None and one.layout.kind == "shared"
+    assert one.runner.layers is None and one.runner.kind == "shared"
     assert "training runs uncompiled" in caplog.text
     assert not any("forward" in vars(m) for m in model.modules())
     assert {type(m) for m in model.modules() if isinstance(m, Linear)} == {Linear}

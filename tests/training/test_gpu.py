@@ -7,10 +7,11 @@ import dataclasses
 import pytest
 import torch
 
+from gspo.models.output_head import Head
 from gspo.training.batch.attention import FLASH
 from gspo.training.batch.batching import collate
 from gspo.training.forward import Forward
-from gspo.training.log_probs import Head, chosen_log_probs
+from gspo.training.log_probs import chosen_log_probs
 from tests.rollout.models import make_model
 from tests.training.models import llama
 from tests.training.test_policy import groups, policy, ready, token_loss
@@ -76,8 +77,8 @@ def test_captured_updates_have_a_ratio_of_one_and_the_gradients_of_eager_ones():
         batch = ready(p)
         update = p.update(batch, token_loss, step=0)
         assert torch.equal(update.log_probs, batch.old_log_probs), "the same weights give the same bits"
-        assert p.layout.kernels is FLASH
+        assert p.runner.kernels is FLASH
         if compiled:
-            assert p.layout.graphed is not None and p.layout.graphed.reason is None and p.layout.graphed._graphs
+            assert p.runner.graphed is not None and p.runner.graphed.reason is None and p.runner.graphed._graphs
         norms[compiled] = update.metrics["actor/grad_norm"].result()
     assert norms[True] == pytest.approx(norms[False], rel=0.02)

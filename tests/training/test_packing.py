@@ -10,10 +10,11 @@ import torch
 from gspo.kernels import cpu_attention
 from gspo.kernels.cpu_attention import PackedSequences
 from gspo.kernels.cpu_library import compiler
+from gspo.models.output_head import Head
 from gspo.training.batch import packing
 from gspo.training.batch.batching import balance, collate, micro_batch, plan_micro_batches
 from gspo.training.forward import Forward, _captures
-from gspo.training.log_probs import Head, chosen_log_probs
+from gspo.training.log_probs import chosen_log_probs
 from tests.rollout.models import CONFIGS, make_model
 from tests.training.models import llama
 from tests.training.test_policy import groups, policy, ready, token_loss
@@ -129,7 +130,7 @@ def test_dropout_stays_off_when_layers_are_recomputed():
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe", "gemma3"])
 def test_the_first_ratio_is_one_to_the_last_bit_in_every_layout(family, layout):
     p = policy(make_model(family), micro_batch_tokens=48, mini_batch_groups=6, layout=layout)
-    assert p.layout.kind == layout
+    assert p.runner.kind == layout
     assert sum(len(micros) for micros in p.plan(collate(groups()))) > 2
     assert p.update(ready(p), token_loss, step=0).metrics["off"].result() == 0
 

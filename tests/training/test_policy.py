@@ -9,9 +9,10 @@ from torch.utils.checkpoint import checkpoint
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gspo.metrics import Metric
+from gspo.models.output_head import Head
 from gspo.training import log_probs as head_module
 from gspo.training.batch.batching import collate, split_by_tokens
-from gspo.training.log_probs import Head, chosen_log_probs
+from gspo.training.log_probs import chosen_log_probs
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings
 from gspo.training.schedule import Schedule

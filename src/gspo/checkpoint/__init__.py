@@ -1,1 +1,1 @@
-"""Checkpoints: the format on disk, saving, resuming."""
+"""Checkpoints: the format on disk, saving and resuming."""

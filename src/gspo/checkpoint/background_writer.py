@@ -1,7 +1,13 @@
-"""The writer: a thread that puts on disk what a step leaves behind, while the next batch is generated.
+"""A thread that writes a step's files to disk while the next batch is generated.
 
-Jobs are done one after another in the order in which they were given. What a job raises is raised by the next `wait`;
-the jobs after it are not done. Whoever is about to change what a job reads waits first.
+    main thread                              gspo-writer thread
+    do(job 1), do(job 2) ── queue ─────────► job 1 ── job 2
+    generate, score                            each calls `beat` now and then
+    wait ◄── until the queue is empty ───────┘
+    update the weights, which the jobs read
+
+Jobs run one after another, in order. `wait` raises the error of a job; the jobs after it are dropped. Code that changes
+data of a job calls `wait` first.
 """
 
 from __future__ import annotations
@@ -11,34 +17,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gspo.runs.clock import Clock
 
-Job = Callable[[Callable[[], None]], None]  # calls what it is given now and then, as a sign of progress
-ABANDON_SECONDS = 5.0  # for the file that is being written when a run is stopped at once
+Job = Callable[[Callable[[], None]], None]  # calls its argument, `beat`, now and then as a sign of progress
+ABANDON_SECONDS = 5.0  # for the current file when a run is stopped at once
 
 
 class Abandoned(RuntimeError):
-    """The run is stopped at once: what is being written is left unfinished."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Task:
-    stage: str
-    job: Job
+    """The run is stopped at once; the current job stays unfinished."""
 
 
 class BackgroundWriter:
-    """Does jobs in a thread of its own. As a context it ends with everything on disk, unless Ctrl-C cut it short.
+    """Runs jobs in a thread. As a context it waits for all jobs at its end, except after Ctrl-C.
 
-    `cost` adds up, by stage, what jobs took from the run: seconds for which it stood still, and of processor time spent
-    beside it the share of this machine that it was.
+    `cost` is the time that jobs of each stage cost the run: seconds for which the main thread waited, plus processor
+    seconds of the writer thread divided by the number of cores.
     """
 
     def __init__(self, clock: Clock, warn: Callable[[str], None]) -> None:
         self._clock, self._warn = clock, warn
-        self._tasks: deque[_Task] = deque()  # the first is under way
+        self._tasks: deque[tuple[str, Job]] = deque()  # stage and job; the first is running
         self._changed = threading.Condition()
         self._error: BaseException | None = None
         self._abandoned = False
@@ -47,21 +46,21 @@ class BackgroundWriter:
         self.cost: dict[str, float] = {}
 
     def do(self, stage: str, job: Job) -> None:
-        """Have a job done aside."""
+        """Queue a job for the thread."""
         with self._changed:
             if self._abandoned:
                 raise Abandoned("the run was stopped at once; nothing more is written")
             if self._error is not None:
                 return
-            self._closed = False  # a writer that was closed starts again
-            self._tasks.append(_Task(stage, job))
+            self._closed = False  # a closed writer starts again
+            self._tasks.append((stage, job))
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gspo-writer", daemon=True)
             self._thread.start()
 
     def do_now(self, stage: str, job: Job) -> None:
-        """Do a job here, after those that were given before it."""
+        """Run a job in this thread, after all queued ones."""
         self.wait()
         with self._clock(stage):
             start = time.monotonic()
@@ -71,7 +70,7 @@ class BackgroundWriter:
                 self.charge(stage, time.monotonic() - start)
 
     def wait(self) -> None:
-        """Return when every job is done; raises what one of them raised. The clock counts it to the stage waited for."""
+        """Return when every job is done, or raise a job's error. The clock counts the time to the job's stage."""
         while True:
             with self._changed:
                 if not self._tasks or self._abandoned:
@@ -80,21 +79,21 @@ class BackgroundWriter:
                         raise error
                     return
                 task = self._tasks[0]
-            with self._clock(task.stage):
+            with self._clock(task[0]):
                 start = time.monotonic()
                 with self._changed:
                     self._changed.wait_for(lambda task=task: not self._tasks or self._tasks[0] is not task)
-                self.charge(task.stage, time.monotonic() - start)
+                self.charge(task[0], time.monotonic() - start)
 
     def charge(self, stage: str, seconds: float) -> None:
-        """Count seconds for which the run stood still on account of a stage."""
+        """Add to the cost of a stage."""
         with self._changed:
             self.cost[stage] = self.cost.get(stage, 0.0) + seconds
 
     def abandon(self) -> None:
-        """Stop at the next point at which that leaves nothing half done, and drop what has not begun.
+        """Drop queued jobs and stop the running one at its next `beat`.
 
-        A file that takes long is not waited for: the thread ends after it, or with the process.
+        A slow file is not waited for: the thread ends after it, or with the process.
         """
         self._abandoned = True
         with self._changed:
@@ -103,7 +102,7 @@ class BackgroundWriter:
         self._end(ABANDON_SECONDS)
 
     def close(self) -> None:
-        """End the thread when every job is done; raises as `wait` does."""
+        """End the thread when every job is done; raises as `wait`."""
         try:
             self.wait()
         finally:
@@ -118,7 +117,7 @@ class BackgroundWriter:
         elif issubclass(kind, Exception):
             try:
                 self.wait()
-            except Exception as error:  # what ended the run is on its way, and is what must be told
+            except Exception as error:  # the error that ended the run is being raised
                 self._warn(f"error: {error}")
         else:
             self.abandon()
@@ -142,7 +141,7 @@ class BackgroundWriter:
                 self._changed.wait_for(lambda: self._tasks or self._closed)
                 if not self._tasks:
                     return
-            error = self._do_first()
+            error = self._run_first()
             with self._changed:
                 if error is None:
                     self._tasks.popleft()
@@ -150,15 +149,14 @@ class BackgroundWriter:
                     self._tasks.clear()
                     self._error = None if isinstance(error, Abandoned) else error
                 self._changed.notify_all()
-            del error  # its frames hold what the job read
+            del error  # its frames hold the job's data
 
-    def _do_first(self) -> BaseException | None:
-        task, start = self._tasks[0], time.thread_time()
+    def _run_first(self) -> BaseException | None:
+        (stage, job), start = self._tasks[0], time.thread_time()
         try:
-            task.job(self._beat)
+            job(self._beat)
             return None
         except BaseException as error:
             return error
         finally:
-            cores = len(os.sched_getaffinity(0))
-            self.charge(task.stage, (time.thread_time() - start) / cores)
+            self.charge(stage, (time.thread_time() - start) / len(os.sched_getaffinity(0)))

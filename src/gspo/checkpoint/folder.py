@@ -1,9 +1,9 @@
-"""Checkpoints: a Hugging Face folder with the training state beside it, whole or not there at all.
+"""Checkpoints: a Hugging Face folder with the training state, written atomically.
 
 `checkpoints/step-NNNNNN/` holds the model and tokenizer as `transformers` saves them, `training/optimizer.safetensors`
-and other named sets of tensors beside it (`training/shards/` where ranks hold them in parts), `training/state.json`,
-and `MANIFEST.json` with the size and SHA-256 of every other file. It is written under a temporary name, synced, then
-renamed. Only safetensors and JSON are read back: no pickle on any path.
+and other tensor sets (in `training/shards/` where ranks write their parts), `training/state.json`, and `MANIFEST.json`
+with the size and SHA-256 of every other file. It is written under a temporary name, synced, then renamed. Only
+safetensors and JSON are read back, never pickle.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FORMAT = 1
 
 
 class CheckpointError(RuntimeError):
-    """No usable checkpoint where one is needed, or one that cannot be written."""
+    """There is no usable checkpoint, or one cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A checkpoint that is not what its manifest says."""
+    """A checkpoint that does not match its manifest."""
 
     path: Path
     reason: str
@@ -42,7 +42,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was verified, with its state read back."""
+    """A verified checkpoint and its state."""
 
     path: Path
     step: int
@@ -50,7 +50,7 @@ class Loaded:
 
     @cached_property
     def tensors(self) -> dict[str, TensorSet]:
-        """The sets of tensors beside the model, by the name they were saved under, each in one piece."""
+        """The tensor sets beside the model, by name, without sharding."""
         files = json.loads((self.path / MANIFEST).read_text())["files"]
         below = [name.removeprefix("training/") for name in files if name.startswith("training/")]
         return read_sets(self.path / "training", below)
@@ -67,11 +67,11 @@ def save(
     beat: Callable[[], None] = lambda: None,
     hook: Callable[[str], None] = lambda point: None,
 ) -> Path:
-    """Write `step-NNNNNN` atomically; a set of `tensors` goes to `training/<its name>.safetensors`.
+    """Write `step-NNNNNN` atomically. Each set of `tensors` is written to `training/<name>.safetensors`.
 
-    `state` is what `state_text` gives. `write_shards` writes the sets that ranks hold in parts below the folder it is
-    given (checkpoint_shards.write_sets). `beat` is called whenever something has been written, and may end the attempt
-    by raising; `hook` at named points, where tests place their faults.
+    `state` is a result of `state_text`. `write_shards(folder)` writes the sets that ranks hold in parts
+    (tensor_sets.write_sets). `beat` is called after each file and may raise to end the save. `hook` is called at named
+    points, for fault injection.
     """
     final = folder / f"step-{step:06d}"
     temporary = folder / f".tmp-{final.name}"
@@ -97,7 +97,7 @@ def save(
         _write_manifest(temporary, beat)
         reach("save:manifest")
         aside = folder / f".tmp-old-{final.name}"
-        if final.exists():  # a run that went on from an older checkpoint writes this step again
+        if final.exists():  # a run that resumed from an older checkpoint writes this step again
             shutil.rmtree(aside, ignore_errors=True)
             os.rename(final, aside)
         os.rename(temporary, final)
@@ -113,7 +113,7 @@ def save(
 
 
 def state_text(step: int, state: Mapping[str, Any]) -> str:
-    """What `state.json` of this step says: taken at its boundary, whenever it is written."""
+    """The content of `state.json` at a step boundary."""
     return json.dumps({"format": FORMAT, "step": step, **state})
 
 
@@ -142,7 +142,7 @@ def _digest(path: Path) -> str:
 
 
 def verify(path: Path) -> str | None:
-    """None when every file is what the manifest says, else what is wrong."""
+    """Why a checkpoint does not match its manifest; None when it does."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         files: dict[str, dict[str, Any]] = manifest["files"]
@@ -155,7 +155,7 @@ def verify(path: Path) -> str | None:
         return f"{MANIFEST} has format {manifest.get('format')!r}, this version reads {FORMAT}"
     for name, size, digest in entries:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            return f"{MANIFEST} names {name!r}, which lies outside the checkpoint"
+            return f"{MANIFEST} names {name!r}, which is outside the checkpoint"
         file = path / name
         if file.is_symlink() or not file.is_file():
             return f"{name} is missing"
@@ -175,7 +175,7 @@ def verify(path: Path) -> str | None:
 
 
 def load(path: Path) -> Loaded:
-    """Read a checkpoint that `verify` accepts; anything else is an error that names it."""
+    """Verify and read a checkpoint; CheckpointError names a missing or damaged one."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such checkpoint")
     problem = verify(path)
@@ -186,7 +186,7 @@ def load(path: Path) -> Loaded:
 
 
 def latest(folder: Path) -> tuple[Path | None, list[Damage]]:
-    """The newest whole checkpoint and the damaged ones that are newer than it."""
+    """The newest intact checkpoint, and the damaged ones that are newer."""
     damaged: list[Damage] = []
     for path in all_steps(folder)[::-1]:
         problem = verify(path)
@@ -204,9 +204,9 @@ def all_steps(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int | None, newest: int) -> None:
-    """Remove all but the `keep` checkpoints up to step `newest`, and what an interrupted save left behind.
+    """Remove all but the last `keep` checkpoints up to step `newest`, and the remains of interrupted saves.
 
-    Later ones are damaged, or the run would not have gone on from an earlier one: they do not count.
+    Checkpoints after `newest` stay and do not count: the run has resumed before them, because they are damaged.
     """
     for path in folder.glob(".tmp-*"):
         shutil.rmtree(path, ignore_errors=True)

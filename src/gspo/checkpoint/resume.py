@@ -1,4 +1,4 @@
-"""Where a run goes and where it goes on from: names, checkpoints, and what may not change between the two."""
+"""The folder of a run, the checkpoint from which it resumes, and which keys may change in between."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gspo.runs.folder import RunFolder
 
 
 class ResumeRefused(ValueError):
-    """The checkpoint belongs to another computation; the message names each difference."""
+    """The checkpoint belongs to a different computation; the message names each difference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The folder to write, the checkpoint to start from (None: from the beginning), and what to say about it."""
+    """The run's folder, the checkpoint from which it starts (None: from step 0), and notes for the user."""
 
     run: RunFolder
     checkpoint: checkpoint.Loaded | None = None
@@ -30,7 +30,7 @@ class Resume:
 
 
 def find_resume(resolved: ResolvedConfig) -> Resume:
-    """Decide as `trainer.resume_mode` says. Damaged checkpoints are named; a start from scratch is never silent."""
+    """Choose folder and checkpoint according to `trainer.resume_mode`. Notes name damaged checkpoints."""
     trainer = resolved.config.trainer
     if trainer.resume_mode not in ("auto", "disable"):
         return _from_path(resolved, Path(trainer.resume_mode))
@@ -40,18 +40,18 @@ def find_resume(resolved: ResolvedConfig) -> Resume:
     run = RunFolder(runs / trainer.experiment_name)
     if trainer.resume_mode == "disable":
         return Resume(run, notes=_move_aside(run))
-    return _go_on(resolved, run)
+    return _resume_run(resolved, run)
 
 
-def _go_on(resolved: ResolvedConfig, run: RunFolder) -> Resume:
-    """From the newest whole checkpoint of a run folder, or from the beginning when it has none."""
+def _resume_run(resolved: ResolvedConfig, run: RunFolder) -> Resume:
+    """From the newest intact checkpoint of a run folder, or from step 0 when it has none."""
     path, damaged = checkpoint.latest(run.checkpoints)
     notes = [f"DAMAGED checkpoint {d.path}: {d.reason}; it is not used" for d in damaged]
     if path is None:
         if damaged:
             raise checkpoint.CheckpointError(
                 "\n".join(notes)
-                + f"\nno whole checkpoint is left in {run.checkpoints}; restore one, or start anew with "
+                + f"\nno intact checkpoint is left in {run.checkpoints}; restore one, or start anew with "
                 "trainer.resume_mode=disable (which moves this run aside)"
             )
         if run.metrics_file.exists():
@@ -64,10 +64,10 @@ def _go_on(resolved: ResolvedConfig, run: RunFolder) -> Resume:
 
 
 def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
-    """From a checkpoint, or the newest of a run folder, into its own run or the one that is named."""
+    """From a checkpoint, or the newest one of a run folder, into its run or trainer.experiment_name."""
     trainer = resolved.config.trainer
     if (path / "checkpoints").is_dir():
-        return _go_on(resolved, RunFolder(path))
+        return _resume_run(resolved, RunFolder(path))
     loaded = checkpoint.load(path)
     refuse_differences(loaded.state["config"], resolved.to_dict(), path)
     home = RunFolder(path.parent.parent)
@@ -77,43 +77,41 @@ def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
 
 
 def _unnamed(resolved: ResolvedConfig, runs: Path) -> Resume:
-    """A run without a name: the last one of its kind when it is the same and unfinished, else a new number."""
+    """A run without a name: the last one of its base name if it has the same config and is unfinished, else a new one."""
     base = base_name(resolved.config)
-    numbers = [int(m.group(1)) for p in _folders(runs) if (m := re.fullmatch(rf"{re.escape(base)}-(\d+)", p.name))]
-    last = max(numbers, default=0)
+    folders = [p.name for p in runs.iterdir() if p.is_dir()] if runs.is_dir() else []
+    matches = [re.fullmatch(rf"{re.escape(base)}-(\d+)", name) for name in folders]
+    last = max((int(m.group(1)) for m in matches if m), default=0)
     if last and resolved.config.trainer.resume_mode == "auto":
         run = RunFolder(runs / f"{base}-{last:03d}")
         if run.result() is None and not run.locked() and _same(run, resolved):
-            return _go_on(resolved, run)
+            return _resume_run(resolved, run)
     return Resume(RunFolder(runs / f"{base}-{last + 1:03d}"))
 
 
 def base_name(config: TrainerConfig) -> str:
-    """`<model>-<data>` from the config, fit for a folder's name."""
+    """`<model>-<data>` from the config, with characters that are valid in a folder name."""
     files = config.data.train_files
     data = files if isinstance(files, str) else files[0]
     parts = [Path(config.actor_rollout_ref.model.path).name, Path(str(data)).stem]
     return "-".join(re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-") or "run" for part in parts)
 
 
-def _folders(runs: Path) -> list[Path]:
-    return [p for p in runs.iterdir() if p.is_dir()] if runs.is_dir() else []
-
-
 def _same(run: RunFolder, resolved: ResolvedConfig) -> bool:
-    """Whether a run folder holds exactly this config, name and resume mode aside."""
+    """Whether a run folder has this config, apart from name and resume mode."""
     try:
         saved: Any = OmegaConf.to_container(OmegaConf.load(run.config_file))
     except (OSError, ValueError):
         return False
-    ours = flatten(resolved.to_dict())
-    theirs = flatten(saved if isinstance(saved, dict) else {})
-    ignored = ("trainer.experiment_name", "trainer.resume_mode")
-    return {k: v for k, v in ours.items() if k not in ignored} == {k: v for k, v in theirs.items() if k not in ignored}
+    ours, theirs = flatten(resolved.to_dict()), flatten(saved if isinstance(saved, dict) else {})
+    for name in ("trainer.experiment_name", "trainer.resume_mode"):
+        ours.pop(name, None)
+        theirs.pop(name, None)
+    return ours == theirs
 
 
 def _move_aside(run: RunFolder) -> list[str]:
-    """Keep an earlier run of that name under another one; nothing is overwritten."""
+    """Rename an earlier run of this name, so that it is not overwritten."""
     if not run.path.exists():
         return []
     number = 1
@@ -126,7 +124,7 @@ def _move_aside(run: RunFolder) -> list[str]:
 
 
 def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raise when a key that shapes the computation differs, naming all of them."""
+    """Raise ResumeRefused if keys differ that must not change on resume, naming all of them."""
     old, new = flatten(saved), flatten(now)
     lines = [
         f"  {key}: {old.get(key, 'unset')!r} in the checkpoint, {new.get(key, 'unset')!r} now"

@@ -1,14 +1,14 @@
-"""When the checkpoints of a run are written, and from what.
+"""When the checkpoints of a run are written, and from which data.
 
     step boundary        │ next step
     begin: state as text │ background thread: model, moments, state → temporary folder → fsync → rename
                          │ main thread: generate ── score ── wait for the thread ── update the weights
 
-Weights and moments do not change until the next update, so they are written from where they are while the next batch is
-generated, and the update waits (`BackgroundWriter.wait`). A kill at any moment therefore loses one update at most, and
-host memory holds no second copy. Weights on a device are copied to host memory first, because a thread that uses the
-device would disturb the capture of CUDA graphs. Models whose saving changes them for a while, or needs the ranks that
-generate, are saved in the main thread (`SavedModels.saves_in_background`).
+Weights and moments do not change until the next update, so the thread writes them without a copy while the next batch
+is generated, and the update waits (`BackgroundWriter.wait`). A kill at any moment loses at most one update. Weights on a
+device are first copied to host memory, because a thread that uses the device would disturb the capture of CUDA graphs.
+Models whose saving changes them temporarily, or needs the ranks that generate, are saved in the main thread
+(`SavedModels.saves_in_background`).
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from gspo.checkpoint import folder as checkpoint
-from gspo.checkpoint.background_writer import BackgroundWriter
+from gspo.checkpoint.background_writer import BackgroundWriter, Job
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
 from gspo.runs.clock import Clock
 
 STAGE = "save_checkpoint"
-AUTO_SAVE_SHARE = 0.05  # save_freq=auto: checkpoints take at most this share of the time
+AUTO_SAVE_SHARE = 0.05  # save_freq=auto: the share of time that checkpoints may cost
 
 
 class SavedModels(Protocol):
-    """The models of a run as far as saving is concerned."""
+    """What a save needs of the models of a run."""
 
     @property
     def saves_in_background(self) -> bool:
-        """Whether a checkpoint can be written by another thread while the models are read."""
+        """Whether another thread may write a checkpoint while the models generate and score."""
         ...
 
     def save_model(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """Write the policy as an ordinary Hugging Face folder; `weights` are what `weights()` returned earlier."""
+        """Write the policy as a Hugging Face folder; `weights` are an earlier result of `weights()`."""
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's tensors by name, as they are now."""
+        """The policy's current tensors by name."""
         ...
 
     def tensors(self) -> dict[str, TensorSet]:
-        """What a resume needs beside the policy's folder, by file."""
+        """The tensor sets that a resume needs beside the policy's folder, by file."""
         ...
 
     @property
     def write_shards(self) -> Callable[[Path], None] | None:
-        """Writes what `tensors` does not hold, in one part per rank; None: it holds everything."""
+        """Writes sharded tensor sets, one part per rank; None when `tensors` has all sets."""
         ...
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of one run folder. `saved` is the last step known to be complete on disk."""
+    """Writes the checkpoints of one run folder. `saved` is the last step that is complete on disk."""
 
     def __init__(self, folder: Path, config: TrainerConfig, clock: Clock, writer: BackgroundWriter) -> None:
         self._folder, self._clock, self._writer = folder, clock, writer
@@ -69,12 +69,12 @@ class CheckpointSaver:
         self.saved: int | None = None
 
     def resumed(self, loaded: checkpoint.Loaded | None) -> None:
-        """Record the checkpoint from which the run continues. One of another run is not in this folder."""
+        """Record the checkpoint from which the run continues, unless it is in another run's folder."""
         here = loaded is not None and loaded.path.resolve().parent == self._folder.resolve()
         self.saved = loaded.step if loaded is not None and here else None
 
     def is_due(self, step: int) -> bool:
-        """Whether `trainer.save_freq` asks for a checkpoint of this step."""
+        """Whether `trainer.save_freq` requires a checkpoint of this step."""
         if isinstance(self._every, int):
             return self._every > 0 and step % self._every == 0
         took = self._cost() - self._cost_before
@@ -85,7 +85,7 @@ class CheckpointSaver:
     ) -> None:
         """Start the checkpoint of this step boundary. It is on disk after `BackgroundWriter.wait`.
 
-        `make_state` gives everything small that a resume needs, as plain values.
+        `make_state` returns the rest of the state, as JSON values.
         """
         self._began, self._cost_before = time.monotonic(), self._cost()
         with self._clock(STAGE):
@@ -93,11 +93,9 @@ class CheckpointSaver:
         self._writer.charge(STAGE, time.monotonic() - self._began)
         (self._writer.do if models.saves_in_background else self._writer.do_now)(STAGE, write)
 
-    def _prepare(
-        self, step: int, models: SavedModels, tokenizer: Any, state: str
-    ) -> Callable[[Callable[[], None]], None]:
-        """The function that writes the checkpoint; it calls its argument as a sign of progress."""
-        tensors, save_model = models.tensors(), models.save_model
+    def _prepare(self, step: int, models: SavedModels, tokenizer: Any, state: str) -> Job:
+        """The job that writes the checkpoint."""
+        tensors, shards, save_model = models.tensors(), models.write_shards, models.save_model
         if models.saves_in_background:
             tensors = {name: on_host(members) for name, members in tensors.items()}
             save_model = functools.partial(models.save_model, weights=on_host(models.weights()))
@@ -117,7 +115,7 @@ class CheckpointSaver:
                 step,
                 write_model=write_model,
                 tensors=tensors,
-                write_shards=models.write_shards,
+                write_shards=shards,
                 state=state,
                 beat=beat,
             )
@@ -131,7 +129,7 @@ class CheckpointSaver:
 
 
 def on_host(tensors: Mapping[str, Tensor]) -> TensorSet:
-    """The tensors in host memory: themselves where they lie there, else copies. Tied ones stay tied."""
+    """The tensors in host memory; those on a device are copied. Tied tensors stay tied."""
     copies: dict[tuple[Any, ...], Tensor] = {}
     out: TensorSet = {}
     for name, tensor in tensors.items():
@@ -146,7 +144,7 @@ def on_host(tensors: Mapping[str, Tensor]) -> TensorSet:
 
 
 def _files_of(tokenizer: Any) -> dict[Path, bytes]:
-    """The files that a tokenizer is saved as, by name."""
+    """The files of a saved tokenizer, by name."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         paths = sorted(p for p in Path(folder).rglob("*") if p.is_file())

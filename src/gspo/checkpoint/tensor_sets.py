@@ -1,7 +1,7 @@
-"""The sets of tensors of a checkpoint: each in one file, or in shards that many ranks wrote and any number can read.
+"""The tensor sets of a checkpoint: each in one file, or in shards that any number of ranks can read.
 
-Shards are written and read by torch.distributed.checkpoint in its safetensors layout: every rank's file says which part
-of each tensor it holds, so a tensor is put together for whoever asks, whole or in other shards. No pickle is involved.
+torch.distributed.checkpoint writes and reads shards in its safetensors layout: every rank's file says which part of each
+tensor it holds, so tensors can be read whole or in other shards. No pickle is involved.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 
 TensorSet = dict[str, Tensor]
 SHARDS = "shards"
-INDEX = "index.json"  # names the sets, also those that are empty
+INDEX = "index.json"  # names all sets, including empty ones
 
 
 def write_sets(sets: Mapping[str, TensorSet], folder: Path) -> None:
-    """Write this rank's part of every set under `folder`/shards. Every rank calls it; the folder is common to all."""
+    """Write this rank's part of every set under `folder`/shards. Every rank calls it with the same folder."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
@@ -40,7 +40,7 @@ def write_sets(sets: Mapping[str, TensorSet], folder: Path) -> None:
 
 
 def read_sets(folder: Path, files: Iterable[str]) -> dict[str, TensorSet]:
-    """Every set under `folder`, in one piece. `files` are the names below it that belong to the checkpoint."""
+    """Every set under `folder`, without sharding. `files` are the checkpoint's files below it."""
     from safetensors.torch import load_file
 
     sets = {
@@ -48,39 +48,29 @@ def read_sets(folder: Path, files: Iterable[str]) -> dict[str, TensorSet]:
         for name in files
         if name.endswith(".safetensors") and not name.startswith(f"{SHARDS}/")
     }
-    if (folder / SHARDS / INDEX).is_file():
-        for name in _sets_in(folder):
-            sets[name] = _read_whole(folder / SHARDS / name)
+    index = folder / SHARDS / INDEX
+    for name in json.loads(index.read_text())["sets"] if index.is_file() else ():
+        place = folder / SHARDS / name
+        sets[name] = {
+            key: torch.empty(tuple(entry.size), dtype=entry.properties.dtype) for key, entry in _stored(place).items()
+        }
+        _fill(sets[name], place)
     return sets
 
 
-def fill_set(members: TensorSet, name: str, folder: Path) -> set[str]:
-    """Read a set into tensors that are there, sharded or not, in place; the names that were found.
+def fill_set(members: TensorSet, name: str, folder: Path) -> None:
+    """Read a set into existing tensors, sharded or not, in place. Tensors that are not stored keep their values.
 
-    Each rank reads only what its shards need, whatever number of ranks wrote the set.
+    Each rank reads only what its shards need. Any number of ranks may have written the set.
     """
     sharded = (folder / SHARDS / INDEX).is_file()
     place = folder / SHARDS / name if sharded else (folder / name).parent
     stored = _stored(place)
-    found = {key: tensor for key, tensor in members.items() if key in stored}
-    _fill(found, place)
-    return set(found)
-
-
-def _sets_in(folder: Path) -> list[str]:
-    return json.loads((folder / SHARDS / INDEX).read_text())["sets"]
-
-
-def _read_whole(place: Path) -> TensorSet:
-    members = {
-        key: torch.empty(tuple(entry.size), dtype=entry.properties.dtype) for key, entry in _stored(place).items()
-    }
-    _fill(members, place)
-    return members
+    _fill({key: tensor for key, tensor in members.items() if key in stored}, place)
 
 
 def _stored(place: Path) -> dict[str, Any]:
-    """What a folder's files say they hold, by name."""
+    """Metadata of the tensors in a folder, by name."""
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     return HuggingFaceStorageReader(str(place)).read_metadata().state_dict_metadata
@@ -97,7 +87,7 @@ def _fill(members: TensorSet, place: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the library's remarks about what it does not do."""
+    """A context without the library's warnings."""
     log = logging.getLogger("torch.distributed.checkpoint")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -1,1 +1,1 @@
-"""Other systems' trainer classes."""
+"""verl's trainer classes."""

@@ -1,4 +1,4 @@
-"""verl's trainer class, in process: `PPOTrainerWithSampling` takes the arguments of `RayPPOTrainerWithSampling`."""
+"""verl's trainer class in this process: `PPOTrainerWithSampling`, with the arguments of `RayPPOTrainerWithSampling`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 AnyConfig = TrainerConfig | ResolvedConfig | Mapping[str, Any]
 
-# Arguments of verl's class that nothing here can obey, and what decides instead.
+# Arguments of verl's class that have no effect, and what decides instead.
 WITHOUT_EFFECT = {
     "processor": "prompts are text; the tokenizer's chat template is applied (data.apply_chat_template_kwargs)",
     "collate_fn": "rows are read by data.prompt_key, data.ground_truth_key and data.data_source_key",
@@ -25,12 +25,14 @@ WITHOUT_EFFECT = {
 
 
 class PPOTrainerWithSampling:
-    """Trains as `config` says, with dynamic sampling when `algorithm.filter_groups.enable` is set.
+    """Trains in this process, with dynamic sampling when `algorithm.filter_groups.enable` is set.
 
-    Roles are placed by the config alone: `role_worker_mapping`, `resource_pool_manager` and `ray_worker_group_cls` name
-    workers of a cluster and must be None, or are passed over with a warning. `config` is a TrainerConfig, what
-    `gspo.config.load` returns, or a mapping of verl's keys. Nothing is loaded before `init_workers` or `fit`.
+    `role_worker_mapping`, `resource_pool_manager` and `ray_worker_group_cls` describe workers of a cluster: they are
+    ignored with a warning. `config` is a TrainerConfig, the result of `gspo.config.load`, or a mapping of verl's keys.
+    Nothing is loaded before `init_workers` or `fit`.
     """
+
+    _overrides: tuple[str, ...] = ()  # settings of this class
 
     def __init__(
         self,
@@ -48,13 +50,15 @@ class PPOTrainerWithSampling:
         train_sampler: Any = None,
         device_name: str | None = None,
     ) -> None:
-        given = {"processor": processor, "collate_fn": collate_fn, "train_sampler": train_sampler}
-        for name, value in given.items():
+        unused = {"processor": processor, "collate_fn": collate_fn, "train_sampler": train_sampler}
+        for name, value in unused.items():
             if value is not None:
                 warnings.warn(f"{name} has no effect: {WITHOUT_EFFECT[name]}", stacklevel=2)
-        self.config = self._configure(config, [] if device_name is None else [f"trainer.device={device_name}"])
+        overrides = [*self._overrides, *([] if device_name is None else [f"trainer.device={device_name}"])]
+        is_checked = isinstance(config, TrainerConfig | ResolvedConfig)
+        self.config = config if is_checked and not overrides else with_overrides(config, overrides)
         self._backend = self._place(role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
-        self._given = {
+        self._arguments = {
             "tokenizer": tokenizer,
             "reward_fn": reward_fn,
             "val_reward_fn": val_reward_fn,
@@ -63,48 +67,42 @@ class PPOTrainerWithSampling:
         }
         self._trainer: Trainer | None = None
 
-    def _configure(self, config: AnyConfig, overrides: list[str]) -> TrainerConfig | ResolvedConfig:
-        """The config with what the class and its arguments decide; the caller's own is left as it was."""
-        if not overrides and isinstance(config, TrainerConfig | ResolvedConfig):
-            return config
-        return with_overrides(config, overrides)
-
     def _place(self, roles: Any, pools: Any, group_class: Any) -> Backend | None:
-        """Where the run's processes live; None: here."""
-        placed = {"role_worker_mapping": roles, "resource_pool_manager": pools, "ray_worker_group_cls": group_class}
-        for name, value in placed.items():
+        """The backend of the run's processes; None for this process."""
+        unused = {"role_worker_mapping": roles, "resource_pool_manager": pools, "ray_worker_group_cls": group_class}
+        for name, value in unused.items():
             if value:
                 message = f"{name} has no effect: {type(self).__name__} trains in this process"
                 warnings.warn(message, stacklevel=3)
         return None
 
     def build(self) -> Trainer:
-        """The loop itself, ready to `fit`: config checked, data read, models loaded where they belong."""
+        """A Trainer ready to `fit`: the config is checked, data and models are loaded."""
         from gspo.loop.trainer import Trainer
 
-        return Trainer(self.config, backend=self._backend, **self._given)
+        return Trainer(self.config, backend=self._backend, **self._arguments)
 
     def init_workers(self) -> None:
-        """Do all that comes before training. `fit` does so when it was not done."""
+        """Build the trainer. `fit` does so if this was not called."""
         if self._trainer is None:
             self._trainer = self.build()
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end and leave what was placed; the result that `gspo train` prints."""
+        """Train to the end and close the trainer. Returns the result that `gspo train` prints."""
         self.init_workers()
         assert self._trainer is not None
         trainer, self._trainer = self._trainer, None
         return trainer.fit()
 
     def close(self) -> None:
-        """Give up what `init_workers` made and no `fit` has used. May be called twice."""
+        """Close a trainer that `init_workers` built and `fit` has not used. May be called twice."""
         trainer, self._trainer = self._trainer, None
         if trainer is not None:
             trainer.close()
 
 
 def with_overrides(config: AnyConfig, overrides: list[str]) -> ResolvedConfig:
-    """Any kind of config with these overrides, checked."""
+    """A config of any kind with these overrides, checked."""
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportAssignmentType]
     base = config.config if isinstance(config, ResolvedConfig) else config

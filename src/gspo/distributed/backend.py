@@ -1,4 +1,4 @@
-"""Where the processes of a run live when they are not this one: what `build` asks of a cluster."""
+"""The interface between a run and a cluster that starts its processes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from gspo.rollout.workers.worker import EngineSpec
 
 
 class ClusterError(RuntimeError):
-    """The cluster cannot be reached or lacks what the run asks for; the message names what to change."""
+    """The cluster cannot be reached or lacks resources for the run. The message names what to change."""
 
 
 class Backend(Protocol):
-    """Gives a run its trainer ranks and its rollout workers. `gspo.cluster` has the one of Ray.
+    """Starts the trainer ranks and rollout workers of a run on a cluster. `RayBackend` implements it.
 
-    `start` may be called again after `close` of a team and its workers (a run that goes back to a checkpoint); `close`
-    ends everything the backend started.
+    A run that returns to a checkpoint closes its ranks and workers and calls `start` again.
     """
 
     def start(self, config: TrainerConfig) -> None:
-        """Connect and reserve what the config asks for; an error names what the cluster lacks."""
+        """Connect and reserve the resources of the config; an error names what the cluster lacks."""
         ...
 
     def ranks(self) -> RankGroup:
@@ -31,17 +30,17 @@ class Backend(Protocol):
         ...
 
     def num_rollout_workers(self) -> int:
-        """Rollout workers in processes of their own; 0 when the trainer's ranks generate themselves."""
+        """Number of separate rollout workers; 0 when the trainer's ranks generate."""
         ...
 
     def connect(self, spec: EngineSpec, index: int) -> Connection:
-        """A Connection to a new rollout worker, the `index`-th or its successor, with the engine `spec` describes."""
+        """Start rollout worker `index`, or its replacement, with the engine of `spec`. Returns the connection to it."""
         ...
 
     def weights(self) -> WeightStore:
-        """Where versions of the weights are published for those workers."""
+        """A store through which those workers receive versions of the weights."""
         ...
 
     def close(self) -> None:
-        """End all processes that belong to the run and leave the cluster. May be called twice."""
+        """End all processes of the run and leave the cluster. May be called twice."""
         ...

@@ -1,4 +1,4 @@
-"""Which GPUs of this machine a rollout worker gets: those that no trainer rank uses, else the ranks' own."""
+"""Which GPUs of this machine a rollout worker uses: GPUs without a trainer rank, else shared ones."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from gspo.rollout.engine import EngineError
 
 @dataclass(frozen=True, slots=True)
 class GpuPlace:
-    """The first of a worker's neighbouring GPUs, and whether a trainer rank uses one of them too."""
+    """The first of a worker's adjacent GPUs, and whether it shares them with trainer ranks."""
 
     first: int
     shared: bool
 
 
 def gpu_place(index: int, num_gpus: int, training: Collection[int], width: int) -> GpuPlace:
-    """The place of the `index`-th worker of `width` GPUs each, on a machine whose GPUs `training` train.
+    """The place of worker `index`, where every worker has `width` GPUs and trainer ranks use the GPUs `training`.
 
-    Workers are spread over the GPUs that are left; when those are too few for one, over all of them.
+    Workers are spread over the other GPUs. If those are too few for one worker, they are spread over all GPUs.
     """
-    free = _runs(num_gpus, training, width)
-    places = free or _runs(num_gpus, (), width)
+    free = _starts(num_gpus, training, width)
+    places = free or _starts(num_gpus, (), width)
     if not places:
         raise EngineError(
             f"actor_rollout_ref.rollout.tensor_model_parallel_size={width}: this machine has {num_gpus} "
@@ -31,8 +31,8 @@ def gpu_place(index: int, num_gpus: int, training: Collection[int], width: int) 
     return GpuPlace(places[index % len(places)], shared=not free)
 
 
-def _runs(num_gpus: int, taken: Collection[int], width: int) -> list[int]:
-    """The first of every `width` neighbours that are not taken, from the lowest number on."""
+def _starts(num_gpus: int, taken: Collection[int], width: int) -> list[int]:
+    """The first GPU of each run of `width` adjacent GPUs that are not taken, from GPU 0 on."""
     found, first = [], 0
     while first + width <= num_gpus:
         if any(gpu in taken for gpu in range(first, first + width)):

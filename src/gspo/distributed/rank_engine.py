@@ -1,4 +1,4 @@
-"""Rollouts from the trainer's own ranks: each generates its share of the groups with a full copy of the weights."""
+"""Rollouts from the trainer ranks: each generates its share of the groups with a full copy of the weights."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gspo.types import Group
 class RankEngine(RolloutEngine):
     """A RolloutEngine over the ranks of a group, stepped together.
 
-    A group goes to the rank of its submission number, so which rank generates it, and with which other groups, is a
-    function of the submissions alone: a resumed run with as many ranks computes the same bits.
+    Group number i goes to rank i modulo world_size. Which groups share a rank depends on the submissions alone, so a
+    resumed run with the same number of ranks computes the same bits.
     """
 
     def __init__(self, ranks: RankGroup) -> None:
@@ -46,8 +46,8 @@ class RankEngine(RolloutEngine):
         return [next(by_rank[i % self._ranks.world_size]) for i in range(len(requests))]
 
     def load_weights(self, weights: Any, version: int) -> None:
-        """Make the policy's current weights live on every rank. They come from the ranks: `weights` is None."""
-        assert weights is None, "engines of ranks take their weights from the ranks"
+        """Copy the policy's weights to the engine of every rank. The ranks hold them, so `weights` is None."""
+        assert weights is None, "the ranks hold the weights"
         self._ranks.call(RankWorker.engine_publish, version)
 
     def unfinished(self) -> list[GroupRequest]:

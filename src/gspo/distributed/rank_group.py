@@ -1,4 +1,4 @@
-"""The trainer's ranks as the loop sees them: one controller, and a RankWorker in every process that trains.
+"""The interface to the trainer ranks: one controller, and a RankWorker in every process that trains.
 
                       call(RankWorker.update, batch, …)
     loop ── RankGroup ───────────────┬──────────────────┬─────────────── …
@@ -6,8 +6,8 @@
             ◄── results by rank ──── gather ────────────┘
 
 The controller waits until every rank has answered; inside a call the ranks wait for each other in collectives.
-Implementations differ only in how a call travels: `TorchrunRanks` broadcasts it over gloo (rank 0 is the controller's
-own process), `RayRanks` sends it to actors.
+Implementations differ in how a call travels: `TorchrunRanks` broadcasts it over gloo (the controller is rank 0),
+`RayRanks` sends it to actors.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from typing import Any, Protocol
 
 
 class RankFailed(RuntimeError):
-    """A trainer rank raised an error or is gone. The message begins with the rank and its cause."""
+    """A trainer rank raised an error or disappeared. The message begins with the rank and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """One rank's number and device, and where the ranks meet: `address` and `port` of rank 0's store.
-
-    `local_rank` is its number on its own machine. `device` is what it trains on ("cpu", "cuda:1").
-    """
+    """One rank's number, its number on its machine, its device ("cpu", "cuda:1"), and the address of the ranks' store."""
 
     rank: int
     world_size: int
@@ -37,22 +34,21 @@ class RankPlace:
 
 
 class RankGroup(Protocol):
-    """All ranks. One thread makes the calls, one after another; `stacks` may be called beside them."""
+    """All ranks. One thread makes the calls, one after another; other threads may call `stacks` meanwhile."""
 
     world_size: int
 
     def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a method of RankWorker on every rank with the same arguments. Returns the results by rank.
 
-        The method travels by its name, so a worker class may override it. Arguments and results are pickled. An error
-        that every rank meets alike (a model that does not load) is raised as itself. One rank's own error, or its end,
-        is a RankFailed that names the rank and the root cause. After either the ranks may be out of step, and `close`
-        is the only call left.
+        The method is sent by name, so a worker class may override it. Arguments and results are pickled. An error that
+        all ranks raise (a model that does not load) is raised unchanged. An error or the end of one rank is a RankFailed
+        that names the rank and the root cause. After either the ranks may be out of step: only `close` may follow.
         """
         ...
 
     def stacks(self) -> str:
-        """What the ranks in other processes are doing now, for the watchdog. From any thread, also during a call."""
+        """The stacks of the ranks in other processes, for the watchdog. From any thread, also during a call."""
         ...
 
     def close(self) -> None:

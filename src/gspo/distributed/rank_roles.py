@@ -1,10 +1,11 @@
-"""The models of a run as shards in other processes: every call goes to all ranks of a group."""
+"""The models of a run as shards in the ranks of a group: every call goes to all of them."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,7 @@ from gspo.algo.diagnostics import entropy_metric
 from gspo.checkpoint.folder import Loaded
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.distributed.rank_group import RankGroup
-from gspo.distributed.rank_results import RankScores, RankUpdate
-from gspo.distributed.rank_worker import MakeModels, RankWorker
+from gspo.distributed.rank_worker import MakeModels, RankScores, RankUpdate, RankWorker
 from gspo.metrics import Metrics
 from gspo.training.parallel.ranks import merge_ranks
 from gspo.training.policy import LossFunction, Regulariser, Update
@@ -25,19 +25,19 @@ from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
 
 
 def merge_rows(parts: list[Any]) -> Any:
-    """The tensor of all rows, from one tensor per rank that is 0 in the rows of other ranks. None: there is none."""
+    """The sum of one tensor per rank, each 0 in the rows of other ranks; None when the ranks have none."""
     return None if parts[0] is None else torch.stack(parts).sum(0)
 
 
+@dataclass(frozen=True, slots=True)
 class RankPolicy:
     """The policy of a rank group."""
 
-    def __init__(self, ranks: RankGroup) -> None:
-        self._ranks = ranks
+    ranks: RankGroup
 
     def score(self, batch: TrainBatch) -> ScoredBatch:
-        """The batch with π_old and entropies, as Policy.score gives them."""
-        parts: list[RankScores] = self._ranks.call(RankWorker.score, batch)
+        """The batch with π_old and entropies, as Policy.score."""
+        parts: list[RankScores] = self.ranks.call(RankWorker.score, batch)
         return batch.with_old(
             merge_rows([part.old_log_probs for part in parts]),
             merge_rows([part.entropy for part in parts]),
@@ -46,51 +46,34 @@ class RankPolicy:
 
     def log_probs(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B,T] under the current weights."""
-        parts = self._ranks.call(RankWorker.log_probs, batch)
+        parts = self.ranks.call(RankWorker.log_probs, batch)
         return merge_rows([part[0] for part in parts]), merge_rows([part[1] for part in parts])
 
-    def update(
-        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
-    ) -> Update:
-        """As Policy.update."""
-        parts: list[RankUpdate] = self._ranks.call(RankWorker.update, batch, loss, step, regulariser)
-        found = [part.found for part in parts if part.found is not None]
-        if found:
-            batch = batch.with_rows(
-                [row for part in found for row in part.rows],
-                torch.cat([part.log_probs for part in found]),
-                torch.cat([part.entropy for part in found]),
-            )
-        metrics = merge_ranks([part.metrics for part in parts])
-        if batch.entropy is not None:
-            metrics |= entropy_metric(batch.entropy, batch.mask)
-        return Update(metrics, merge_rows([part.log_probs for part in parts]), batch)
 
-
+@dataclass(frozen=True, slots=True)
 class RankCritic:
     """The critic of a rank group."""
 
-    def __init__(self, ranks: RankGroup) -> None:
-        self._ranks = ranks
+    ranks: RankGroup
 
     def score(self, batch: Batch) -> Batch:
         """The batch with `values`."""
-        return dataclasses.replace(batch, values=merge_rows(self._ranks.call(RankWorker.values, batch)))
+        return dataclasses.replace(batch, values=merge_rows(self.ranks.call(RankWorker.values, batch)))
 
     def update(self, batch: AdvantageBatch, *, step: int) -> Metrics:
         """As Critic.update."""
-        return merge_ranks(self._ranks.call(RankWorker.update_critic, batch, step))
+        return merge_ranks(self.ranks.call(RankWorker.update_critic, batch, step))
 
 
+@dataclass(frozen=True, slots=True)
 class RankReference:
     """The frozen reference of a rank group."""
 
-    def __init__(self, ranks: RankGroup) -> None:
-        self._ranks = ranks
+    ranks: RankGroup
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
         """Log-probs [B,T] of the batch's responses."""
-        return merge_rows(self._ranks.call(RankWorker.reference, batch))
+        return merge_rows(self.ranks.call(RankWorker.reference, batch))
 
     def score(self, batch: Batch) -> Batch:
         """The batch with `ref_log_probs`."""
@@ -98,9 +81,9 @@ class RankReference:
 
 
 class RankRoles:
-    """The models of one run, sharded over the ranks of a group, which build them with `make`."""
+    """The models of one run, sharded over the ranks of a group. Each rank builds its shards with `make`."""
 
-    saves_in_background = False  # every rank takes part in a save, and may be needed for generation
+    saves_in_background = False  # a save is a call to all ranks, and so is generation
 
     def __init__(self, ranks: RankGroup, make: MakeModels) -> None:
         self._ranks = ranks
@@ -115,7 +98,15 @@ class RankRoles:
     def update_policy(
         self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
-        return self.policy.update(batch, loss, step=step, regulariser=regulariser)
+        parts: list[RankUpdate] = self._ranks.call(RankWorker.update, batch, loss, step, regulariser)
+        if rows := [row for part in parts for row in part.scored_rows]:
+            old = torch.cat([part.old_log_probs for part in parts])
+            entropy = torch.cat([part.entropy for part in parts if part.entropy is not None])
+            batch = batch.with_rows(rows, old, entropy)
+        metrics = merge_ranks([part.metrics for part in parts])
+        if batch.entropy is not None:
+            metrics |= entropy_metric(batch.entropy, batch.mask)
+        return Update(metrics, merge_rows([part.log_probs for part in parts]), batch)
 
     def scale_lr(self, factor: float) -> None:
         self._ranks.call(RankWorker.scale_lr, factor)
@@ -137,11 +128,11 @@ class RankRoles:
         return {}
 
     def write_shards(self, folder: Path) -> None:
-        """Have every rank write its part of what a resume needs beside the policy's folder."""
+        """Have every rank write its shards of optimizer state and masters."""
         self._ranks.call(RankWorker.write_shards, str(folder.absolute()))
 
     def load(self, loaded: Loaded) -> None:
-        """Restore a checkpoint that any number of ranks wrote: every rank reads what its shards need."""
+        """Restore a checkpoint that any number of ranks wrote. Every rank reads only its shards."""
         self._ranks.call(RankWorker.load_shards, str((loaded.path / "training").absolute()))
 
     def stacks(self) -> str:

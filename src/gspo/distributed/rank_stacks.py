@@ -1,7 +1,11 @@
-"""What trainer ranks are doing, for a watchdog: asked over the store at which they met, beside whatever call is under way.
+"""What trainer ranks are doing, for the watchdog: they answer through the store at which they joined.
 
-A rank that hangs answers no call, but a thread beside its work does. The store is rank 0's or torchrun's own and
-serves without Python, so that it can be asked whatever the ranks do.
+    controller                      store                        rank r
+    ask_stacks: counter + 1 ──────► stacks                       main thread: any call, may hang
+                                    stacks ◄── every 0.5 s ───── StackAnswers thread
+    wait up to 3 s ◄─────────────── stacks/<number>/<r> ◄─────── its stacks
+
+The store belongs to rank 0 or to torchrun and is served without Python, so it answers while every rank hangs.
 """
 
 from __future__ import annotations
@@ -16,60 +20,55 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-LOOK_SECONDS = 0.5  # between a rank's looks at whether it was asked
+POLL_SECONDS = 0.5  # between a rank's looks at the question counter
 ANSWER_SECONDS = 3.0  # for all ranks to answer
-CONNECT = timedelta(seconds=10)
+CONNECT_SECONDS = 10.0
 
 
 class StackAnswers:
-    """Answers for one rank, in a thread, from now until `stop` or the end of the store."""
+    """Answers for one rank, in a thread, until `stop` or until the store is gone."""
 
     def __init__(self, address: str, port: int, rank: int) -> None:
         self._rank = rank
-        self._store = _connect(address, port)
+        self._store = connect_store(address, port)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rank-stacks", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Answer no more."""
+        """End the thread."""
         self._stopped.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         answered = 0
-        while not self._stopped.wait(LOOK_SECONDS):
+        while not self._stopped.wait(POLL_SECONDS):
             try:
-                asked = self._store.add(_question(), 0)
+                asked = self._store.add(store_key("stacks"), 0)
                 if asked > answered:
-                    self._store.set(_answer(asked, self._rank), thread_stacks())
+                    self._store.set(store_key("stacks", asked, self._rank), thread_stacks())
                     answered = asked
-            except RuntimeError:  # torch's own error for a store whose server is gone
+            except RuntimeError:  # torch's error for a store whose server is gone
                 return
 
 
-def ask_stacks(address: str, port: int, ranks: Sequence[int]) -> dict[int, str]:
-    """What every thread of these ranks does now; "" for one that gives no answer."""
+def ask_stacks(address: str, port: int, ranks: Sequence[int]) -> str:
+    """The stacks of every thread of these ranks, as text. A rank that does not answer is named."""
     try:
-        store = _connect(address, port)
-        number = store.add(_question(), 1)
+        store = connect_store(address, port)
+        number = store.add(store_key("stacks"), 1)
         end = time.monotonic() + ANSWER_SECONDS
-        keys = {rank: _answer(number, rank) for rank in ranks}
+        keys = {rank: store_key("stacks", number, rank) for rank in ranks}
         while not store.check(list(keys.values())) and time.monotonic() < end:
-            time.sleep(LOOK_SECONDS / 4)
-        return {rank: store.get(key).decode() if store.check([key]) else "" for rank, key in keys.items()}
+            time.sleep(POLL_SECONDS / 4)
+        stacks = {rank: store.get(key).decode() if store.check([key]) else "" for rank, key in keys.items()}
     except RuntimeError as error:
-        return dict.fromkeys(ranks, f"the ranks' store cannot be reached: {error}")
-
-
-def format_stacks(stacks: dict[int, str]) -> str:
-    """The answers as a text."""
+        stacks = dict.fromkeys(ranks, f"the ranks' store cannot be reached: {error}")
     return "\n".join(f"trainer rank {rank}:\n{text or 'gave no answer'}" for rank, text in stacks.items())
 
 
 def thread_stacks() -> str:
-    """What every thread of this process does now."""
+    """The stacks of every thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)} of process {os.getpid()}:\n{''.join(traceback.format_stack(frame))}"
@@ -77,14 +76,11 @@ def thread_stacks() -> str:
     )
 
 
-def _connect(address: str, port: int) -> TCPStore:
-    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=CONNECT)
+def connect_store(address: str, port: int, seconds: float = CONNECT_SECONDS) -> TCPStore:
+    """A client of the store at which the ranks joined."""
+    return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=seconds))
 
 
-def _question() -> str:
-    # torchrun's store outlives the ranks: what the last ones were asked is not meant for those it starts again.
-    return f"gspo/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/stacks"
-
-
-def _answer(number: int, rank: int) -> str:
-    return f"{_question()}/{number}/{rank}"
+def store_key(*parts: object) -> str:
+    """A key of this launch. torchrun's store outlives the ranks, so ranks that it restarts use new keys."""
+    return "/".join(map(str, ("gspo", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), *parts)))

@@ -1,8 +1,14 @@
-"""How ranks learn of each other's end: a thread beside each, and a store that outlives any of them.
+"""Detects trainer ranks that failed or disappeared: a watch thread in every rank, and a store that outlives any rank.
 
-A rank that fails leaves its cause in the store. One that is killed leaves nothing: those on its machine see its process
-gone, those elsewhere that it no longer beats. Whoever is left in a collective then has an error of its own, or hangs;
-the thread names the cause, and ends a process that does not end by itself.
+    rank 0: main thread ◄──────── collectives ────────► main thread :rank 1
+                ▲ cause, exit                                ▲ cause, exit
+            watch thread ──► store: where, beat, ◄── watch thread
+                         ◄── failure, left       ──►
+
+Every second a watch writes its beat and reads the keys of the other ranks. A rank that fails writes the cause. A killed
+rank writes nothing: ranks on its machine see that its process is gone, ranks elsewhere that its beats stop. The main
+threads of the remaining ranks are then in a collective that fails or hangs. The watch names the cause, and ends a
+process whose main thread does not return.
 """
 
 from __future__ import annotations
@@ -13,31 +19,28 @@ import socket
 import sys
 import threading
 import time
-from datetime import timedelta
-from typing import Any
+from contextlib import suppress
 
-from torch.distributed import TCPStore
+import torch.distributed as dist
 
 from gspo.distributed.rank_group import RankPlace
+from gspo.distributed.rank_stacks import connect_store, store_key
 from gspo.exit_codes import EXIT_WORKERS_LOST
 from gspo.processes import is_alive
 
 BEAT_SECONDS = 1.0
-SILENT_SECONDS = 40.0  # without a beat a rank on another machine counts as gone
+SILENT_SECONDS = 40.0  # a rank on another machine that sends no beat for this long counts as gone
 GRACE_SECONDS = 15.0  # for the main thread to end by itself once the cause is known
+CONNECT_SECONDS = 30.0
 
 
 class RankWatch:
-    """Beats for this rank and watches the others. `cause` is None while all is well."""
+    """Sends this rank's beats and watches those of the others. `cause` says why a rank is gone; None while all are well."""
 
     def __init__(self, place: RankPlace) -> None:
         self._place = place
-        # torchrun's store outlives the ranks: when it starts them again, what the last ones said is not meant.
-        self._prefix = f"gspo/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-        self._store = TCPStore(
-            place.address, place.port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
-        )
-        self._beats: dict[int, tuple[str, float]] = {}  # by rank: the last one, and when it was new
+        self._store = connect_store(place.address, place.port, CONNECT_SECONDS)
+        self._beats: dict[int, tuple[str, float]] = {}  # by rank: the last one and when it was first read
         self._pids: dict[int, int] = {}  # of ranks on this machine
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -47,32 +50,26 @@ class RankWatch:
         self._thread.start()
 
     def fail(self, message: str) -> None:
-        """Leave the cause of this rank's end for the others."""
-        with self._lock:
-            try:
-                self._store.set(self._key("failure"), message)
-            except RuntimeError:  # the store is gone too: nobody is left to tell
-                return
+        """Write the cause of this rank's end for the others."""
+        with self._lock, suppress(RuntimeError):  # a store that is gone has no readers
+            self._store.set(self._key("failure"), message)
 
     def find_cause(self, seconds: float) -> str | None:
-        """Why the others may be gone: waits for the thread to find out."""
+        """Wait up to `seconds` for the thread to find out why other ranks are gone."""
         end = time.monotonic() + seconds
         while self.cause is None and time.monotonic() < end and not self._stopped.is_set():
             time.sleep(0.1)
         return self.cause
 
     def stop(self) -> None:
-        """Say that this rank ends as it should, and watch no more."""
-        with self._lock:
+        """Tell the others that this rank ends as planned, and end the thread."""
+        with self._lock, suppress(RuntimeError):
             if not self._stopped.is_set():
                 self._stopped.set()
-                try:
-                    self._store.set(self._key("left"), "1")
-                except RuntimeError:
-                    return
+                self._store.set(self._key("left"), "1")
 
     def _key(self, what: str, rank: int | None = None) -> str:
-        return f"{self._prefix}/{what}/{self._place.rank if rank is None else rank}"
+        return store_key(what, self._place.rank if rank is None else rank)
 
     def _watch(self) -> None:
         number = 0
@@ -81,15 +78,15 @@ class RankWatch:
             try:
                 with self._lock:
                     self._store.set(self._key("beat"), str(number))
-                    self.cause = self._look()
-            except RuntimeError:  # torch's own error for a store whose server is gone
+                    self.cause = self._find_problem()
+            except RuntimeError:  # torch's error for a store whose server is gone
                 self.cause = "the launcher (torchrun), which held the ranks together, is gone"
             if self.cause is not None:
                 self._end_if_stuck()
                 return
 
-    def _look(self) -> str | None:
-        """The cause that one of the other ranks gives, failures before disappearances."""
+    def _find_problem(self) -> str | None:
+        """A problem of another rank: a failure that one reported, else one that disappeared."""
         others = [r for r in range(self._place.world_size) if r != self._place.rank]
         for rank in others:
             if self._store.check([self._key("failure", rank)]):
@@ -97,14 +94,14 @@ class RankWatch:
         for rank in others:
             if self._store.check([self._key("left", rank)]):
                 continue
-            if problem := self._gone(rank):
+            if problem := self._disappeared(rank):
                 return problem
         return None
 
-    def _gone(self, rank: int) -> str | None:
+    def _disappeared(self, rank: int) -> str | None:
         now = time.monotonic()
         if not self._store.check([self._key("where", rank)]):
-            return None  # not here yet: joining has a time limit of its own
+            return None  # it has not joined yet, which has its own time limit
         if rank not in self._beats:
             host, pid = json.loads(self._get("where", rank))
             self._beats[rank] = ("", now)
@@ -122,7 +119,7 @@ class RankWatch:
         return self._store.get(self._key(what, rank)).decode()
 
     def _end_if_stuck(self) -> None:
-        """End the process when its main thread, in a collective that never returns, does not."""
+        """End the process if its main thread does not leave a hanging collective in time."""
         if not self._stopped.wait(GRACE_SECONDS):
             print(f"error: {self.cause}; this rank does not end by itself and is stopped", file=sys.stderr)
             sys.stderr.flush()
@@ -131,8 +128,6 @@ class RankWatch:
 
 def is_network_error(error: BaseException) -> bool:
     """Whether an error only says that another process could not be reached: a consequence, not a cause."""
-    import torch.distributed as dist
-
     if isinstance(error, dist.DistError):
         return True
     words = ("gloo", "nccl", "connection", "socket", "peer", "timed out")
@@ -140,6 +135,6 @@ def is_network_error(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line: what the other ranks and the user are format_stacks."""
-    text: Any = str(error).strip()
+    """An error in one line, for the other ranks and the user."""
+    text = str(error).strip()
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

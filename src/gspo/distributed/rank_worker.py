@@ -15,7 +15,6 @@ from torch import Tensor
 
 from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
 from gspo.distributed.rank_group import RankPlace
-from gspo.distributed.rank_results import FoundRows, RankScores, RankUpdate
 from gspo.metrics import Metric, Metrics
 from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
@@ -25,12 +24,12 @@ from gspo.training.policy import LossFunction, Regulariser
 from gspo.training.roles import ADAPTER_FILES, LocalRoles, PolicyFacts
 from gspo.types import AdvantageBatch, Group, TrainBatch
 
-JOIN_TIMEOUT = timedelta(minutes=30)  # for ranks to meet, and for a collective: ranks enter them together
+JOIN_TIMEOUT = timedelta(minutes=30)  # for joining and for every collective
 
 
 @dataclass
 class RankModels:
-    """The models of one rank: its shards, and where the ranks generate an engine over a full copy of the policy."""
+    """The models of one rank: its shards, and, where ranks generate, an engine over a full copy of the policy."""
 
     roles: LocalRoles
     engine: RolloutEngine | None = None
@@ -38,13 +37,36 @@ class RankModels:
 
 
 MakeModels = Callable[[torch.device], RankModels]
-"""Builds the models of a rank on its device. It travels to every rank: a function of a module, or a partial of one."""
+"""Builds the models of a rank on its device. It is pickled: a function of a module, or a partial of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankScores:
+    """π_old and entropies [B,T], 0 in other ranks' rows. The update will score this rank's `unscored_rows`."""
+
+    old_log_probs: Tensor
+    entropy: Tensor | None
+    unscored_rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankUpdate:
+    """One rank's part of an update: its metrics, and its rows' log-probs [B,T], 0 in other ranks' rows.
+
+    `scored_rows` are the rows that the update scored, with their π_old and entropies [len(scored_rows),T].
+    """
+
+    metrics: Metrics
+    log_probs: Tensor
+    scored_rows: list[int]
+    old_log_probs: Tensor
+    entropy: Tensor | None
 
 
 class RankWorker:
-    """What a RankGroup calls. Every method runs on all ranks at once with the same arguments.
+    """The methods that a RankGroup calls. Each runs on all ranks at once with the same arguments.
 
-    A host (a process of torchrun, a Ray actor) creates one, calls `join` once, and then `run` for every call.
+    The host, a torchrun process or a Ray actor, creates one, calls `join` once, and `run` for every call.
     """
 
     def __init__(self) -> None:
@@ -53,7 +75,7 @@ class RankWorker:
         self._adapters: ShardedAdapters | None = None
 
     def join(self, place: RankPlace) -> None:
-        """Meet the other ranks: sets up torch.distributed (gloo on CPUs; nccl beside it on GPUs)."""
+        """Set up torch.distributed with the other ranks: gloo for CPU tensors, nccl for GPU tensors."""
         device = torch.device(place.device)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -77,7 +99,7 @@ class RankWorker:
             dist.destroy_process_group()
 
     def build(self, make: MakeModels) -> PolicyFacts:
-        """Load and shard the models, in place of those that were there."""
+        """Load and shard the models. Frees the previous ones first."""
         self.unload()
         self._models = make(self._device)
         roles, shards = self.roles, self._shards(self.roles.policy)
@@ -128,8 +150,11 @@ class RankWorker:
             update = self.roles.update_policy(batch, loss, step=step, regulariser=regulariser)
         metrics = _plain(update.metrics)
         if batch.entropy is not None:
-            metrics.pop("actor/entropy", None)  # known when all rows have been put together
-        return RankUpdate(metrics, update.log_probs, _found(batch, update.batch))
+            metrics.pop("actor/entropy", None)  # the controller computes it from the rows of all ranks
+        after = update.batch
+        rows = sorted(set(batch.unscored_rows) - set(after.unscored_rows))
+        entropy = None if after.entropy is None else after.entropy[rows]
+        return RankUpdate(metrics, update.log_probs, rows, after.old_log_probs[rows], entropy)
 
     def update_critic(self, batch: AdvantageBatch, step: int) -> Metrics:
         """Train the critic on a batch, each rank on its rows of every mini-batch."""
@@ -149,7 +174,7 @@ class RankWorker:
         return self.engine.step()
 
     def engine_generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
-        """Run this rank's share of the requests to the end: every world_size-th, from its own number on."""
+        """Run this rank's share of the requests to the end: those whose index modulo world_size is the rank."""
         return self.engine.generate([r for i, r in enumerate(requests) if self._is_mine(i)])
 
     def engine_unfinished(self) -> list[GroupRequest]:
@@ -169,7 +194,7 @@ class RankWorker:
         self.engine.load_weights(None, version)
 
     def weights(self) -> dict[str, Tensor]:
-        """On rank 0: the policy's full weights in its compute precision and in host memory, adapters merged in. Others: {}."""
+        """On rank 0 the policy's full weights, adapters merged in, in compute precision and host memory; {} on others."""
         shards = self._shards(self.roles.policy)
         dtype, out = shards.settings.compute_dtype, {}
         with torch.no_grad(), shards.resident():
@@ -179,7 +204,7 @@ class RankWorker:
         return out
 
     def save_model(self, folder: str) -> None:
-        """Write the policy as an ordinary Hugging Face folder (rank 0 does), with its adapters beside it."""
+        """Write the policy from rank 0 as a Hugging Face folder, with its adapters in `training/`."""
         weights = self.weights()
         if dist.get_rank() == 0:
             model = self.roles.policy.model
@@ -188,7 +213,7 @@ class RankWorker:
             plain.load_state_dict(weights, assign=True)
             plain.tie_weights()
             plain.generation_config = model.generation_config
-            # How names and shapes of the files became those of the modules, to be undone in the export.
+            # The export reverses how loading converted the files' names and shapes.
             plain._weight_conversions = getattr(model, "_weight_conversions", None)
             with no_progress_bars():
                 plain.save_pretrained(folder)
@@ -197,19 +222,19 @@ class RankWorker:
                 self._adapters.save((Path(folder) / "training" / ADAPTER_FILES).parent)
 
     def _full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The plain model's tensors, gathered one after another."""
+        """The tensors of the model without adapters, gathered one by one."""
         if self._adapters is not None:
             return self._adapters.merged_tensors()
         return self._shards(self.roles.policy).full_tensors()
 
     def write_shards(self, folder: str) -> None:
-        """Write this rank's part of what a resume needs beside the model."""
+        """Write this rank's shards of optimizer state and masters, which a resume needs beside the model."""
         write_sets(self._sets(), Path(folder))
 
     def load_shards(self, folder: str) -> None:
-        """Read this rank's part of what a checkpoint holds beside the model. Any number of ranks may have written it.
+        """Read this rank's shards of a checkpoint that any number of ranks wrote.
 
-        Masters come last: adapters that one process wrote in a lower precision are the same weights, rounded.
+        Adapters come first: an unsharded run writes them rounded to its compute precision, and the masters correct that.
         """
         for role in (self.roles.policy, self.roles.critic):
             if role is not None:
@@ -218,10 +243,10 @@ class RankWorker:
             fill_set(members, name, Path(folder))
 
     def _sets(self) -> dict[str, TensorSet]:
-        """The sets of a checkpoint under the names that an unsharded run gives them.
+        """The tensor sets of a checkpoint under the names of an unsharded run.
 
-        Where the compute precision is lower than the masters', the exported folder is not enough to go on from: the
-        shards, which are the masters, are then saved beside the moments.
+        The exported model is in compute precision. Where that is lower than float32, the shards, which are the masters,
+        are saved with the moments.
         """
         sets = self.roles.tensors()
         roles = {"optimizer": self.roles.policy, "critic/optimizer": self.roles.critic}
@@ -244,7 +269,7 @@ class RankWorker:
         return self._models.engine
 
     def _is_mine(self, number: int) -> bool:
-        """Work is assigned by number, so that a resumed run gives every rank the same work."""
+        """Whether this rank has work item `number`. A resumed run assigns the same items to the same ranks."""
         return number % dist.get_world_size() == dist.get_rank()
 
     @staticmethod
@@ -253,16 +278,8 @@ class RankWorker:
         return role.ranks
 
 
-def _found(before: AdvantageBatch, after: AdvantageBatch) -> FoundRows | None:
-    """What an update found of rows that were not scored."""
-    rows = sorted(set(before.unscored_rows) - set(after.unscored_rows))
-    if not rows or after.entropy is None:
-        return None
-    return FoundRows(rows, after.old_log_probs[rows], after.entropy[rows])
-
-
 def _plain(metrics: Metrics) -> Metrics:
-    """The metrics as plain numbers, which can be sent to another process."""
+    """The metrics as Python numbers, for sending to another process."""
     return {name: Metric(m.kind, float(m.value), float(m.weight)) for name, m in metrics.items()}
 
 

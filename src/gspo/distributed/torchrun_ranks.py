@@ -2,8 +2,14 @@
 
     torchrun --nproc-per-node 2 -m gspo train … actor_rollout_ref.actor.strategy=fsdp2
 
-A call is broadcast over gloo with its arguments; every rank runs it, and rank 0 gathers the results. Without torchrun
-the group is this one process.
+    rank 0 (loop)                                   rank 1 … (follow)
+    call ── broadcast (method, arguments) ────────► waits for the next call
+    own RankWorker.run  ◄──── collectives ────────► RankWorker.run
+    waits for all ◄──────── gather results ──────── sends its result, waits for the next call
+    dismiss ── broadcast END ─────────────────────► leaves
+
+Calls travel over gloo. `RankWatch` notices a rank that failed or disappeared while another waits for it. Without
+torchrun the group is this one process.
 """
 
 from __future__ import annotations
@@ -20,20 +26,20 @@ import torch.distributed as dist
 
 from gspo.distributed.launch import launched_place
 from gspo.distributed.rank_group import RankFailed, RankPlace
-from gspo.distributed.rank_stacks import StackAnswers, ask_stacks, format_stacks
+from gspo.distributed.rank_stacks import StackAnswers, ask_stacks
 from gspo.distributed.rank_watch import RankWatch, describe, is_network_error
 from gspo.distributed.rank_worker import RankWorker
 from gspo.exit_codes import EXIT_WORKERS_LOST
 
-CAUSE_SECONDS = 10.0  # how long to look for the error behind one that only says that a rank is gone
-# Followers wait for the next call however long it takes; the watch notices a dead rank.
+CAUSE_SECONDS = 10.0  # how long to look for the cause behind an error that only says that a rank is gone
+# Followers wait for the next call without a limit; the watch notices a dead rank.
 FOREVER = timedelta(days=365)
 REMEDY = "go on from the last checkpoint with the same command"
-END = "end"  # the call with which followers end
+END = "end"  # the call that ends the followers
 
 
 class TorchrunRanks:
-    """The RankGroup of one launch. A process belongs to one launch, so there is one of it: `TorchrunRanks.join`."""
+    """The RankGroup of one launch. A process belongs to one launch, so it has one group: `TorchrunRanks.join`."""
 
     _joined: TorchrunRanks | None = None
 
@@ -42,7 +48,7 @@ class TorchrunRanks:
         self.failed = False
         self._worker = RankWorker()
         self._worker.join(place)
-        # Objects travel in a group of their own, whose calls may come hours apart.
+        # A separate process group for calls, which may come hours apart.
         self._control: Any = dist.new_group(backend="gloo", timeout=FOREVER)
         self._watch = RankWatch(place) if place.world_size > 1 else None
         self._store = (place.address, place.port)
@@ -50,23 +56,19 @@ class TorchrunRanks:
 
     @classmethod
     def join(cls, device: str) -> TorchrunRanks:
-        """The group of this launch: it meets at the first call; later calls return the same one."""
+        """The group of this launch. The first call joins the other ranks; later calls return the same group."""
         if cls._joined is None:
             cls._joined = cls(launched_place(device))
-        return cls._joined
-
-    @classmethod
-    def joined(cls) -> TorchrunRanks | None:
-        """The group of this launch, if this process has joined it."""
         return cls._joined
 
     def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
         if self.failed:
             raise RankFailed(f"{method.__name__}: the trainer's ranks have ended")
-        if self.world_size == 1:  # no other rank can be out of step: an error leaves the group as it was
+        if self.world_size == 1:  # no other rank can be out of step: the group is usable after an error
             return [self._worker.run(method.__name__, args)]
         try:
-            self._check()
+            if self._watch is not None and self._watch.cause is not None:
+                raise RankFailed(f"{self._watch.cause}; {REMEDY}")
             dist.broadcast_object_list([(method.__name__, args)], src=0, group=self._control)
             own = self._worker.run(method.__name__, args)
             results: list[Any] = [None] * self.world_size
@@ -76,12 +78,8 @@ class TorchrunRanks:
             self.failed = True
             raise self._explain(error) from error
 
-    def _check(self) -> None:
-        if self._watch is not None and self._watch.cause is not None:
-            raise RankFailed(f"{self._watch.cause}; {REMEDY}")
-
     def _explain(self, error: BaseException) -> BaseException:
-        """The error itself when it began here; the other rank's cause when it is only what followed from it."""
+        """The error itself if it began here; another rank's cause if the error only followed from that."""
         if self._watch is None or isinstance(error, RankFailed):
             return error
         if is_network_error(error):
@@ -92,13 +90,13 @@ class TorchrunRanks:
         return error
 
     def stacks(self) -> str:
-        """What the followers are doing. This process is rank 0."""
+        """The stacks of the followers. This process is rank 0."""
         others = range(1, self.world_size)
-        return format_stacks(ask_stacks(*self._store, others)) if others else ""
+        return ask_stacks(*self._store, others) if others else ""
 
     def follow(self) -> int:
-        """Run rank 0's calls until it ends them; the exit code of this process."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides when all stop
+        """Run rank 0's calls until END. Returns the exit code of this process."""
+        for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides when all ranks stop
             signal.signal(number, signal.SIG_IGN)
         assert self._watch is not None
         try:
@@ -112,10 +110,10 @@ class TorchrunRanks:
                 result = self._worker.run(method, args)
                 dist.gather_object(result, None, dst=0, group=self._control)
         except BaseException as error:
-            return self._follower_ends(error)
+            return self._report_failure(error)
 
-    def _follower_ends(self, error: BaseException) -> int:
-        """Leave the cause for the others, or name theirs; the traceback of a cause is shown where it happened."""
+    def _report_failure(self, error: BaseException) -> int:
+        """Print another rank's cause, or report this rank's own to the others with its traceback here."""
         assert self._watch is not None
         if is_network_error(error) and (cause := self._watch.find_cause(CAUSE_SECONDS)):
             print(f"trainer rank {self.rank} stops: {cause}", file=sys.stderr)
@@ -128,14 +126,14 @@ class TorchrunRanks:
         return EXIT_WORKERS_LOST
 
     def close(self) -> None:
-        """Free the models everywhere; the processes stay for another run of this launch until `dismiss`."""
+        """Free the models on all ranks. The processes stay for another run of this launch until `dismiss`."""
         if not self.failed and dist.is_initialized():
             self.call(RankWorker.unload)
 
     def dismiss(self, error: BaseException | None = None) -> None:
-        """End the followers. After an error of rank 0 or a failed call they see the cause and end by themselves."""
+        """End the followers. After an error of rank 0 or a failed call they read the cause and end by themselves."""
         if not self.failed and self.world_size > 1:
-            with suppress(RuntimeError):  # a follower that is gone has ended already
+            with suppress(RuntimeError):  # a follower has ended already
                 dist.broadcast_object_list([(END, ())], src=0, group=self._control)
         elif self._watch is not None and error is not None and not isinstance(error, RankFailed):
             self._watch.fail(describe(error))
@@ -153,12 +151,13 @@ class TorchrunRanks:
 
 @contextmanager
 def launched_rank_group() -> Iterator[None]:
-    """Around what rank 0 does: afterwards the followers end, whatever happened."""
+    """A context around rank 0's work. The followers end with it, also after an error."""
+    failure: BaseException | None = None
     try:
         yield
     except BaseException as error:
-        if (ranks := TorchrunRanks.joined()) is not None:
-            ranks.dismiss(error)
+        failure = error
         raise
-    if (ranks := TorchrunRanks.joined()) is not None:
-        ranks.dismiss()
+    finally:
+        if (ranks := TorchrunRanks._joined) is not None:
+            ranks.dismiss(failure)

@@ -28,6 +28,7 @@ from gspo.exit_codes import (
 from gspo.loop.guards.bad_numbers import BadNumbers
 from gspo.loop.trainer import Trainer
 from gspo.models.load import ModelError
+from gspo.models.output_head import UnsupportedModel
 from gspo.plugins import PluginError
 from gspo.rewards.protocol import RewardError
 from gspo.rollout.engine import EngineError
@@ -35,7 +36,6 @@ from gspo.rollout.workers.connection import WorkersLost
 from gspo.runs.folder import RunLocked
 from gspo.runs.sinks import MissingExtra
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
-from gspo.training.log_probs import UnsupportedModel
 from gspo.training.lora import MissingPeft
 from gspo.training.parallel.fsdp import ShardError
 

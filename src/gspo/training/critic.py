@@ -1,4 +1,4 @@
-"""The value function of PPO: a decoder with one number a token, trained on the returns."""
+"""The value function of PPO: a decoder with one number per token, trained on the returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gspo.types import AdvantageBatch, Batch, BatchTotals, LossOutput, TrainBatc
 
 @dataclass(frozen=True, slots=True)
 class CriticSettings:
-    """How a batch is cut and how far a value may move. `micro_batch_rows` counts only without `micro_batch_tokens`."""
+    """How a batch is split, and the clip of values. `micro_batch_rows` is used only when `micro_batch_tokens` is None."""
 
     mini_batch_groups: int = 8
     num_epochs: int = 1
@@ -34,9 +34,9 @@ class CriticSettings:
 
 
 class ValueModel(nn.Module):
-    """A causal decoder without its output layer, and a linear map from hidden states to one float32 value.
+    """A causal decoder with a linear map from hidden states to one float32 value instead of its output layer.
 
-    The map starts at 0, so that before any update every value is 0 and advantages are the rewards alone.
+    The map starts at 0, so the first values are 0 and the first advantages are the rewards alone.
     """
 
     def __init__(self, model: Any) -> None:
@@ -49,12 +49,12 @@ class ValueModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, micro: MicroBatch) -> Tensor:
-        """Values [b,T]: that of response token t is taken before it is seen, where it is about to be chosen."""
+        """Values [b,T]. The value at response token t is computed from the tokens before t."""
         return micro.scatter(self.head(micro.hidden(self.decoder).float()).squeeze(-1))
 
 
 class Critic:
-    """A value model with its optimiser."""
+    """A value model with its optimizer."""
 
     def __init__(
         self,
@@ -70,31 +70,31 @@ class Critic:
         self.schedule = schedule
         self.settings = settings
         self.device = next(model.decoder.parameters()).device
-        self.layout = Forward.of(model.decoder, settings.layout)
+        self.runner = Forward.of(model.decoder, settings.layout)
 
     def plan(self, batch: TrainBatch, epoch: int = 0) -> list[list[list[int]]]:
-        """Rows of each micro-batch of each mini-batch: a function of the batch and the epoch."""
+        """Rows of each micro-batch of each mini-batch. Depends on the batch and the epoch only."""
         s = self.settings
         return plan_micro_batches(
             batch,
             s.mini_batch_groups,
             max_tokens=s.micro_batch_tokens,
             max_rows=s.micro_batch_rows,
-            kind=self.layout.kind,
+            kind=self.runner.kind,
             ranks=self.ranks,
             epoch=epoch,
         )
 
     def forward(self, batch: TrainBatch, rows: list[int]) -> Tensor:
-        """Values [b,T]; without rows, those of a forward that counts for nothing."""
-        micro = self.layout.micro(batch, rows or [idle_row(batch)], self.device)
+        """Values [b,T]; without rows, those of a forward that does not count (`idle_row`)."""
+        micro = self.runner.micro(batch, rows or [idle_row(batch)], self.device)
         return self.ranks.run(self.model, micro)
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Batch:
-        """The batch with `values`, those before this step's updates; zero in other ranks' rows."""
+        """The batch with `values` under the current weights; zero in other ranks' rows."""
         values = torch.zeros_like(batch.mask)
-        with self.layout.running():
+        with self.runner.running():
             for micros in self.plan(batch):
                 for rows in micros:
                     got = self.forward(batch, rows).cpu()
@@ -104,24 +104,22 @@ class Critic:
         return dataclasses.replace(batch, values=values * batch.mask)
 
     def update(self, batch: AdvantageBatch, *, step: int) -> Metrics:
-        """One optimiser step a mini-batch. A mini-batch with bad numbers is skipped, counted, and changes nothing."""
+        """One optimizer step per mini-batch. One with a non-finite loss or gradient is skipped and counted."""
         assert batch.values is not None, "score() comes first"
         metrics: Metrics = {}
         lr = self.schedule.at(step)
         for epoch in range(self.settings.num_epochs):
             for micros in self.plan(batch, epoch):
                 merge_metrics(metrics, self._mini_batch(batch, micros, lr))
-        metrics["critic/lr"] = Metric("last", lr)
         explained = explained_variance(batch.values, batch.returns, batch.mask)
-        metrics["critic/vf_explained_var"] = Metric("last", explained)
-        return metrics
+        return metrics | {"critic/lr": Metric("last", lr), "critic/vf_explained_var": Metric("last", explained)}
 
     def _mini_batch(self, batch: AdvantageBatch, micros: list[list[int]], lr: float) -> Metrics:
         totals = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         self.optimizer.begin(len(micros))
-        with self.layout.running():
+        with self.runner.running():
             for rows in micros:
                 out = self._micro_step(batch, rows, totals)
                 total += out.loss.detach()
@@ -129,9 +127,8 @@ class Critic:
         result = self.optimizer.step(lr, self.ranks.sum(total))
         if not result.applied:
             return {"critic/skipped_updates": Metric("sum", 1.0)}
-        metrics["critic/grad_norm"] = Metric.mean(result.grad_norm)
-        metrics["critic/skipped_updates"] = Metric("sum", 0.0)
-        return metrics
+        norm = Metric.mean(result.grad_norm)
+        return metrics | {"critic/grad_norm": norm, "critic/skipped_updates": Metric("sum", 0.0)}
 
     def _micro_step(self, batch: AdvantageBatch, rows: list[int], totals: BatchTotals) -> LossOutput:
         assert batch.values is not None
@@ -152,7 +149,7 @@ class Critic:
         return out
 
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Weights and optimiser state, by the name of their file."""
+        """Weights and optimizer state, by file name."""
         return {"critic/model": dict(self.model.state_dict()), "critic/optimizer": self.optimizer.state_tensors()}
 
     def load_state_tensors(self, tensors: dict[str, dict[str, Tensor]]) -> None:

@@ -1,7 +1,7 @@
 """A decoder's forward and backward captured as CUDA graphs, one pair for each size of packed micro-batch.
 
-A small model on a fast GPU waits for the host to launch its kernels; a captured pair is launched as a whole. Tokens,
-sequences and keys are padded to a captured size: attention leaves padding at zero (flash.py), and nothing reads it.
+A small model on a fast GPU waits for the host to launch its kernels; a captured pair is one launch. Tokens, sequences
+and keys are padded to a captured size. Attention leaves padding at zero (kernels/flash_packed.py); nothing reads it.
 """
 
 from __future__ import annotations
@@ -16,34 +16,33 @@ from gspo.kernels.flash_packed import Spans
 
 log = logging.getLogger(__name__)
 
-MAX_GRAPHS = 12  # each holds its activations: more kinds of micro-batch than this run without
+MAX_GRAPHS = 12  # each holds its activations; further sizes run without a graph
 TOKEN_STEP = 64  # graphs are captured for multiples of this many tokens
-MAX_PADDING = 1.125  # tokens of a graph for each token of a micro-batch that takes it, at most
+MAX_PADDING = 1.125  # most tokens of a graph per token of a micro-batch that runs in it
+MAX_SIZES = 1 << 14  # number of micro-batch sizes whose graph is remembered
 
-MAX_SIZES = 1 << 14  # of micro-batches that are remembered
-
-# Tokens, entries of `query_starts`, keys, most queries and most keys of a sequence.
+# Tokens, entries of `query_starts`, keys, and the most queries and keys of one sequence.
 Size = tuple[int, int, int, int, int]
 
 
 class GraphedDecoder:
-    """Hidden states [N, H] of packed tokens by captured graphs; what cannot be captured runs as it is."""
+    """Hidden states [N, H] of packed tokens from captured graphs; sizes without a graph run the decoder directly."""
 
     def __init__(self, decoder: nn.Module) -> None:
         self._decoder = decoder
         self._graphs: dict[Size, Any] = {}
-        self._chosen: dict[Size, Size | None] = {}  # a size keeps its graph: another one may round otherwise
+        self._chosen: dict[Size, Size | None] = {}  # a size keeps its graph: another may round differently
         self._memory: Any = None
         self.reason: str | None = None
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, spans: Spans) -> Tensor:
-        """As the decoder's own, with gradients to its parameters."""
+        """Hidden states of the decoder, with gradients to its parameters."""
         size = _size(input_ids.shape[1], spans)
         if size in self._chosen:
             captured = self._chosen.pop(size)
         else:
-            captured = self._fitting(size) or self._capture(size, input_ids, position_ids, spans)
-        self._chosen[size] = captured  # now the latest
+            captured = self._smallest_for(size) or self._capture(size, input_ids, position_ids, spans)
+        self._chosen[size] = captured  # moved to the end, as the latest
         if len(self._chosen) > MAX_SIZES:
             del self._chosen[next(iter(self._chosen))]
         if captured is None:
@@ -51,17 +50,17 @@ class GraphedDecoder:
         padded = _pad(captured, input_ids, position_ids, spans)
         return self._graphs[captured](*padded)[0, : input_ids.shape[1]]
 
-    def _fitting(self, size: Size) -> Size | None:
-        """The smallest graph that takes this size without much padding."""
-        fitting = [
+    def _smallest_for(self, size: Size) -> Size | None:
+        """The smallest graph that holds this size without much padding."""
+        large_enough = [
             captured
             for captured in self._graphs
             if all(have >= need for have, need in zip(captured, size)) and captured[0] <= MAX_PADDING * size[0]
         ]
-        return min(fitting, default=None)
+        return min(large_enough, default=None)
 
     def _capture(self, size: Size, input_ids: Tensor, position_ids: Tensor, spans: Spans) -> Size | None:
-        """The size of a new graph for this one, or None where there is to be none."""
+        """Capture a graph for this size. Returns its size, or None if there is no graph."""
         if self.reason is not None or len(self._graphs) >= MAX_GRAPHS:
             return None
         like = any(captured[0] < size[0] <= MAX_PADDING * captured[0] for captured in self._graphs)
@@ -74,7 +73,7 @@ class GraphedDecoder:
             self._graphs[key] = torch.cuda.make_graphed_callables(
                 module, sample, allow_unused_input=True, pool=self._memory
             )
-        except Exception as error:  # whatever a model does that cannot be captured
+        except Exception as error:  # models fail to capture in many ways
             self.reason = f"{type(error).__name__}: {error}"
             log.warning("training runs without CUDA graphs: %s", self.reason)
             return None
@@ -82,7 +81,7 @@ class GraphedDecoder:
 
 
 class _Packed(nn.Module):
-    """A decoder as a function of tensors alone. `longest` are the most queries and keys a captured sequence may have."""
+    """A decoder as a function of tensors. `longest` are the most queries and keys of a sequence in the graph."""
 
     def __init__(self, decoder: nn.Module, longest: tuple[int, ...] | None = None) -> None:
         super().__init__()
@@ -111,7 +110,7 @@ def _size(num_tokens: int, spans: Spans) -> Size:
 
 
 def _rounded(size: Size, *, varies: bool) -> Size:
-    """What a graph for this size takes: hardly more tokens, which cost most, unless sizes have been seen to vary."""
+    """The size of a graph for this size: few extra tokens, which cost most, unless sizes vary."""
     num_tokens, num_starts, num_keys, most_queries, most_keys = size
     step = max(TOKEN_STEP, _power_of_two(num_tokens) // 16) if varies else TOKEN_STEP
     return (
@@ -124,7 +123,7 @@ def _rounded(size: Size, *, varies: bool) -> Size:
 
 
 def _power_of_two(number: int) -> int:
-    """The next one."""
+    """The smallest power of two that is at least `number`."""
     return 1 << max(0, (number - 1).bit_length())
 
 

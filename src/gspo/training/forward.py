@@ -1,4 +1,4 @@
-"""How micro-batches go through a model: packed where the model's own modules allow it, in padded rows otherwise."""
+"""How micro-batches run through a model: packed where the model supports it, in padded rows otherwise."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class MicroBatchCache:
-    """The micro-batches of the latest batch: scoring and updating run the same ones."""
+    """The micro-batches of the latest batch, which scoring and updating share."""
 
     def __init__(self) -> None:
         self._of: tuple[object, ...] = ()
@@ -40,7 +40,7 @@ class MicroBatchCache:
         self._last: MicroBatch | None = None
 
     def get(self, batch: TrainBatch, rows: tuple[int, ...], make: Callable[[], MicroBatch]) -> MicroBatch:
-        """That of these rows of `batch`, which is told from others by its tokens being the same objects."""
+        """The micro-batch of these rows. Batches with the same token objects count as the same batch."""
         of = (batch.prompt_ids, batch.response_ids, batch.group_ids)
         width = batch.mask.shape[1]
         if width != self._width or any(a is not b for a, b in zip(of, self._of)):
@@ -56,14 +56,14 @@ class MicroBatchCache:
 
 @dataclass(frozen=True)
 class Forward:
-    """The layout that a decoder (a model without its head) runs in. `reason` says why it is not the one asked for."""
+    """Runs a decoder (a model without its head) in a layout. `reason` says why it is not the requested one."""
 
     decoder: nn.Module
     kind: Kind
     kernels: dict[str, str] = field(default_factory=dict)
     reason: str | None = None
     configs: list[Any] = field(default_factory=list)
-    spans_of: SpansOf | None = None  # for a kernel that takes all sequences in one call
+    spans_of: SpansOf | None = None  # for a kernel that processes all sequences in one call
     fused: FusedProjections | None = None
     layers: CompiledLayers | None = None
     graphed: GraphedDecoder | None = None
@@ -71,9 +71,9 @@ class Forward:
 
     @staticmethod
     def of(decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False) -> Forward:
-        """The layout asked for if the decoder gives the same hidden states in it as in padded rows; else padded rows.
+        """The requested layout if the decoder computes the same hidden states as in padded rows; else padded rows.
 
-        Kernels that take all sequences in one call come first, SDPA over blocks of sequences after them.
+        Kernels that process all sequences in one call are tried first, then SDPA over blocks of sequences.
         """
         if kind == "plain":
             return Forward(decoder, kind)
@@ -88,13 +88,13 @@ class Forward:
         return Forward(decoder, "plain", reason=reason)
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
-        """The tensors of one forward, in this layout; those of the latest batch are made once."""
+        """The tensors of one forward in this layout, cached for the latest batch."""
         return self.made.get(
             batch, tuple(rows), lambda: micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of)
         )
 
     def hidden(self, micro: MicroBatch) -> Tensor:
-        """Hidden states [M, H] before the response tokens; within `running`."""
+        """Hidden states [M, H] that predict the response tokens; within `running`."""
         packed = micro.layout
         graphed = self.graphed if torch.is_grad_enabled() else None
         if graphed is None or packed is None or not isinstance(packed.spans, flash.Spans):
@@ -103,7 +103,7 @@ class Forward:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around forwards and their backwards: attention by layout, and checkpointed layers that keep dropout off."""
+        """A context for forwards and backwards: attention for the layout, and checkpointing with dropout off."""
         with ExitStack() as stack:
             if self.kind != "plain":
                 stack.enter_context(swapped_attention(self.configs, self.kernels))
@@ -117,9 +117,9 @@ class Forward:
 
 @contextmanager
 def _checkpointing(model: nn.Module) -> Iterator[None]:
-    """Within this, layers marked for gradient checkpointing recompute their forward in the backward.
+    """A context in which layers with gradient checkpointing recompute their forward in the backward.
 
-    transformers does so only in training mode, which would switch dropout on and make ratios compare unlike things.
+    transformers does so only in training mode, which would switch dropout on.
     """
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
     if not torch.is_grad_enabled():
@@ -137,10 +137,10 @@ def _checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def _captures(decoder: nn.Module) -> bool:
-    """Whether captured graphs train this decoder: without layers to recompute, and every gradient taken at once.
+    """Whether captured graphs can train this decoder: without recomputed layers and float32 parameters.
 
-    A graph leaves its gradients in memory that its next replay overwrites. Those of half-precision parameters are added
-    to sums of their own after every backward (optimizer.py); a float32 parameter's would stay there.
+    A graph's next replay overwrites its gradients. Half-precision ones are added to separate sums after every backward
+    (optim/adamw.py); a float32 parameter's would be lost.
     """
     recomputes = any(getattr(m, "gradient_checkpointing", False) for m in decoder.modules())
     return not recomputes and not any(p.requires_grad and p.dtype == torch.float32 for p in decoder.parameters())
@@ -150,7 +150,7 @@ def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
     for config in configs:
         name = config._attn_implementation
         if name not in kernels:
-            return f"attn_implementation={name!r}; packed training takes the place of {' or '.join(kernels)}"
+            return f"attn_implementation={name!r}; packed training replaces {' or '.join(kernels)}"
         kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if kinds:
             return f"layers of type {', '.join(sorted(kinds))}"
@@ -160,13 +160,13 @@ def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
 
 
 def _is_sharded(decoder: nn.Module) -> bool:
-    """Whether ranks hold parts of its weights, which may be gathered just now."""
+    """Whether ranks hold shards of its weights."""
     gathers = any(isinstance(m, FSDPModule) for m in decoder.modules())
     return gathers or any(isinstance(p, DTensor) for p in decoder.parameters())
 
 
 def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], SpansOf | None]]:
-    """Ways to attend over packed tokens that a decoder of this device and precision may have, the best first."""
+    """Attention kernels for packed tokens on this device and precision, the best first."""
     if flex:
         yield FLEX, None
         return
@@ -178,34 +178,30 @@ def _kernels(decoder: nn.Module, flex: bool) -> Iterator[tuple[dict[str, str], S
 
 
 def _compiled(forward: Forward) -> Forward:
-    """The same with compiled layers. On a GPU only what attends in one call is compiled, and captured where it may be."""
-    decoder = forward.decoder
-    if next(decoder.parameters()).device.type == "cpu":
-        # A reference has the policy's settings and may be another model.
-        return _with_compiled_layers(forward) if is_dense(decoder) else forward
-    if forward.spans_of is None:
-        return forward
-    graphed = GraphedDecoder(decoder) if _captures(decoder) else None
-    return replace(forward, layers=CompiledLayers(decoder), graphed=graphed)
+    """The same with compiled layers, or without if they do not compile.
 
-
-def _with_compiled_layers(forward: Forward) -> Forward:
-    """The same with compiled layers, or without where they do not compile.
-
-    They are compiled here, on a batch that is always the same: compiled code depends on the sizes that it first met,
-    and a run that is resumed must compute the same bits.
+    On a GPU that needs single-call attention, and CUDA graphs are added where possible. On a CPU the layers are
+    compiled here, on a fixed batch: compiled code depends on the first sizes that it runs, and a resumed run must
+    compute the same bits.
     """
-    compiled = replace(forward, layers=CompiledLayers(forward.decoder))
+    decoder = forward.decoder
+    on_cpu = next(decoder.parameters()).device.type == "cpu"
+    # The reference shares the policy's settings but may be another model, one that is not dense.
+    if not (is_dense(decoder) if on_cpu else forward.spans_of):
+        return forward
+    compiled = replace(forward, layers=CompiledLayers(decoder))
+    if not on_cpu:
+        return replace(compiled, graphed=GraphedDecoder(decoder) if _captures(decoder) else None)
     try:
         _run_once(compiled)
-    except Exception as error:  # a compiler that is broken or lacks headers, a model that cannot be traced
+    except Exception as error:  # a broken compiler, missing headers, a model that cannot be traced
         log.warning("training runs uncompiled: %s: %s", type(error).__name__, str(error).split("\n")[0])
         return forward
     return compiled
 
 
 def _run_once(forward: Forward) -> None:
-    """A forward, and a backward where something is trained, that leave nothing behind."""
+    """One forward, and a backward if there are trained parameters, without side effects."""
     decoder: Any = forward.decoder
     positions = getattr(decoder.config.get_text_config(), "max_position_embeddings", None) or 1024
     batch = _probe(decoder.get_input_embeddings().num_embeddings, times=max(1, min(16, positions // 11)))
@@ -218,7 +214,7 @@ def _run_once(forward: Forward) -> None:
 
 @torch.no_grad()
 def _mismatch(forward: Forward) -> str | None:
-    """Why the packed hidden states of a few tokens are not those of padded rows; None when they are."""
+    """Why the packed hidden states of a few tokens differ from those of padded rows; None if they do not."""
     decoder = forward.decoder
     parameter = next(decoder.parameters())
     batch = _probe(decoder.get_input_embeddings().num_embeddings)  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
@@ -235,15 +231,15 @@ def _mismatch(forward: Forward) -> str | None:
     finally:
         decoder.train(was_training)
     want, got = (x[m.slots.argsort()] for x, m in ((want, plain), (got, packed)))
-    # A token that sees what it must not, or at another position, is off by its own size. In bf16 a router may choose
-    # another expert for a token here and there: hence the median.
+    # A wrong mask or position changes a hidden state by about its size. The median ignores the few tokens for which a
+    # router chooses another expert in bf16.
     worst = ((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)).median().item()
     allowed = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 0.1
     return None if worst <= allowed else f"{name}: packed hidden states differ by {worst:.2g} of their size"
 
 
 def _probe(num_tokens: int, times: int = 1) -> TrainBatch:
-    """Three groups with prompts and responses of several lengths, 31 · `times` tokens, 11 · `times` the longest."""
+    """Three groups with prompts and responses of several lengths: 31 · `times` tokens, the longest row 11 · `times`."""
     shape = [(3, (4, 2, 1)), (5, (3, 6)), (2, (5,))]
     prompts, responses, groups = [], [], []
     for group, (size, answers) in enumerate(shape):

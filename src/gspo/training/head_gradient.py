@@ -1,4 +1,4 @@
-"""The gradient of a large output layer on a CPU, and of the embedding that shares its weight, in one piece of memory."""
+"""The gradient of a large output layer on a CPU, and of an embedding tied to it, summed in reused memory."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from gspo.models.output_head import Head, wide_linear
 
 FLOAT = 4  # bytes
-MIN_ELEMENTS = 1 << 20  # of a weight whose zeros cost more than the bookkeeping of rows
+MIN_ELEMENTS = 1 << 20  # of a weight for which this is faster than autograd
 
 
 class HeadGradient:
-    """Where the gradient of a head's weight is summed while `active`: in the memory of the step before.
+    """Sums the gradient of a head's weight, while `active`, in the memory of the previous step.
 
-    A gradient of the whole vocabulary is the largest tensor of a step. Made anew for every backward its pages have to be
-    found and cleared, which takes longer than the product (docs/dev/performance-log.md). In half precision every row that is
-    added rounds the sum again, so there, and on a GPU, it is left to autograd.
+    This gradient is the largest tensor of a step. Allocating and clearing it for every backward takes longer than the
+    product (docs/dev/performance-log.md). In half precision each added row would round the sum again, so there, and on
+    a GPU, autograd computes it.
     """
 
     def __init__(self, head: Head) -> None:
@@ -30,7 +30,7 @@ class HeadGradient:
         self._memory: Tensor | None = None
 
     def multiply(self, hidden: Tensor, weight: Tensor) -> Tensor:
-        """The product of the head, whose backward may add to the weight's gradient itself."""
+        """The product of the head. While `active`, its backward adds to the weight's gradient in place."""
         if not self.pays:
             return wide_linear(hidden, weight)
         rows = _Product.apply(hidden.reshape(-1, hidden.shape[-1]), weight, self)
@@ -38,10 +38,10 @@ class HeadGradient:
 
     @contextmanager
     def active(self, decoder: Any) -> Iterator[None]:
-        """Around backwards that reach the head. An embedding of the same weight then adds its tokens' rows alone.
+        """A context for backwards that reach the head. A tied embedding then adds only the rows of its tokens.
 
-        Otherwise autograd fills a gradient of the whole vocabulary with zeros and adds all of it. An embedding's
-        gradient without the head's would be left as rows.
+        Otherwise autograd would add a gradient of the whole vocabulary, mostly zeros. Without a backward through the
+        head the embedding's gradient would stay sparse.
         """
         embedding = decoder.get_input_embeddings()
         shares = isinstance(embedding, nn.Embedding) and embedding.weight is self._weight

@@ -1,4 +1,4 @@
-"""KL against the reference as part of the reward: charged between scoring and filtering."""
+"""KL to the reference as part of the reward, subtracted between scoring and filtering."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gspo.metrics import Metric, Metrics
 from gspo.rewards.protocol import Scorer
 from gspo.training.batch.batching import collate
 from gspo.training.roles import PolicyRole, ReferenceRole
-from gspo.types import Group, Reward, Rollout
+from gspo.types import Group
 
 
 class KlScorer:
-    """A Scorer that fills in `Reward.kl_penalty` = β·Σ_t KL_t for every group that another one has scored.
+    """A Scorer that sets `Reward.kl_penalty` = β·Σ_t KL_t in every group that `inner` has scored.
 
-    KL_t compares the policy as it is when the group is collected with the reference. Groups are measured one by one,
-    so that what a response pays does not depend on which groups were collected with it. `observe` moves β once a step.
+    KL_t compares the current policy with the reference when a group is collected. Each group is computed alone, so that
+    its penalty does not depend on other groups. `observe` updates β once per step.
     """
 
     def __init__(
@@ -32,31 +32,32 @@ class KlScorer:
         self.inner.submit(group)
 
     def collect(self) -> list[Group]:
-        return [self._charge(group) for group in self.inner.collect()]
+        return [self._with_penalty(group) for group in self.inner.collect()]
 
     def close(self) -> None:
         self.inner.close()
 
-    def _charge(self, group: Group) -> Group:
+    def _with_penalty(self, group: Group) -> Group:
         scored = [r for r in group.rollouts if r.reward is not None]
         if not scored:
             return group
         batch = collate([group.with_rollouts(tuple(scored))])
         log_probs, _ = self._policy.log_probs(batch)
         by_response, total = response_kl(self._kind, log_probs, self._reference.log_probs(batch), batch.mask)
-        charges = iter(by_response)
         self._sum += total
         self._num_tokens += int(batch.mask.sum())
         self._num_sequences += len(scored)
-        return group.with_rollouts(
-            tuple(r if r.reward is None else self._penalised(r, r.reward, next(charges)) for r in group.rollouts)
-        )
-
-    def _penalised(self, rollout: Rollout, reward: Reward, kl: float) -> Rollout:
-        return rollout.with_reward(dataclasses.replace(reward, kl_penalty=self.controller.value * kl))
+        kl = iter(by_response)
+        rollouts = []
+        for rollout in group.rollouts:
+            if rollout.reward is not None:
+                reward = dataclasses.replace(rollout.reward, kl_penalty=self.controller.value * next(kl))
+                rollout = rollout.with_reward(reward)
+            rollouts.append(rollout)
+        return group.with_rollouts(tuple(rollouts))
 
     def observe(self) -> Metrics:
-        """End a step: the mean KL a token of all groups measured in it, and the β they paid; then β moves."""
+        """End a step: its mean KL per token and its β as metrics; then update β."""
         metrics: Metrics = {"actor/reward_kl_penalty_coeff": Metric("last", self.controller.value)}
         if self._num_tokens:
             mean = self._sum / self._num_tokens

@@ -1,4 +1,4 @@
-"""Log-probs and entropy of chosen tokens from hidden states, without ever holding [tokens, vocab] logits."""
+"""Log-probs and entropy of chosen tokens from hidden states, without logits [tokens, vocab] in memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gspo.kernels import cpu_log_probs
 from gspo.kernels.sizes import CHUNK_ELEMENTS, KEEP_ELEMENTS
-from gspo.models.output_head import Head, UnsupportedModel, decode_hidden, halves_on_gpu
-
-__all__ = ["Head", "UnsupportedModel", "chosen_log_probs", "decode_hidden"]
+from gspo.models.output_head import Head, halves_on_gpu
 
 
 def chosen_log_probs(
@@ -26,10 +24,10 @@ def chosen_log_probs(
     entropy_grad: bool = True,
     recompute: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Float32 log-probs [N] of `targets` [N] given `hidden` [N,H], and the entropies [N] when asked.
+    """Float32 log-probs [N] of `targets` [N] after `hidden` [N,H], and with `entropy` the entropies [N].
 
-    Chunks are a function of sizes only, so scoring and training see the same arithmetic, bit for bit. With
-    `recompute`, or when there are many, logits are not kept for the backward but computed again.
+    Chunks depend on sizes only, so scoring and training compute the same bits. With `recompute`, or for many tokens,
+    the backward computes the logits again instead of keeping them.
     """
     if _has_kernel(head, hidden):
         from gspo.kernels.triton_log_probs import ChosenLogProbs
@@ -65,12 +63,12 @@ def _chunk(
     chosen = log_probs.gather(-1, targets[:, None]).squeeze(-1)
     if not entropy:
         return chosen, None
-    if not entropy_grad:  # only looked at: nothing of it is kept for the backward
+    if not entropy_grad:  # a metric only: keep nothing for the backward
         log_probs = log_probs.detach()
     return chosen, -(log_probs.exp() * log_probs).sum(-1)
 
 
 def _has_kernel(head: Head, hidden: Tensor) -> bool:
-    """Whether the GPU's own kernels take this head."""
+    """Whether the Triton kernel supports this head."""
     plain = head.softcap is None and head.linear.bias is None
     return plain and halves_on_gpu(hidden, head.linear.weight) and find_spec("triton") is not None

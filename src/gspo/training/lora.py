@@ -1,7 +1,7 @@
-"""LoRA adapters inside a model's own modules (arXiv 2106.09685), by peft: train them, switch them off, merge them.
+"""LoRA adapters inside a model's modules (arXiv 2106.09685), by peft: train them, switch them off, merge them.
 
-Adapters are injected in place, so the model keeps its class: the policy's forward, the native engine and the head see
-the same modules, now with adapters applied, and need no case of their own.
+Adapters are injected in place and the model keeps its class, so the policy, the native engine and the head need no
+special case.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.training.log_probs import UnsupportedModel
+from gspo.models.output_head import UnsupportedModel
 
 ADAPTER = "default"
-# peft loads names of a model wrapped in its own classes; ours are those of the bare model.
+# peft's files use the names of a model wrapped in its classes.
 PREFIX = "base_model.model."
 
 
@@ -39,7 +39,7 @@ class LoraSettings:
 
 
 class Adapters:
-    """The adapters of one model. Base weights are frozen; the adapters start as no change at all (B = 0)."""
+    """The adapters of one model. Base weights are frozen; the adapters start without effect (B = 0)."""
 
     def __init__(self, model: Any, settings: LoraSettings, *, seed: int) -> None:
         try:
@@ -64,7 +64,7 @@ class Adapters:
                 inject_adapter_in_model(config, model, ADAPTER)
             except ValueError as error:
                 raise UnsupportedModel(
-                    f"actor_rollout_ref.model.target_modules={settings.target_modules!r} cannot be given adapters: "
+                    f"actor_rollout_ref.model.target_modules={settings.target_modules!r} cannot have adapters: "
                     f"{error}. Name linear modules of {type(model).__name__}, or use all-linear"
                 ) from error
         self.model = model
@@ -72,7 +72,7 @@ class Adapters:
         self._layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """The adapters' weights under the names that peft reads."""
+        """The adapters' weights under peft's names."""
         return {
             PREFIX + name.replace(f".{ADAPTER}.", "."): p.detach()
             for name, p in self.model.named_parameters()
@@ -87,7 +87,7 @@ class Adapters:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within this the model computes with its base weights alone."""
+        """A context in which the model computes with its base weights alone."""
         for layer in self._layers:
             layer.enable_adapters(False)
         try:
@@ -96,26 +96,21 @@ class Adapters:
             for layer in self._layers:
                 layer.enable_adapters(True)
 
-    def save_merged(self, folder: Path) -> None:
-        """The model with its adapters added into its weights, as an ordinary Hugging Face folder."""
-        with self.merged() as state:
-            self.model.save_pretrained(folder, state_dict=state)
-
     def save_config(self, folder: Path) -> None:
-        """`adapter_config.json`, beside which peft expects `adapter_model.safetensors`."""
+        """Write `adapter_config.json`; peft expects `adapter_model.safetensors` beside it."""
         config = copy.copy(self.config)
         for name in ("target_modules", "exclude_modules", "target_parameters"):
             value = getattr(config, name, None)
-            if isinstance(value, set | frozenset):  # an order of its own in every process
+            if isinstance(value, set | frozenset):  # whose order differs between processes
                 setattr(config, name, sorted(value))
         config.inference_mode = True
         config.save_pretrained(str(folder))
 
     @contextmanager
     def merged(self) -> Iterator[dict[str, Tensor]]:
-        """Within this the plain model's tensors hold the adapters too; afterwards they are what they were, to the bit.
+        """A context with the tensors of the model without adapters, into which the adapters are added.
 
-        Subtracting the adapters again would leave rounding behind, so the weights are kept aside instead.
+        The original weights are kept and copied back: subtracting the adapters would leave rounding errors.
         """
         own = {n: p for n, p in self.model.named_parameters() if ".base_layer." in n and not _is_adapter(n)}
         kept = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
@@ -140,6 +135,6 @@ def _is_adapter(name: str) -> bool:
 
 
 def num_trained(model: Any) -> tuple[int, int]:
-    """(parameters that are trained, all parameters)."""
+    """Number of trained parameters, and of all parameters."""
     sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
     return sum(size for size, trained in sizes if trained), sum(size for size, _ in sizes)

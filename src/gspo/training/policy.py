@@ -1,10 +1,10 @@
-"""The policy being trained: it scores a batch (π_old) and updates on it (π_θ), with the same arithmetic for both."""
+"""The policy being trained: it scores a batch (π_old) and updates on it (π_θ) with the same arithmetic."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,10 +15,11 @@ from gspo.algo.aggregation import count_totals
 from gspo.algo.diagnostics import entropy_metric
 from gspo.kernels.device_memory import keep_freed_memory, upload
 from gspo.metrics import Metric, Metrics, merge_metrics
+from gspo.models.output_head import Head
 from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head_gradient import HeadGradient
-from gspo.training.log_probs import Head, chosen_log_probs
+from gspo.training.log_probs import chosen_log_probs
 from gspo.training.optim.adamw import MasterOptimizer, StepResult
 from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
 from gspo.training.schedule import Schedule
@@ -32,9 +33,9 @@ Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotal
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What an update did: its metrics, and each token's log-prob [B,T] as its own mini-batch saw it.
+    """The result of an update: its metrics, and the log-probs [B,T] of each mini-batch before its optimizer step.
 
-    `batch` is the one it trained on, with π_old and entropies of every row.
+    `batch` is the batch it trained on, with π_old and entropies of every row.
     """
 
     metrics: Metrics
@@ -44,7 +45,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """How a batch is cut and run. `micro_batch_rows` is used only when `micro_batch_tokens` is None."""
+    """How a batch is split and run. `micro_batch_rows` is used only when `micro_batch_tokens` is None."""
 
     temperature: float = 1.0
     mini_batch_groups: int = 8
@@ -55,20 +56,20 @@ class PolicySettings:
     entropy_in_loss: bool = False
     entropy_checkpointing: bool = False  # recompute log-probs and entropies in the backward
     layout: Kind = "shared"
-    flex_attention: bool = False  # for packed layouts; flash or SDPA otherwise
-    score_tokens: int | None = None  # of a micro-batch when π_old is computed
-    score_rows: int | None = None  # with neither it is cut as in training, which makes ratios exact
-    compiled: bool = False  # and captured as CUDA graphs, where the flash kernel is used
+    flex_attention: bool = False  # in packed layouts, instead of flash or SDPA
+    score_tokens: int | None = None  # per micro-batch when π_old is computed
+    score_rows: int | None = None  # with neither, π_old uses the micro-batches of training and ratios are exact
+    compiled: bool = False  # compile layers, and capture CUDA graphs with the flash kernel
 
 
 class TokenScorer:
-    """A causal language model that gives the log-probs of a batch. Dropout is off: ratios compare like with like."""
+    """A causal language model that computes log-probs of a batch. Dropout is off, so that ratios are comparable."""
 
     def __init__(self, model: Any, settings: PolicySettings, ranks: Ranks = ALONE) -> None:
         self.model = model.eval()
         self.ranks = ranks
         self.head = Head.of(model)
-        self.layout = Forward.of(
+        self.runner = Forward.of(
             model.base_model, settings.layout, flex=settings.flex_attention, compiled=settings.compiled
         )
         self.settings = settings
@@ -79,30 +80,30 @@ class TokenScorer:
         self.dtype = torch.promote_types(parameter.dtype, torch.float32)  # of log-probs
 
     def plan(self, batch: TrainBatch, epoch: int = 0) -> list[list[list[int]]]:
-        """Rows of each micro-batch of each mini-batch: a function of the batch and the epoch, so all passes agree."""
-        return self._cut(batch, self.settings.micro_batch_tokens, self.settings.micro_batch_rows, epoch)
+        """Rows of each micro-batch of each mini-batch. Depends on the batch and the epoch only, so all passes agree."""
+        return self._plan(batch, self.settings.micro_batch_tokens, self.settings.micro_batch_rows, epoch)
 
-    def _cut(self, batch: TrainBatch, max_tokens: int | None, max_rows: int, epoch: int = 0) -> list[list[list[int]]]:
+    def _plan(self, batch: TrainBatch, max_tokens: int | None, max_rows: int, epoch: int = 0) -> list[list[list[int]]]:
         return plan_micro_batches(
             batch,
             self.settings.mini_batch_groups,
             max_tokens=max_tokens,
             max_rows=max_rows,
-            kind=self.layout.kind,
+            kind=self.runner.kind,
             ranks=self.ranks,
             epoch=epoch,
         )
 
     def micro(self, batch: TrainBatch, rows: Sequence[int]) -> MicroBatch:
-        """The tensors of one forward; without rows, those of a forward that counts for nothing."""
-        return self.layout.micro(batch, rows or [idle_row(batch)], self.device)
+        """The tensors of one forward; without rows, those of one that does not count (`idle_row`)."""
+        return self.runner.micro(batch, rows or [idle_row(batch)], self.device)
 
     def forward(self, micro: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Log-probs and entropies [b,T] of the response tokens, zero on padding; within `layout.running()`."""
+        """Log-probs and entropies [b,T] of the response tokens, zero on padding; within `runner.running()`."""
         return self.ranks.run(self._forward, micro, entropy)
 
     def _forward(self, micro: MicroBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
-        hidden = self.layout.hidden(micro)
+        hidden = self.runner.hidden(micro)
         log_probs, entropies = chosen_log_probs(
             self.head,
             hidden,
@@ -119,18 +120,18 @@ class TokenScorer:
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies [B,T] of a whole batch under the current weights; zero in other ranks' rows.
 
-        Code compiled for a forward alone may round otherwise than that for a forward and its backward: compiled
-        layers run as in an update, so that a ratio of equal weights is 1.
+        Compiled layers run with gradients, as in an update: code compiled for a forward alone may round differently,
+        and a ratio of equal weights must be 1.
         """
         log_probs, entropies = (torch.zeros_like(batch.mask, dtype=self.dtype) for _ in range(2))
         found = []
-        compiled = self.layout.layers is not None and any(p.requires_grad for p in self.model.parameters())
-        with torch.set_grad_enabled(compiled), self.layout.running():
+        compiled = self.runner.layers is not None and any(p.requires_grad for p in self.model.parameters())
+        with torch.set_grad_enabled(compiled), self.runner.running():
             for micros in self.plan(batch) if plan is None else plan:
                 for rows in micros:
                     got, entropy = self.forward(self.micro(batch, rows), entropy=True)
                     found.append((rows, got.detach(), None if entropy is None else entropy.detach()))
-        for rows, got, entropy in found:  # only now, so that a GPU is never waited for in between
+        for rows, got, entropy in found:  # after the last forward, so that the loop never waits for a GPU
             if rows and entropy is not None:
                 log_probs[rows], entropies[rows] = got.cpu(), entropy.cpu()
         self.ranks.rest()
@@ -138,7 +139,7 @@ class TokenScorer:
 
 
 class Policy(TokenScorer):
-    """The model being trained, with its optimiser."""
+    """The model being trained, with its optimizer."""
 
     def __init__(
         self, model: Any, optimizer: MasterOptimizer, schedule: Schedule, settings: PolicySettings, ranks: Ranks = ALONE
@@ -150,25 +151,25 @@ class Policy(TokenScorer):
         self.head = dataclasses.replace(self.head, multiply=self._head_gradient.multiply)
 
     def score(self, batch: TrainBatch) -> ScoredBatch:
-        """The batch with π_old, from the same micro-batches the update will run (exact-ratio mode).
+        """The batch with π_old, from the same micro-batches that the update will run (exact-ratio mode).
 
-        With `first_pass` the rows of the first mini-batch stay unscored: the update's own forward of it runs the same
-        arithmetic on the same weights, so it is π_old to the bit, and `update` returns it.
+        With `first_pass` the rows of the first mini-batch stay unscored: the update's forward of them computes the same
+        bits on the same weights, and `update` returns them as π_old.
         """
         if self.settings.old_log_prob_source == "rollout":
             return batch.with_old(batch.rollout_log_probs)
         plan = self.plan(batch)
         if self.settings.score_tokens or self.settings.score_rows:
-            plan = self._cut(batch, self.settings.score_tokens, self.settings.score_rows or 1)
+            plan = self._plan(batch, self.settings.score_tokens, self.settings.score_rows or 1)
         unscored: list[list[int]] = []
         if self.finds_old(batch):
             unscored, *plan = plan
         return batch.with_old(*self.log_probs(batch, plan), unscored_rows=sorted(_rows_of(unscored)))
 
     def finds_old(self, batch: TrainBatch) -> bool:
-        """Whether the update itself finds π_old of the first mini-batch.
+        """Whether the update computes π_old of the first mini-batch.
 
-        Not where another epoch may run these rows on another rank, which would not know what this one found.
+        Not when a later epoch may run these rows on another rank, which does not have their π_old.
         """
         s = self.settings
         moves = batch.order_seed is not None and s.num_epochs > 1 and self.ranks.size > 1
@@ -177,18 +178,18 @@ class Policy(TokenScorer):
     def update(
         self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
-        """One optimiser step per mini-batch. One with bad numbers is skipped, counted, and changes nothing."""
+        """One optimizer step per mini-batch. One with a non-finite loss or gradient is skipped and counted."""
         metrics: Metrics = {}
         seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)
         lr = self.schedule.at(step)
         for epoch in range(self.settings.num_epochs):
-            seen_log_probs.zero_()  # this rank's rows may be others than in the epoch before
+            seen_log_probs.zero_()  # this rank may have other rows than in the previous epoch
             plan = self.plan(batch, epoch)
             later = {row for micros in plan[1:] for row in _rows_of(micros)}
             assert later.isdisjoint(batch.unscored_rows), "only the first mini-batch's forward is π_old"
             done = [self._mini_batch(batch, micros, loss, regulariser, lr) for micros in plan]
             batch = _with_first_pass(batch, done[0].seen)
-            for index, one in enumerate(done):  # only now, so that a GPU is never waited for in between
+            for index, one in enumerate(done):  # after the last step, so that the loop never waits for a GPU
                 for rows, log_probs, _ in one.seen:
                     seen_log_probs[rows] = log_probs.cpu()
                 found = one.metrics()
@@ -212,17 +213,15 @@ class Policy(TokenScorer):
         total = torch.zeros((), device=self.device)
         seen: list[Seen] = []
         self.optimizer.begin(len(micros))
-        with self.layout.running(), self._adding_in_place():
+        # Sharded gradients are summed over ranks instead.
+        in_place = self._head_gradient.active(self.model) if self.ranks is ALONE else nullcontext()
+        with self.runner.running(), in_place:
             for rows in micros:
                 out = self._micro_step(batch, rows, loss, regulariser, counts, seen)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
         total = self.ranks.sum(total)
         return _MiniBatch(metrics, total, self.optimizer.step(lr, total), seen)
-
-    def _adding_in_place(self) -> AbstractContextManager[None]:
-        # Sharded gradients are summed over ranks as they are.
-        return self._head_gradient.active(self.model) if self.ranks is ALONE else nullcontext()
 
     def _micro_step(
         self,
@@ -235,7 +234,7 @@ class Policy(TokenScorer):
     ) -> LossOutput:
         if not rows:
             return self._idle_step(batch)
-        is_old = rows[0] in batch.unscored_rows  # as are the others of its mini-batch
+        is_old = rows[0] in batch.unscored_rows  # then so are all rows of the mini-batch
         need_entropy = self.settings.entropy_in_loss or is_old or batch.entropy is None
         log_probs, entropy = self.forward(self.micro(batch, rows), entropy=need_entropy)
         seen.append((rows, log_probs.detach(), None if entropy is None else entropy.detach()))
@@ -262,7 +261,7 @@ class Policy(TokenScorer):
         return out
 
     def _idle_step(self, batch: TrainBatch) -> LossOutput:
-        """Take part in the others' forward and backward with a loss of 0."""
+        """Join the other ranks' forward and backward with a loss of 0."""
         log_probs, _ = self.forward(self.micro(batch, []))
         loss = log_probs.sum() * 0.0
         loss.backward()
@@ -274,7 +273,7 @@ def _rows_of(micros: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _with_first_pass(batch: AdvantageBatch, seen: Sequence[Seen]) -> AdvantageBatch:
-    """The batch with what the forwards of the first mini-batch gave, where that is π_old."""
+    """The batch with π_old of its unscored rows, from the forwards of the first mini-batch."""
     found = [(rows, old, h) for rows, old, h in seen if rows[0] in batch.unscored_rows and h is not None]
     if not found:
         return batch
@@ -292,7 +291,7 @@ _BY_MINI_BATCH = (
 
 @dataclass(frozen=True, slots=True)
 class _MiniBatch:
-    """A mini-batch whose work is done, or given to a GPU that is not waited for yet."""
+    """A mini-batch whose work is done, or queued on a GPU."""
 
     found: Metrics
     loss: Tensor
@@ -300,7 +299,7 @@ class _MiniBatch:
     seen: list[Seen]
 
     def metrics(self) -> Metrics:
-        """Its metrics; of one with bad numbers only the fact, by its kind."""
+        """Its metrics; for a skipped one only that it was, and whether the loss or the gradient was not finite."""
         if self.result.applied:
             norm = Metric.mean(self.result.grad_norm)
             return {**self.found, "actor/grad_norm": norm, "actor/skipped_updates": Metric("sum", 0.0)}

@@ -1,4 +1,4 @@
-"""The frozen reference policy: what the policy is kept near by a KL term."""
+"""The frozen reference policy, to which KL terms keep the policy close."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gspo.types import Batch, TrainBatch
 
 
 class Reference:
-    """Scores batches under frozen weights: a model of its own, or the policy's while `frozen` holds.
+    """Scores batches under frozen weights: those of a separate model, or the policy's base weights.
 
-    With adapters the second needs no copy: `frozen` switches them off and the base weights answer.
+    In the second case `frozen` is a context that switches the policy's adapters off.
     """
 
     def __init__(

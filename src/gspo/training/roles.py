@@ -1,7 +1,7 @@
-"""The models of a run: the policy, and the critic, the reference and adapters where the config asks for them.
+"""The models of a run: the policy, and optionally a critic, a reference and adapters.
 
-`Roles` is what the loop sees. `LocalRoles` holds the models in this process; `distributed.rank_roles.RankRoles` asks the
-ranks of a group, which hold them in shards.
+The loop uses `Roles`. `LocalRoles` holds the models in this process; `distributed.rank_roles.RankRoles` calls the ranks
+of a group, which hold them in shards.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from gspo.training.reference import Reference
 from gspo.training.router_change import RouterWatch
 from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
 
-ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names them
-SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to tell one training of a model from another
+ADAPTER_FILES = "adapter/adapter_model"  # under training/, as peft names it
+SAMPLED_ELEMENTS = 1024  # of every frozen tensor: enough to identify a model
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFacts:
-    """What a run says about its policy and what identifies it, whether its weights are here or in other processes."""
+    """Sizes and identity of the policy, for messages and for checks on resume."""
 
     num_trained: int
     num_parameters: int
     device: str
-    layout_problem: str | None  # why training runs in padded rows when it was not to
+    layout_problem: str | None  # why training runs in padded rows although the config says packed
     shapes: list[tuple[str, list[int], str]]
     frozen_digest: str | None
     has_critic: bool
     has_reference: bool
-    num_ranks: int | None = None  # None: in this process, without sharding
+    num_ranks: int | None = None  # None without sharding
 
 
 class PolicyRole(Protocol):
@@ -84,7 +84,7 @@ class CriticRole(Protocol):
 
 
 class Roles(SavedModels, Protocol):
-    """The models of one run, wherever their weights are. A role that the config does not ask for is None."""
+    """The models of one run. A role that the config does not use is None."""
 
     @property
     def policy(self) -> PolicyRole: ...
@@ -96,7 +96,7 @@ class Roles(SavedModels, Protocol):
     def reference(self) -> ReferenceRole | None: ...
 
     def facts(self) -> PolicyFacts:
-        """What the run says about its policy, and what identifies it."""
+        """Sizes and identity of the policy."""
         ...
 
     def update_policy(
@@ -110,25 +110,25 @@ class Roles(SavedModels, Protocol):
         ...
 
     def published_weights(self) -> AbstractContextManager[Mapping[str, Tensor]]:
-        """The policy's tensors under the plain model's names, adapters merged in, while the context lasts."""
+        """A context with the policy's tensors, adapters merged in, under the names of the model without adapters."""
         ...
 
     def load(self, loaded: Loaded) -> None:
-        """Restore the state of a checkpoint, beside the weights that were loaded from its folder."""
+        """Restore the training state of a checkpoint. The weights were loaded with the model."""
         ...
 
     def stacks(self) -> str:
-        """What the processes of other ranks are doing now; "" when there are none."""
+        """The stacks of the ranks in other processes; "" when there are none."""
         ...
 
     def close(self) -> None:
-        """Free the models and end what runs for them."""
+        """Free the models and end their processes."""
         ...
 
 
 @dataclass
 class LocalRoles:
-    """The models in this process. `reference` may be the policy with its adapters switched off."""
+    """The models in this process. `reference` may share the policy's model, with adapters switched off."""
 
     policy: Policy
     adapters: Adapters | None = None
@@ -139,7 +139,6 @@ class LocalRoles:
         self.routers = RouterWatch(self.policy.model, self.policy.ranks)
 
     def facts(self) -> PolicyFacts:
-        """What to say about the policy, and what identifies it."""
         policy = self.policy
         trained, num = num_trained(policy.model)
         shapes = [(name, list(p.shape), str(p.dtype)) for name, p in policy.model.named_parameters()]
@@ -147,7 +146,7 @@ class LocalRoles:
             num_trained=trained,
             num_parameters=num,
             device=str(policy.device),
-            layout_problem=policy.layout.reason,
+            layout_problem=policy.runner.reason,
             shapes=shapes,
             frozen_digest=self.frozen_digest(),
             has_critic=self.critic is not None,
@@ -157,13 +156,12 @@ class LocalRoles:
     def update_policy(
         self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
     ) -> Update:
-        """Train the policy on a batch; with a router, what it changed is among the metrics."""
+        """Train the policy on a batch. Metrics of a mixture of experts include `actor/router_change`."""
         with self.routers.watching(batch) as routing:
             update = self.policy.update(batch, loss, step=step, regulariser=regulariser)
         return dataclasses.replace(update, metrics=update.metrics | routing)
 
     def scale_lr(self, factor: float) -> None:
-        """Multiply the learning rates of this run's schedules."""
         for role in (self.policy, self.critic):
             if role is not None:
                 role.schedule = dataclasses.replace(role.schedule, lr=role.schedule.lr * factor)
@@ -174,25 +172,24 @@ class LocalRoles:
         return self.adapters is None
 
     def save_model(self, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-        """The policy as an ordinary Hugging Face folder; adapters are merged into it and described beside.
+        """Write the policy, adapters merged in, as a Hugging Face folder, with their config in `training/`.
 
-        `weights` are what `weights()` gave earlier, for a model without adapters.
+        `weights` are an earlier result of `weights()`, for a model without adapters.
         """
         if self.adapters is None:
             self.policy.model.save_pretrained(folder, state_dict=weights)
             return
-        self.adapters.save_merged(folder)
+        with self.adapters.merged() as merged:
+            self.policy.model.save_pretrained(folder, state_dict=merged)
         self.adapters.save_config((folder / "training" / ADAPTER_FILES).parent)
 
     def tensors(self) -> dict[str, TensorSet]:
-        """What a resume needs beside the policy's folder, by file."""
         sets = {"optimizer": self.policy.optimizer.state_tensors()}
         if self.adapters is not None:
             sets[ADAPTER_FILES] = self.adapters.state_tensors()
         return sets if self.critic is None else {**sets, **self.critic.state_tensors()}
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's own tensors by name, as they are now."""
         return self.policy.model.state_dict()
 
     @contextmanager
@@ -205,7 +202,7 @@ class LocalRoles:
 
     @property
     def write_shards(self) -> None:
-        """None: `tensors` holds everything, in one piece."""
+        """None: `tensors` has everything."""
 
     def stacks(self) -> str:
         return ""
@@ -222,7 +219,7 @@ class LocalRoles:
             self.critic.load_state_tensors(sets)
 
     def frozen_digest(self) -> str | None:
-        """Identifies the weights that no checkpoint holds: those under adapters, and the reference's."""
+        """Identifies the weights that checkpoints do not contain: those under adapters and the reference's."""
         models = [self.policy.model] if self.adapters is not None else []
         if self.reference is not None and self.reference.scorer is not self.policy:
             models.append(self.reference.scorer.model)

@@ -1,7 +1,7 @@
-"""Mixture-of-experts models: how many routed experts an update changes, seen on a sample of the batch.
+"""Mixture-of-experts models: the share of routed experts that an update changes, on a sample of the batch.
 
-Expert choices that flip between rollout and update make token ratios jump, which is why token-level losses need the
-old routes replayed on such models; GSPO's sequence ratio averages over the jumps (arXiv 2507.18071, section 5.3).
+Expert choices that differ between rollout and update make token ratios jump, so token-level losses need routing replay;
+GSPO's sequence ratio averages over the jumps (arXiv 2507.18071, section 5.3).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SEQUENCES = 8
 
 
 def experts_per_token(model: Any) -> int | None:
-    """How many experts a token is routed to; None for a model without a router."""
+    """Number of experts per token; None for a model without a router."""
     config = model.config.get_text_config()
     if getattr(config, "num_experts", None) is None and getattr(config, "num_local_experts", None) is None:
         return None
@@ -38,7 +38,7 @@ class RouterWatch:
 
     @contextmanager
     def watching(self, batch: TrainBatch) -> Iterator[Metrics]:
-        """Around an update: fills the metrics it gave with `actor/router_change`; stays empty without a router."""
+        """A context for an update. Afterwards its metrics have `actor/router_change`; they are empty without a router."""
         metrics: Metrics = {}
         if self.num_chosen is None:
             yield metrics
@@ -50,7 +50,7 @@ class RouterWatch:
 
     @torch.no_grad()
     def choices(self, batch: TrainBatch) -> Tensor:
-        """[layers, tokens, experts] bool: the experts of every real token of the batch's first sequences."""
+        """The experts of every real token of the batch's first sequences, bool [layers, tokens, experts]."""
         found = self._ranks.run(self._choices, batch)
         self._ranks.rest()
         return found

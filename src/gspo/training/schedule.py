@@ -1,4 +1,4 @@
-"""Learning rates as a function of the training step: nothing to save, nothing to drift."""
+"""Learning rates as a function of the training step, without state."""
 
 from __future__ import annotations
 

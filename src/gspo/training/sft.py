@@ -1,4 +1,4 @@
-"""Supervised warm start: imitate the answers of a dataset, with a loss on the answers only."""
+"""Supervised warm start: training on the answers of a dataset."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from gspo.data.chat_template import encode_answer, encode_prompt
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError, Row
 from gspo.models.load import load_model, load_tokenizer, no_progress_bars
-from gspo.training.batch.batching import split_by_tokens
-from gspo.training.log_probs import Head, chosen_log_probs, decode_hidden
+from gspo.models.output_head import Head
+from gspo.training.batch.batching import micro_batch, split_by_tokens
+from gspo.training.log_probs import chosen_log_probs
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.schedule import Schedule
-from gspo.types import Prompt
+from gspo.types import Prompt, TrainBatch
 
 
 @dataclass(frozen=True, slots=True)
 class SftConfig:
-    """How a warm start is run. `warmup_steps=None` is a twentieth of the steps."""
+    """Settings of a warm start. `warmup_steps=None` is a twentieth of the steps."""
 
     steps: int = 1000
     lr: float = 1e-3
     batch_size: int = 64
-    max_tokens_per_micro_batch: int = 2048  # with padding
+    max_tokens_per_micro_batch: int = 2048  # including padding
     warmup_steps: int | None = None
     min_lr_ratio: float = 0.1
     weight_decay: float = 0.01
@@ -48,7 +49,7 @@ class SftConfig:
 
 @dataclass(frozen=True, slots=True)
 class SftStep:
-    """What one step did: its loss (mean negative log-prob of an answer token), gradient norm and learning rate."""
+    """The loss of one step (mean negative log-prob per answer token), its gradient norm and learning rate."""
 
     step: int
     loss: float
@@ -59,7 +60,7 @@ class SftStep:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt and the answer to imitate. Only `answer_ids` are trained on."""
+    """A prompt and its answer. Only `answer_ids` are trained on."""
 
     prompt: Prompt
     answer_ids: tuple[int, ...]
@@ -72,7 +73,7 @@ def encode_examples(
     examples = []
     for row in rows:
         if row.answer is None:
-            raise DataError(row.uid, "is missing; expected a text to imitate", field="answer")
+            raise DataError(row.uid, "is missing; expected a text to train on", field="answer")
         example = Example(
             encode_prompt(row, tokenizer, **apply_chat_template_kwargs), encode_answer(row.answer, tokenizer)
         )
@@ -88,9 +89,9 @@ def encode_examples(
 def train_sft(
     model: Any, examples: Sequence[Example], cfg: SftConfig, *, on_step: Callable[[SftStep], None] = lambda step: None
 ) -> list[SftStep]:
-    """Train `model` in place; the same model, examples and config give the same weights to the bit.
+    """Train `model` in place. The same model, examples and config give the same bits.
 
-    Batches follow the prompt cursor: every example once an epoch, in an order of (seed, epoch).
+    Every epoch has each example once, in an order that depends on (seed, epoch).
     """
     cursor = PromptCursor([e.prompt for e in examples], seed=cfg.seed)
     answers = {e.prompt.uid: e for e in examples}
@@ -103,7 +104,8 @@ def train_sft(
     model.train()
     history = []
     for step in range(cfg.steps):
-        batch = [answers[_draw(cursor).uid] for _ in range(cfg.batch_size)]
+        prompts = [cursor.next() for _ in range(cfg.batch_size)]  # a cursor without total_epochs never ends
+        batch = [answers[prompt.uid] for prompt in prompts if prompt is not None]
         num_tokens = sum(len(e.answer_ids) for e in batch)
         lengths = [len(e.prompt.token_ids) + len(e.answer_ids) for e in batch]
         loss = 0.0
@@ -121,32 +123,15 @@ def train_sft(
 
 def answer_log_probs(model: Any, head: Head, batch: Sequence[Example]) -> Tensor:
     """Log-probs of every answer token of the batch, in order, as one flat tensor."""
-    device = head.linear.weight.device
-    width = max(len(e.prompt.token_ids) + len(e.answer_ids) for e in batch)
-    input_ids = torch.zeros(len(batch), width, dtype=torch.long)
-    positions: list[Tensor] = []
-    targets: list[int] = []
-    for i, example in enumerate(batch):
-        ids = example.prompt.token_ids + example.answer_ids
-        input_ids[i, : len(ids)] = torch.tensor(ids)
-        first = i * width + len(example.prompt.token_ids) - 1
-        positions.append(torch.arange(first, first + len(example.answer_ids)))
-        targets.extend(example.answer_ids)
-    hidden = decode_hidden(model, input_ids.to(device)).flatten(0, 1)
-    chosen, _ = chosen_log_probs(
-        head, hidden[torch.cat(positions).to(device)], torch.tensor(targets, device=device), 1.0
-    )
-    return chosen
-
-
-def _draw(cursor: PromptCursor) -> Prompt:
-    prompt = cursor.next()
-    assert prompt is not None, "a cursor without total_epochs never ends"
-    return prompt
+    mask = torch.zeros(len(batch), max(len(e.answer_ids) for e in batch))
+    prompts, answers = [e.prompt.token_ids for e in batch], [e.answer_ids for e in batch]
+    rows = TrainBatch(prompts, answers, mask, torch.arange(len(batch)), scores=mask[:, 0], rollout_log_probs=mask)
+    micro = micro_batch(rows, range(len(batch)), head.linear.weight.device)
+    return chosen_log_probs(head, micro.hidden(model.base_model), micro.targets, 1.0)[0]
 
 
 class ProgressLine:
-    """One line a second about a warm start: step, loss, tokens a second, time left."""
+    """Writes a line per second about a warm start: step, loss, tokens per second, time left."""
 
     def __init__(self, total_steps: int, write: Callable[[str], None], *, clock: Callable[[], float] = time.monotonic):
         self._total = total_steps
@@ -173,7 +158,7 @@ class ProgressLine:
 
 @dataclass(frozen=True, slots=True)
 class SftResult:
-    """How a warm start ended. Losses are the means of the first and last ten steps."""
+    """The result of a warm start. Losses are means over the first and last ten steps."""
 
     out: str
     steps: int
@@ -195,11 +180,11 @@ def warm_start(
     trust_remote_code: bool = False,
     on_step: Callable[[SftStep], None] = lambda step: None,
 ) -> SftResult:
-    """Load a model, imitate the answers of `rows`, and save it with its tokenizer as a Hugging Face folder in `out`."""
+    """Load a model, train it on the answers of `rows`, and save it with its tokenizer as a Hugging Face folder."""
     start = time.monotonic()
     tokenizer = load_tokenizer(model_path, trust_remote_code=trust_remote_code)
     examples = encode_examples(rows, tokenizer, max_length=cfg.max_length)
-    torch.manual_seed(cfg.seed)  # dropout, where a model has it
+    torch.manual_seed(cfg.seed)  # for models with dropout
     model = load_model(model_path, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
     history = train_sft(model, examples, cfg, on_step=on_step)
     with no_progress_bars():

@@ -9,7 +9,7 @@ import torch
 from gspo.build.engines import engine_spec
 from gspo.cluster import ClusterError, RankWorker, ResourcePool, ResourcePoolManager, Role, RolloutWorker
 from gspo.config import load
-from gspo.distributed.ray.backend import _at
+from gspo.distributed.ray.backend import _place
 from gspo.distributed.ray.placement import default_pools, make_pools, trainer_role, worker_classes
 from gspo.models.load import load_tokenizer
 
@@ -43,7 +43,7 @@ def test_a_worker_rests_only_where_it_shares_its_gpu_with_a_rank():
     spec = engine_spec(c, load_tokenizer("embedded"), torch.device("cpu"))
     alone, beside = (ResourcePool([1], use_gpu=True, max_colocate_count=n) for n in (1, 2))
     on_cpu = ResourcePool([1], use_gpu=False, max_colocate_count=2)
-    placed = [_at(spec, pool, c) for pool in (alone, beside, on_cpu)]
+    placed = [_place(spec, pool, c) for pool in (alone, beside, on_cpu)]
     assert [(p.device, p.options["sleep"]) for p in placed] == [("cuda:0", False), ("cuda:0", True), ("cpu", False)]
 
 
@@ -99,12 +99,12 @@ class MyRollout(RolloutWorker):
     pass
 
 
-def test_custom_worker_classes_are_taken_plain_or_remote():
-    assert worker_classes(None).rank is RankWorker
-    classes = worker_classes({Role.ActorRollout: MyRank, Role.Critic: MyRank, Role.Rollout: MyRollout})
-    assert classes.rank is MyRank and classes.rollout is MyRollout
+def test_custom_worker_classes_are_used_plain_or_remote():
+    assert worker_classes(None) == (RankWorker, RolloutWorker)
+    mapping = {Role.ActorRollout: MyRank, Role.Critic: MyRank, Role.Rollout: MyRollout}
+    assert worker_classes(mapping) == (MyRank, MyRollout)
     remote = ray.remote(MyRank)
-    assert worker_classes({Role.ActorRollout: remote, Role.RefPolicy: RankWorker}).rank is remote
+    assert worker_classes({Role.ActorRollout: remote, Role.RefPolicy: RankWorker})[0] is remote
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,7 @@ def test_custom_worker_classes_are_taken_plain_or_remote():
         ({Role.ActorRollout: dict}, r"role_worker_mapping\[Role.ActorRollout\]=.*expected gspo.cluster.RankWorker"),
         ({Role.Rollout: MyRank}, r"role_worker_mapping\[Role.Rollout\].*expected gspo.cluster.RolloutWorker"),
         ({Role.ActorRollout: RankWorker, Role.Critic: MyRank}, r"\[Role.Critic\]=MyRank has no effect"),
+        ({"actor": MyRank}, r"role_worker_mapping: 'actor' is not a gspo.cluster.Role"),
         ({Role.RewardModel: MyRank}, r"\[Role.RewardModel\] has no effect: rewards are functions"),
     ],
 )

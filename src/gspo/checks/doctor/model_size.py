@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from gspo.models.output_head import decode_hidden
 from gspo.models.shape import ModelShape, from_config
 from gspo.plan.memory import ModelSize
-from gspo.training.log_probs import decode_hidden
 
 PROBE_ROWS, PROBE_LENGTH = 2, 48
 MAX_LAYER_PARAMETERS = 400_000_000  # a larger layer is not built only to be measured

@@ -1,1 +1,1 @@
-"""Ray: placement, actors and fault handling."""
+"""The Ray backend: placement, actors and fault handling."""

@@ -1,9 +1,8 @@
-"""Small things about Ray actors that teams and connections share."""
+"""Functions that run inside Ray actors, and worker classes as actor classes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -18,19 +17,19 @@ THREADS = "OMP_NUM_THREADS"
 
 
 def as_actor_class(worker_class: Any) -> Any:
-    """A worker class as an actor class; one that is already `ray.remote(…)` is taken as it is."""
+    """A worker class as an actor class; one that is already `ray.remote(…)` is returned unchanged."""
     return worker_class if isinstance(worker_class, ActorClass) else ray.remote(worker_class)
 
 
 def plain_class(worker_class: Any) -> type:
-    """The Python class behind a worker class, `ray.remote` or not."""
+    """The Python class of a worker class, `ray.remote` or not."""
     if isinstance(worker_class, ActorClass):
         return worker_class.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
     return worker_class
 
 
 def run(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
-    """Run in an actor: a call of its worker, whose error can travel."""
+    """In an actor: call a method of its worker. An error that cannot be pickled is replaced by one that can."""
     try:
         return worker.run(method, args)
     except Exception as error:
@@ -38,33 +37,26 @@ def run(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
 
 
 def free_port(worker: Any) -> tuple[str, int]:
-    """Run in an actor: its machine's address and a port that is free there now."""
+    """In an actor: its machine's address and a port that is free there now."""
     return ray.util.get_node_ip_address(), processes.free_port("")
 
 
 def answer_stacks(worker: Any, address: str, port: int, rank: int) -> None:
-    """Run in an actor that has joined the others: from now on it says what it does, beside what it is format_stacks to do."""
+    """In an actor that has joined: answer requests for its stacks from now on, also during calls."""
     worker._stack_answers = StackAnswers(address, port, rank)
 
 
-def go_to(folder: str) -> None:
-    """Make relative paths mean what they mean to the controller, where this machine has its folder."""
+def enter_folder(folder: str) -> None:
+    """Resolve relative paths as in the controller, where this machine has its working folder."""
     if os.path.isdir(folder):
         os.chdir(folder)
 
 
-def settle(worker: Any, folder: str, named: str | None, num_local: int) -> None:
-    """Run in an actor that is to be a trainer rank, before it joins the others."""
-    go_to(folder)
+def prepare_rank(worker: Any, folder: str, num_threads: str | None, num_local: int) -> None:
+    """In the actor of a trainer rank, before it joins: set working folder, tensor format and number of threads.
+
+    Without `num_threads` each of the `num_local` ranks of a machine uses its share of the cores; Ray would set 1.
+    """
+    enter_folder(folder)
     send_as_arrays()
-    share_cores(named, num_local)
-
-
-def share_cores(named: str | None, num_local: int) -> None:
-    """Use as many threads as the controller was format_stacks to, else a share of the machine; Ray would allow one."""
-    os.environ[THREADS] = named or str(max(1, len(os.sched_getaffinity(0)) // num_local))
-
-
-def local_numbers(process_on_nodes: Sequence[int]) -> list[int]:
-    """Each process's number on its own machine, by rank."""
-    return [i for count in process_on_nodes for i in range(count)]
+    os.environ[THREADS] = num_threads or str(max(1, len(os.sched_getaffinity(0)) // num_local))

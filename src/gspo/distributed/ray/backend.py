@@ -1,4 +1,4 @@
-"""The Backend of Ray: a session, pools for the roles, and the actors that play them."""
+"""The Ray backend: a session, resource pools, and the actors of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from gspo.config import TrainerConfig
 from gspo.distributed.ray.connection import RayConnection
 from gspo.distributed.ray.placement import make_pools, num_local_cpus, trainer_role, worker_classes
 from gspo.distributed.ray.ranks import RayRanks
-from gspo.distributed.ray.resource_pool import ResourcePool, ResourcePoolManager
-from gspo.distributed.ray.role import Role
+from gspo.distributed.ray.resource_pool import ResourcePool, ResourcePoolManager, Role
 from gspo.distributed.ray.session import RaySession
 from gspo.distributed.ray.weight_store import ObjectStore
 from gspo.distributed.run_layout import rollout_dtype
@@ -20,10 +19,10 @@ from gspo.rollout.workers.worker import EngineSpec
 
 
 class RayBackend:
-    """Gives a run its trainer ranks and rollout workers as Ray actors.
+    """Starts trainer ranks and rollout workers as Ray actors.
 
-    `role_worker_mapping` replaces the classes of roles, `resource_pool_manager` the default pools; `rank_group_class` is
-    RayRanks or derived from it.
+    `role_worker_mapping` replaces worker classes, `resource_pool_manager` the default pools. `rank_group_class` is
+    RayRanks or a subclass.
     """
 
     def __init__(
@@ -32,21 +31,21 @@ class RayBackend:
         resource_pool_manager: ResourcePoolManager | None = None,
         rank_group_class: type[RayRanks] = RayRanks,
     ) -> None:
-        self._classes = worker_classes(role_worker_mapping)
-        self._asked = resource_pool_manager
+        self._rank_class, self._rollout_class = worker_classes(role_worker_mapping)
+        self._manager = resource_pool_manager
         self._rank_group_class = rank_group_class
         self._config = TrainerConfig()
         self._session: RaySession | None = None
         self._pools: ResourcePoolManager | None = None
 
     def start(self, config: TrainerConfig) -> None:
-        """Connect and reserve places; at a second call those of the first are kept."""
+        """Connect and reserve the pools. A second call keeps those of the first."""
         if self._pools is not None:
             return
         self._config = config
-        self._session = RaySession(num_cpus=num_local_cpus(config, self._asked))
+        self._session = RaySession(num_cpus=num_local_cpus(config, self._manager))
         try:
-            self._pools = make_pools(config, self._asked)
+            self._pools = make_pools(config, self._manager)
         except BaseException:
             self.close()
             raise
@@ -55,24 +54,24 @@ class RayBackend:
         """New trainer ranks, joined and without models."""
         assert self._pools is not None, "start() comes first"
         pool = self._pools.get_resource_pool(trainer_role(self._pools))
-        return self._rank_group_class(pool, self._classes.rank)
+        return self._rank_group_class(pool, self._rank_class)
 
     def num_rollout_workers(self) -> int:
-        """Places for rollout workers; 0 when the trainer's ranks generate themselves."""
+        """Places in the rollout pool; 0 when the trainer's ranks generate."""
         pool = self._rollout_pool()
         return pool.world_size if pool else 0
 
     def connect(self, spec: EngineSpec, index: int) -> RayConnection:
-        """A new rollout worker in the place of that number; a number beyond the pool gets a new place."""
+        """Start a rollout worker at place `index` of its pool. The pool grows to hold it."""
         pool = self._rollout_pool()
         assert pool is not None, "the run has no rollout workers"
         while index >= pool.world_size:
             pool.grow()
-        own = _at(spec, pool, self._config)
-        return RayConnection(own, pool.options(index), self._classes.rollout, f"rollout worker {index}")
+        placed = _place(spec, pool, self._config)
+        return RayConnection(placed, pool.options(index), self._rollout_class, f"rollout worker {index}")
 
     def weights(self) -> ObjectStore:
-        """Where versions of the weights are put for rollout workers."""
+        """The object store, through which rollout workers receive versions of the weights."""
         return ObjectStore()
 
     def _rollout_pool(self) -> ResourcePool | None:
@@ -81,7 +80,7 @@ class RayBackend:
         return self._pools.get_resource_pool(Role.Rollout)
 
     def close(self) -> None:
-        """Give the places back, which ends what runs there, and leave the cluster. May be called twice."""
+        """Release the pools, which ends their processes, and leave the cluster. May be called twice."""
         if self._pools is not None:
             self._pools.release()
             self._pools = None
@@ -90,8 +89,8 @@ class RayBackend:
             self._session = None
 
 
-def _at(spec: EngineSpec, pool: ResourcePool, config: TrainerConfig) -> EngineSpec:
-    """The spec for a worker of the pool: the controller may have another kind of device."""
+def _place(spec: EngineSpec, pool: ResourcePool, config: TrainerConfig) -> EngineSpec:
+    """The spec for a worker of the pool, whose device may differ from the controller's."""
     device = torch.device("cuda:0" if pool.use_gpu else "cpu")
     placed = dataclasses.replace(spec, dtype=rollout_dtype(config, device))
     return placed.on_device(str(device), shared=pool.use_gpu and pool.max_colocate_count > 1)

@@ -1,4 +1,11 @@
-"""One rollout worker as a Ray actor: a Connection whose tickets are futures of the actor's answers."""
+"""One rollout worker as a Ray actor: a Connection whose answers are futures.
+
+controller thread                    callback threads of Ray            actor (RolloutHost)
+send ── call.remote ──────────────────────────────────────────────────► call: one at a time
+waits on the future ◄── _answer ◄── result or error ◄────────────────── returns
+                    ◄── _end ◄───── `live` fails when the actor dies    live: never returns
+stacks ── waits up to 1 s ────────────────────────────────────────────► stacks: beside a running call
+"""
 
 from __future__ import annotations
 
@@ -12,7 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from gspo.distributed.rank_stacks import thread_stacks
-from gspo.distributed.ray.actors import go_to, plain_class
+from gspo.distributed.ray.actors import enter_folder, plain_class
 from gspo.distributed.ray.errors import root_cause
 from gspo.processes import portable_error
 from gspo.rollout.workers.connection import Args, Result, WorkerDied
@@ -22,13 +29,13 @@ CLOSE_SECONDS = 5.0  # for a worker to end by itself
 
 
 class RolloutHost:
-    """The actor: builds the worker when it starts and carries out its calls, one at a time.
+    """The actor: builds the worker when it starts and runs its calls, one at a time.
 
-    An engine that cannot be built is format_stacks to every caller as its own error, instead of ending the actor.
+    If the engine cannot be built, the actor stays and raises that error to every caller.
     """
 
     def __init__(self, worker_class: type, spec: EngineSpec, folder: str) -> None:
-        go_to(folder)
+        enter_folder(folder)
         self._error: Exception | None = None
         try:
             self._worker = worker_class(spec)
@@ -45,17 +52,17 @@ class RolloutHost:
 
     @ray.method(concurrency_group="watch")
     def live(self) -> None:
-        """Never returns: its caller learns at once when this process ends."""
+        """Never returns, so that its caller gets an error as soon as this process ends."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="watch")
     def stacks(self) -> str:
-        """What every thread does now."""
+        """The stacks of every thread."""
         return thread_stacks()
 
 
 class RayConnection:
-    """A Connection to a new worker, started at once with the given actor options."""
+    """Starts a worker with these actor options, and is the Connection to it."""
 
     def __init__(
         self, spec: EngineSpec, options: dict[str, Any], worker_class: Any = RolloutWorker, name: str = "rollout worker"
@@ -74,55 +81,53 @@ class RayConnection:
         return self._ended is None
 
     def send(self, method: Callable[[RolloutWorker, *Args], Result], *args: *Args) -> Future[Result]:
-        """Call the worker's method; a reference among `args` arrives as what it refers to."""
-        ticket: Future[Result] = Future()
+        """Call the worker's method. Ray replaces an object reference among `args` by its object."""
+        answer: Future[Result] = Future()
         with self._lock:
             if self._ended is not None:
-                ticket.set_exception(WorkerDied(self._ended))
-                return ticket
-            self._open.add(ticket)
-            answer = self._actor.call.remote(method.__name__, *args)
-        answer.future().add_done_callback(lambda done: self._answer(ticket, done))
-        return ticket
+                answer.set_exception(WorkerDied(self._ended))
+                return answer
+            self._open.add(answer)
+            call = self._actor.call.remote(method.__name__, *args)
+        call.future().add_done_callback(lambda done: self._answer(answer, done))
+        return answer
 
-    def _answer(self, ticket: Future, done: Future) -> None:
+    def _answer(self, answer: Future, done: Future) -> None:
         error = done.exception()
         if error is None:
-            self._settle(ticket, result=done.result())
-            return
-        cause = root_cause(error, self.name)
-        if isinstance(cause, WorkerDied):
+            self._resolve(answer, result=done.result())
+        elif isinstance(cause := root_cause(error, self.name), WorkerDied):
             self._end(done)
         else:
-            self._settle(ticket, error=cause)
+            self._resolve(answer, error=cause)
 
     def _end(self, done: Future) -> None:
-        """The worker is gone: every open ticket gets the reason."""
+        """Called when the worker's process has ended."""
         error = done.exception()
-        reason = str(root_cause(error, self.name)) if error is not None else f"{self.name} ended"
-        self._fail_all(reason)
+        self._fail_all(str(root_cause(error, self.name)) if error is not None else f"{self.name} ended")
 
     def _fail_all(self, reason: str) -> None:
+        """Fail every open answer, and all later calls, with the reason."""
         with self._lock:
             if self._ended is None:
                 self._ended = reason
-            tickets, self._open = list(self._open), set()
-        for ticket in tickets:
-            self._settle(ticket, error=WorkerDied(self._ended))
+            answers, self._open = self._open, set()
+        for answer in answers:
+            self._resolve(answer, error=WorkerDied(self._ended))
 
-    def _settle(self, ticket: Future, result: Any = None, error: BaseException | None = None) -> None:
+    def _resolve(self, answer: Future, result: Any = None, error: BaseException | None = None) -> None:
         with self._lock:
-            self._open.discard(ticket)
+            self._open.discard(answer)
         try:
             if error is None:
-                ticket.set_result(result)
+                answer.set_result(result)
             else:
-                ticket.set_exception(error)
+                answer.set_exception(error)
         except InvalidStateError:
-            pass  # a killed worker's last answer came too late
+            pass  # `kill` failed this answer before its result arrived
 
     def stacks(self) -> str:
-        """What the worker's threads do now; "" when it does not say so within a second."""
+        """The stacks of the worker's threads; "" without an answer within a second."""
         try:
             return ray.get(self._actor.stacks.remote(), timeout=1.0)
         except RayError:
@@ -135,7 +140,7 @@ class RayConnection:
             ray.kill(self._actor, no_restart=True)
 
     def close(self) -> None:
-        """Let the worker close its engine, then end it and wait until it is gone. May be called twice."""
+        """Close the worker's engine, end the worker and wait until it is gone. May be called twice."""
         if not ray.is_initialized():
             return
         if self.alive:

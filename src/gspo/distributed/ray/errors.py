@@ -1,20 +1,17 @@
-"""What goes wrong on a cluster, as errors that name the worker and the cause."""
+"""Ray's errors as errors that name the worker and the cause."""
 
 from __future__ import annotations
 
 import ray.exceptions
 
-from gspo.distributed.backend import ClusterError
 from gspo.processes import WorkerError
 from gspo.rollout.workers.connection import WorkerDied
 
-__all__ = ["ClusterError", "WorkerDied", "root_cause"]
-
 
 def root_cause(error: BaseException, worker: str) -> BaseException:
-    """The error to raise in the controller: the worker's own exception, or that the worker died.
+    """The error to raise in the controller: the worker's own exception, or WorkerDied.
 
-    An exception of the worker keeps its type and message, so that exit codes hold; where it was raised is a note.
+    The worker's exception keeps its type and message, which decide the exit code. A note says where it was raised.
     """
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = getattr(error, "cause", None)
@@ -33,9 +30,9 @@ def root_cause(error: BaseException, worker: str) -> BaseException:
 
 
 def _reason(error: BaseException) -> str:
-    """Ray's account of a death in one line, without its list of common causes."""
+    """Ray's description of a death in one line, without its list of common causes."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     facts = [line for line in lines if line.split(":")[0] in ("pid", "ip", "node_ip")]
-    format_stacks = [line for line in lines if "because" in line or "exit type" in line] or lines[:1]
-    text = format_stacks[0].split(" Some common causes")[0] if format_stacks else type(error).__name__
+    reasons = [line for line in lines if "because" in line or "exit type" in line] or lines[:1]
+    text = reasons[0].split(" Some common causes")[0] if reasons else type(error).__name__
     return f"{text} ({', '.join(facts)})" if facts else text

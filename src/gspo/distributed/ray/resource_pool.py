@@ -1,26 +1,46 @@
-"""Devices for the processes of each role: pools made of placement groups, and which role uses which pool."""
+"""Resource pools: Ray placement groups for the processes of a run, the roles of a run, and which pool each uses."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from gspo.distributed.ray.errors import ClusterError
-from gspo.distributed.ray.role import Role
+from gspo.distributed.backend import ClusterError
 
-PLACEMENT_SECONDS = 60.0  # how long to wait for devices that the cluster has and somebody else holds
+PLACEMENT_SECONDS = 60.0  # how long to wait for devices that other runs hold
+
+
+class Role(Enum):
+    """The roles of a run under verl's names. Trainer ranks run actor, critic and reference; rollout workers Rollout."""
+
+    Actor = "actor"
+    Rollout = "rollout"
+    ActorRollout = "actor_rollout"
+    ActorRolloutRef = "actor_rollout_ref"
+    Critic = "critic"
+    RefPolicy = "ref"
+    RewardModel = "rm"
+
+    def __str__(self) -> str:
+        return f"Role.{self.name}"
+
+
+# Any of these names the trainer ranks; the first in a mapping counts.
+TRAINER_ROLES = (Role.ActorRolloutRef, Role.ActorRollout, Role.Actor)
+# These run inside the trainer ranks, beside the policy.
+INNER_ROLES = (Role.Critic, Role.RefPolicy)
 
 
 class ResourcePool:
-    """`process_on_nodes[i]` processes on the i-th machine, each with `devices` GPUs, or one CPU where there are none.
+    """`process_on_nodes[i]` processes on the i-th machine, each with `devices` GPUs, or one CPU if `use_gpu` is false.
 
-    The processes of a machine are placed together. `max_colocate_count` actors share a process's devices, each with
-    its part of them.
+    `max_colocate_count` actors share the devices of a process in equal parts.
     """
 
     def __init__(
@@ -57,7 +77,7 @@ class ResourcePool:
         return self.world_size * self.max_colocate_count
 
     def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[PlacementGroup]:
-        """One placement group a machine, made at the first call; ClusterError when the cluster does not give them."""
+        """One placement group per machine, reserved at the first call; ClusterError if that takes too long."""
         if self._groups is None:
             groups = [self._request(n, strategy) for n in self.process_on_nodes]
             self._await(groups)
@@ -71,7 +91,7 @@ class ResourcePool:
         return placement_group([dict(bundle) for _ in range(num_processes)], strategy=strategy)
 
     def grow(self) -> None:
-        """Add a place on any machine; ClusterError when there is none."""
+        """Add a place for one process on any machine; ClusterError when there is none."""
         groups = self.get_placement_groups()
         added = self._request(1)
         self._await([added])
@@ -83,15 +103,16 @@ class ResourcePool:
         if waiting:
             for group in groups:
                 remove_placement_group(group)
+            free = {name: ray.available_resources().get(name, 0.0) for name in ("CPU", "GPU")}
             raise ClusterError(
                 f"resource pool {self.name_prefix!r}: {len(waiting)} of {len(groups)} machines did not get their "
                 f"places within {PLACEMENT_SECONDS:.0f} s (machines of {self.process_on_nodes} processes, "
-                f"{self.num_gpus} GPUs and {self.num_cpus} CPUs in all); free now: {_plain(ray.available_resources())}. "
+                f"{self.num_gpus} GPUs and {self.num_cpus} CPUs in all); free now: {free}. "
                 "Wait for other runs to end, or lower trainer.nnodes, trainer.n_gpus_per_node or rollout.num_workers"
             )
 
     def options(self, rank: int) -> dict[str, Any]:
-        """The actor options that put a process at its place in the pool."""
+        """The actor options that place process `rank` in the pool."""
         index = rank % self.world_size
         for group, size in zip(self.get_placement_groups(), self.process_on_nodes, strict=True):
             if index < size:
@@ -104,16 +125,11 @@ class ResourcePool:
         raise AssertionError(f"rank {rank} of a pool of {self.world_size}")
 
     def release(self) -> None:
-        """Give the places back; what still runs there is ended by Ray."""
+        """Release the placement groups; Ray ends the processes that still run there."""
         groups, self._groups = self._groups or [], None
         if ray.is_initialized():
             for group in groups:
                 remove_placement_group(group)
-
-
-def _plain(resources: dict[str, Any]) -> dict[str, float]:
-    """CPU and GPU of Ray's account, which also has a line for every machine."""
-    return {name: resources.get(name, 0.0) for name in ("CPU", "GPU")}
 
 
 @dataclass
@@ -138,9 +154,9 @@ class ResourcePoolManager:
                 )
 
     def create_resource_pool(self, use_gpu: bool | None = None, devices: Mapping[str, int] | None = None) -> None:
-        """Make the pools that roles use, after checking that the cluster has what they need.
+        """Create the pools that roles use, after checking that the cluster is large enough.
 
-        `use_gpu` None: where the cluster has GPUs. `devices` gives the GPUs of one process in a pool (default 1).
+        `use_gpu` None means GPUs if the cluster has some. `devices` is the number of GPUs per process by pool (default 1).
         """
         if self.resource_pool_dict:
             return
@@ -155,7 +171,7 @@ class ResourcePoolManager:
         self.resource_pool_dict = pools
 
     def _num_tenants(self, pool: str) -> int:
-        """Kinds of processes in a pool: rollout workers beside trainer ranks, or one of them alone."""
+        """Number of kinds of process in a pool: 2 where rollout workers share it with trainer ranks, else 1."""
         return len({role is Role.Rollout for role, name in self.mapping.items() if name == pool})
 
     def get_resource_pool(self, role: Role) -> ResourcePool:
@@ -163,11 +179,11 @@ class ResourcePoolManager:
         if role not in self.mapping:
             raise ClusterError(f"{role} has no pool; mapping has {', '.join(map(str, self.mapping))}")
         if self.mapping[role] not in self.resource_pool_dict:
-            raise ClusterError(f"pool {self.mapping[role]!r} is not made yet; call create_resource_pool() first")
+            raise ClusterError(f"pool {self.mapping[role]!r} is not created yet; call create_resource_pool() first")
         return self.resource_pool_dict[self.mapping[role]]
 
     def get_n_gpus(self) -> int:
-        """Processes of all pools, as verl counts them."""
+        """Number of processes of all pools, as verl counts them."""
         return sum(n for spec in self.resource_pool_spec.values() for n in spec)
 
     def _check_resource_available(self, pools: Mapping[str, ResourcePool]) -> None:
@@ -184,7 +200,7 @@ class ResourcePoolManager:
                 )
 
     def release(self) -> None:
-        """Give all places back."""
+        """Release all pools."""
         for pool in self.resource_pool_dict.values():
             pool.release()
         self.resource_pool_dict = {}

@@ -1,4 +1,4 @@
-"""Weights in Ray's object store: a version is put once and read in place by every worker of a machine."""
+"""Weights in Ray's object store: a version is stored once and read in place by every worker of a machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gspo.distributed.ray.tensors import pack, view
 
 
 class ObjectWeights(Mapping[str, Tensor]):
-    """Named tensors packed, which Ray hands over without a copy. Tensors of it may be read, not written."""
+    """Packed named tensors, which Ray delivers without a copy. They are read-only."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._packed = {name: pack(tensor) for name, tensor in tensors.items()}
@@ -28,7 +28,7 @@ class ObjectWeights(Mapping[str, Tensor]):
 
 
 class ObjectStore:
-    """A WeightStore in the cluster: `publish` gives an object reference, which Ray resolves on the worker's side."""
+    """A WeightStore in the cluster. `publish` returns an object reference, which Ray resolves in the worker."""
 
     def __init__(self) -> None:
         self._held: set[Any] = set()
@@ -40,7 +40,7 @@ class ObjectStore:
         return ref
 
     def discard(self, ref: Any) -> None:
-        """Let Ray free a version once its readers are done."""
+        """Release a version; Ray frees it after its last reader."""
         self._held.discard(ref)
 
     def close(self) -> None:

@@ -114,7 +114,6 @@ class RolloutWorker:
     """Runs an engine for a fleet. Arguments and results can be pickled; calls come one at a time."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self.spec = spec
         self.engine = build_engine(spec)
 
     def ping(self) -> int:

@@ -1,7 +1,6 @@
 """verl's trainers: `RayPPOTrainerWithSampling` and `RayPPOTrainer` on a cluster, `PPOTrainerWithSampling` in process.
 
-Without Ray the first two names give the third, with a warning, so that a script written for a cluster runs on one
-machine.
+Without Ray the first two are the third, with a warning, so that a script for a cluster runs on one machine.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("gspo.cluster"), name)
     warnings.warn(
         f"{name} needs Ray, which is not installed (pip install 'gspo[ray]'); "
-        "PPOTrainerWithSampling, which trains in this process, is used in its place",
+        "PPOTrainerWithSampling, which trains in this process, is used instead",
         stacklevel=2,
     )
     return PPOTrainerWithSampling

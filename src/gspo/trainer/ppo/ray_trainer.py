@@ -1,21 +1,3 @@
-"""verl's path: `from gspo.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager, Role`."""
+"""The names of `gspo.cluster` under verl's path: `from gspo.trainer.ppo.ray_trainer import RayPPOTrainer, Role, …`."""
 
-from __future__ import annotations
-
-from gspo.cluster import (
-    RayPPOTrainer,
-    RayPPOTrainerWithSampling,
-    RayResourcePool,
-    RayWorkerGroup,
-    ResourcePoolManager,
-    Role,
-)
-
-__all__ = [
-    "RayPPOTrainer",
-    "RayPPOTrainerWithSampling",
-    "RayResourcePool",
-    "RayWorkerGroup",
-    "ResourcePoolManager",
-    "Role",
-]
+from gspo.cluster import *  # noqa: F403

@@ -1,1 +1,1 @@
-"""From groups to micro-batches: collating, packing, attention over packed rows."""
+"""From groups to micro-batches: collation, packing, attention over packed rows."""

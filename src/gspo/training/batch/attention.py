@@ -1,7 +1,12 @@
-"""Attention over packed tokens, in place of transformers' own while a packed forward or its backward runs."""
+"""Attention over packed tokens, in place of transformers' functions during a packed forward or its backward.
+
+transformers calls these with query, key and value [1, heads, N, size], `layout` or `spans` from `Layout.arguments`, and
+as `options` the layer's `scaling`, `sliding_window` and `softcap`. The result is [1, N, heads, size].
+"""
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,11 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from gspo.kernels.attention_swap import refuse_unsupported
-from gspo.kernels.cpu_attention import PackedSequences
-from gspo.kernels.flash_packed import Spans
 from gspo.training.batch.packing import Block, Layout
 
-# transformers' attention → what replaces it.
+# transformers' attention → the function that replaces it.
 PADDED = {"sdpa": "gspo_packed", "eager": "gspo_packed_eager"}
 FLEX = {"sdpa": "gspo_packed_flex"}
 FLASH = {"sdpa": "gspo_packed_flash"}
@@ -24,45 +27,27 @@ FLASH = {"sdpa": "gspo_packed_flash"}
 
 @torch.compiler.disable  # blocks are cut differently for every batch
 def attend_padded(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layout: Layout,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, layout: Layout, **options: Any
 ) -> tuple[Tensor, None]:
-    """SDPA block by block, leaving out a softcap as transformers' sdpa does. Query, key and value are [1, heads, N, size]; the result is [1, N, heads, size]."""
-    refuse_unsupported(module, kwargs)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [N, heads, size]
+    """SDPA block by block, without a softcap, as transformers' sdpa."""
+    refuse_unsupported(module, options)
+    q, k, v = _tokens_first(query, key, value)
     outs = []
     for block in layout.blocks:
-        out = _sdpa(block, *_cut_out(block, q, k, v), scaling, sliding_window)
+        out = _sdpa(block, *_cut_out(block, q, k, v), options.get("scaling"), options.get("sliding_window"))
         outs.append(block.queries.unpad(out.transpose(1, 2)))
     return _joined(outs), None
 
 
 @torch.compiler.disable
 def attend_eager(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layout: Layout,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, layout: Layout, **options: Any
 ) -> tuple[Tensor, None]:
-    """The same as `attend_padded` by products and a softmax, with the cap on scores that eager attention knows."""
-    refuse_unsupported(module, kwargs)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+    """As `attend_padded`, by products and a softmax, with the softcap of eager attention."""
+    refuse_unsupported(module, options)
+    softcap, window = options.get("softcap"), options.get("sliding_window")
+    q, k, v = _tokens_first(query, key, value)
+    scale = _scale(q, options)
     outs = []
     for block in layout.blocks:
         bq, bk, bv = _cut_out(block, q, k, v)
@@ -70,14 +55,24 @@ def attend_eager(
         scores = bq @ bk.transpose(2, 3) * scale
         if softcap is not None:
             scores = torch.tanh(scores / softcap) * softcap
-        scores = scores + block.mask(sliding_window, scores.dtype)
+        scores = scores + block.mask(window, scores.dtype)
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
         outs.append(block.queries.unpad((weights @ bv).transpose(1, 2)))
     return _joined(outs), None
 
 
+def _tokens_first(*heads_first: Tensor) -> list[Tensor]:
+    """[1, heads, N, size] → [N, heads, size]."""
+    return [x[0].transpose(0, 1) for x in heads_first]
+
+
+def _scale(query: Tensor, options: dict[str, Any]) -> float:
+    scaling = options.get("scaling")
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
+
+
 def _cut_out(block: Block, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The block's queries, keys and values, [rows, heads, tokens, size]; a prefix stands before its sequence's keys."""
+    """The block's queries, keys and values, [rows, heads, tokens, size]; a prefix comes before its sequence's keys."""
     queries = block.queries
     query, key, value = queries.pad(q), queries.pad(k), queries.pad(v)
     if block.prefix is not None:
@@ -93,7 +88,7 @@ def _sdpa(block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float 
     mask = None if causal else _mask(block, window, query, key)
     gqa = query.shape[1] != key.shape[1]
     if gqa and query.is_cuda and mask is not None:
-        # The kernels that take a mask do not take grouped heads on a GPU.
+        # On a GPU the kernels with a mask do not support grouped heads.
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
         gqa = False
     return scaled_dot_product_attention(
@@ -102,7 +97,7 @@ def _sdpa(block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float 
 
 
 def _mask(block: Block, window: int | None, query: Tensor, key: Tensor) -> Any:
-    """The block's mask; on a GPU a diagonal that the flash kernel draws by itself, where that says the same."""
+    """The block's mask; on a GPU, where it is equivalent, a diagonal that the flash kernel supports."""
     same_prefix = block.prefix is not None and len(set(block.prefix.lengths)) == 1
     if query.is_cuda and window is None and same_prefix:
         return causal_lower_right(query.shape[2], key.shape[2])
@@ -112,49 +107,30 @@ def _mask(block: Block, window: int | None, query: Tensor, key: Tensor) -> Any:
 def _joined(outs: list[Tensor]) -> Tensor:
     """The blocks' tokens one after another, [1, N, heads, size].
 
-    A lone block is copied where compiled layers take it up: a view of whatever attention gave would be compiled anew.
+    On a CPU a single block that is a view is copied: compiled layers would recompile for each kind of view.
     """
     out = outs[0] if len(outs) == 1 and (outs[0].is_cuda or not outs[0]._is_view()) else torch.cat(outs)
     return out[None]
 
 
 def attend_flash(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    spans: Spans | PackedSequences,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, spans: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """All sequences in one call of a kernel, without padding."""
-    refuse_unsupported(module, kwargs)
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-    return spans.attend(q, k, v, scale, sliding_window)[None], None
+    """All sequences in one call of the kernel that `spans` (Spans or PackedSequences) is for, without padding."""
+    refuse_unsupported(module, options)
+    q, k, v = _tokens_first(query, key, value)
+    return spans.attend(q, k, v, _scale(q, options), options.get("sliding_window"))[None], None
 
 
 def attend_flex(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    layout: Layout,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, *, layout: Layout, **options: Any
 ) -> tuple[Tensor, None]:
-    """One flex_attention call over the packed row: no padding, and a prompt's keys are read where they stand."""
-    refuse_unsupported(module, kwargs)
-    mask = _flex_mask(layout, sliding_window)
-    run = _compiled() if query.is_cuda else flex_attention
+    """One flex_attention call over the packed row, without padding or copies of a prompt's keys."""
+    refuse_unsupported(module, options)
+    mask = _flex_mask(layout, options.get("sliding_window"))
+    run = _compiled_flex() if query.is_cuda else flex_attention
     gqa = query.shape[1] != key.shape[1]
-    out = run(query, key, value, block_mask=mask, scale=scaling, enable_gqa=gqa)
+    out = run(query, key, value, block_mask=mask, scale=options.get("scaling"), enable_gqa=gqa)
     return out.transpose(1, 2), None
 
 
@@ -173,14 +149,10 @@ def _flex_mask(layout: Layout, window: int | None) -> Any:
     return layout.cache[window]
 
 
-_flex: list[Any] = []
-
-
-def _compiled() -> Any:
-    """flex_attention compiled for any length, once a process."""
-    if not _flex:
-        _flex.append(torch.compile(flex_attention, dynamic=True))
-    return _flex[0]
+@cache
+def _compiled_flex() -> Any:
+    """flex_attention compiled for any length, once per process."""
+    return torch.compile(flex_attention, dynamic=True)
 
 
 AttentionInterface.register(PADDED["sdpa"], attend_padded)

@@ -13,17 +13,17 @@ from gspo.kernels.device_memory import upload
 from gspo.kernels.ragged import flat, padded, ranges
 from gspo.seeding import derive_seed, permutation
 from gspo.training.batch.packing import Layout, SpansOf, pack
-from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks
+from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks, spread
 from gspo.types import Group, TrainBatch
 
-# How a micro-batch is laid out: padded rows, packed rows, or packed with the prompt of a group once.
+# The layout of a micro-batch: padded rows, packed rows, or packed with each group's prompt once.
 Kind = Literal["plain", "packed", "shared"]
 
 
 def collate(groups: Sequence[Group], order_seed: int | None = None) -> TrainBatch:
-    """Groups to a right-padded batch; rows keep the order of groups and of responses within them.
+    """A right-padded batch from groups. Rows keep the order of groups and of responses within them.
 
-    With `order_seed` the groups of each mini-batch are drawn (see `group_order`).
+    `order_seed` shuffles the groups over mini-batches (see `group_order`).
     """
     rows = [(i, group.prompt, rollout) for i, group in enumerate(groups) for rollout in group.rollouts]
     width = max(len(r.token_ids) for _, _, r in rows)
@@ -39,21 +39,21 @@ def collate(groups: Sequence[Group], order_seed: int | None = None) -> TrainBatc
 
 
 def group_order(batch: TrainBatch, epoch: int) -> list[int] | None:
-    """The groups in the order in which an epoch of an update cuts them into mini-batches; None: as they are.
+    """The order in which an epoch of an update assigns groups to mini-batches; None for the order of the batch.
 
-    A function of the batch and the epoch, so every pass, every rank and a resumed run cut the same mini-batches.
+    Depends only on the batch and the epoch, so every pass, every rank and a resumed run make the same mini-batches.
     """
     if batch.order_seed is None:
         return None
     groups = list(dict.fromkeys(batch.group_ids.tolist()))
-    drawn = permutation(derive_seed(batch.order_seed, "epoch", epoch), len(groups))
-    return [groups[place] for place in drawn.tolist()]
+    shuffled = permutation(derive_seed(batch.order_seed, "epoch", epoch), len(groups))
+    return [groups[index] for index in shuffled.tolist()]
 
 
 def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None = None) -> list[list[int]]:
-    """Row numbers of each mini-batch: `num_groups` whole groups at a time, chosen in `order`.
+    """Row numbers of each mini-batch: `num_groups` whole groups at a time, assigned in `order`.
 
-    Within a mini-batch groups stand as in the batch: one that holds all groups is the same in any order.
+    Within a mini-batch groups keep the order of the batch, so one with all groups is the same for any `order`.
     """
     rows: dict[int, list[int]] = {}
     for row, group in enumerate(group_ids.tolist()):
@@ -65,10 +65,10 @@ def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One forward: row numbers into the batch and their tokens, padded [b, L] or, with a `layout`, packed [1, N].
+    """One forward: row numbers of the batch and their tokens, padded [b, L] or, with a `layout`, packed [1, N].
 
     `positions` are the flat indices into `input_ids` whose next token is a response token (a shared prompt's last
-    token counts once for every response); `targets` those tokens; `slots` where their values go in a flat [b, T].
+    token counts once per response), `targets` are those tokens, and `slots` their indices in a flat [b, T].
     """
 
     rows: list[int]
@@ -80,7 +80,7 @@ class MicroBatch:
     layout: Layout | None = None
 
     def hidden(self, decoder: Callable[..., Any]) -> Tensor:
-        """Hidden states [M, H] before the response tokens. A packed one needs `swapped_attention` around it."""
+        """Hidden states [M, H] that predict the response tokens. A packed batch needs `swapped_attention` around it."""
         if self.layout is None:
             out = decoder(input_ids=self.input_ids, use_cache=False).last_hidden_state
             return out.flatten(0, 1)[self.positions]
@@ -90,19 +90,15 @@ class MicroBatch:
         return self.layout.predicting(out.last_hidden_state[0])
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Values of the N response tokens to their places in [b, T], zero elsewhere, differentiably."""
+        """Values [M] of the response tokens as [b, T], zero elsewhere; differentiable."""
         out = values.new_zeros(len(self.rows) * self.num_response)
         return out.index_put((self.slots,), values).view(len(self.rows), self.num_response)
 
 
 def split_by_tokens(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Split rows so that rows × longest row stays within `max_tokens` (a single longer row goes alone).
-
-    Rows are taken longest first, so that neighbours are alike and little is padding; ties keep their order.
-    """
-    ordered = sorted(rows, key=lambda row: -lengths[row])
+    """Split rows, longest first, so that rows × longest row stays within `max_tokens`; a longer row is alone."""
     out: list[list[int]] = []
-    for row in ordered:
+    for row in sorted(rows, key=lambda row: -lengths[row]):
         if out and (len(out[-1]) + 1) * lengths[out[-1][0]] <= max_tokens:
             out[-1].append(row)
         else:
@@ -115,28 +111,22 @@ def split_by_rows(rows: Sequence[int], size: int) -> list[list[int]]:
 
 
 def balance(costs: Sequence[int], max_cost: int) -> list[list[int]]:
-    """Items in as few bins of at most `max_cost` as will do, of even sums (a dearer item goes alone); order kept in a bin."""
-    ordered = sorted(range(len(costs)), key=lambda item: -costs[item])
+    """Items in few bins of at most `max_cost` and about equal sums; an item that costs more is alone in its bin."""
     num_bins = max(1, -(-sum(min(cost, max_cost) for cost in costs) // max_cost))
     while True:
-        bins: list[list[int]] = [[] for _ in range(num_bins)]
-        sums = [0] * num_bins
-        for item in ordered:
-            least = sums.index(min(sums))
-            bins[least].append(item)
-            sums[least] += costs[item]
-        if all(total <= max_cost or len(b) == 1 for total, b in zip(sums, bins)) or num_bins >= len(costs):
-            return [sorted(b) for b in bins if b]
+        bins = spread(costs, num_bins)
+        small = all(len(items) == 1 or sum(costs[item] for item in items) <= max_cost for items in bins)
+        if small or num_bins >= len(costs):
+            return [items for items in bins if items]
         num_bins += 1
 
 
 def split_packed(batch: TrainBatch, rows: Sequence[int], max_tokens: int, kind: Kind) -> list[list[int]]:
-    """Rows in micro-batches of even numbers of packed tokens; a group stays whole unless it alone is too large."""
+    """Rows in micro-batches of about equal numbers of packed tokens. A group is split only if it exceeds `max_tokens`."""
     answer = {row: max(0, len(batch.response_ids[row]) - 1) for row in rows}
     units: list[list[int]] = []
-    for of_group in (
-        mini_batches(batch.group_ids[list(rows)], 1) if kind == "shared" else [[i] for i in range(len(rows))]
-    ):
+    index = range(len(rows))
+    for of_group in mini_batches(batch.group_ids[list(rows)], 1) if kind == "shared" else split_by_rows(index, 1):
         members = [rows[i] for i in of_group]
         room = max(1, max_tokens - len(batch.prompt_ids[members[0]]))
         units += [[members[i] for i in part] for part in balance([answer[row] for row in members], room)]
@@ -154,10 +144,9 @@ def plan_micro_batches(
     ranks: Ranks = ALONE,
     epoch: int = 0,
 ) -> list[list[list[int]]]:
-    """Rows of each micro-batch of each mini-batch of `num_groups` groups; `max_rows` counts without `max_tokens`.
+    """This rank's rows of each micro-batch of each mini-batch of `num_groups` groups. `max_tokens` replaces `max_rows`.
 
-    Of this rank's rows where there are several ranks. All run as many micro-batches as the one that has most: an empty
-    one stands for a forward that counts for nothing.
+    All ranks run the same number of micro-batches. An empty one is a forward that does not count (`idle_row`).
     """
     plan = []
     for rows in mini_batches(batch.group_ids, num_groups, group_order(batch, epoch)):
@@ -187,10 +176,12 @@ def micro_batch(
     *,
     spans_of: SpansOf | None = None,
 ) -> MicroBatch:
-    """The tensors of one forward. In padded rows the pad token is 0: causality keeps it from being seen."""
+    """The tensors of one forward. Padded rows end in token 0, which causal attention never sees."""
     width = batch.mask.shape[1]
     if kind != "plain":
-        return _packed(batch, rows, device, kind == "shared", spans_of)
+        input_ids, layout, targets, slots = pack(batch, rows, device, share=kind == "shared", spans_of=spans_of)
+        positions = torch.cat([layout.own, layout.shared[layout.shared_by]])
+        return MicroBatch(list(rows), input_ids, positions, targets, slots, width, layout)
     length = max(len(batch.prompt_ids[r]) + len(batch.response_ids[r]) for r in rows)
     input_ids = torch.zeros(len(rows), length, dtype=torch.long)
     for i, row in enumerate(rows):
@@ -205,19 +196,4 @@ def micro_batch(
         targets=upload(flat(batch.response_ids[row] for row in rows), device),
         slots=upload(ranges([i * width for i in range(len(rows))], lengths), device),
         num_response=width,
-    )
-
-
-def _packed(
-    batch: TrainBatch, rows: Sequence[int], device: torch.device | str, share: bool, spans_of: SpansOf | None
-) -> MicroBatch:
-    input_ids, layout, targets, slots = pack(batch, rows, device, share=share, spans_of=spans_of)
-    return MicroBatch(
-        rows=list(rows),
-        input_ids=input_ids,
-        positions=torch.cat([layout.own, layout.shared[layout.shared_by]]),
-        targets=targets,
-        slots=slots,
-        num_response=batch.mask.shape[1],
-        layout=layout,
     )

@@ -1,8 +1,7 @@
 """Packed micro-batches: every real token once, and the prompt of a group once for all its responses.
 
-The tokens of a micro-batch stand in one row without padding, [1, N]. Everything but attention works token by token
-and needs to know nothing of it; attention (attention.py) cuts the row into its sequences again. A response's
-last token is left out: nothing is predicted from it.
+The tokens of a micro-batch form one row without padding, [1, N]. All layers except attention work token by token;
+attention (attention.py) splits the row into its sequences. A response's last token is omitted: it predicts nothing.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from gspo.kernels.flash_packed import Spans
 from gspo.kernels.ragged import flat, ranges, repeated
 from gspo.types import TrainBatch
 
-# Attention scores of a block below this are too cheap to be worth another call.
+# A block with fewer attention scores than this is not split: another call would cost more.
 CHEAP_SCORES = 1 << 20
-# Scores of a block whose rows need a mask each: above this the block is cut by group, whose rows share one.
+# A block with more scores, whose rows need a mask each, is split by group, whose rows share one.
 MASKED_SCORES = 1 << 26
-# What a kernel is told of sequences given as start, length, start of the prefix, its length, on a device.
+# Makes a kernel's argument on a device from sequences (start, length, start of the prefix, its length).
 SpansOf = Callable[[Sequence[tuple[int, int, int, int]], torch.device | str], Spans | PackedSequences]
 
 
 class _Pick(torch.autograd.Function):
-    """Rows `index` of x; where a row is wanted more than once or for padding, only `places` give a gradient.
+    """Rows `index` of x. Where rows repeat, as padding, only those at `places` receive a gradient.
 
-    `index[places]` holds no row twice, so the gradient is a copy and not a sum: the same bits on every device.
+    `index[places]` has no row twice, so the gradient is a copy and not a sum: the same bits on every device.
     """
 
     @staticmethod
@@ -49,11 +48,11 @@ class _Pick(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Sequences of packed tokens and their padded form [rows, width]. Sequence i is tokens starts[i] … + lengths[i]."""
+    """Sequences of packed tokens, and their padded form [rows, width]. Sequence i has lengths[i] tokens from starts[i]."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
-    index: Tensor  # [rows · width] packed token of every padded place; 0 on padding
+    index: Tensor  # [rows · width] packed token of every place in the padded form; 0 on padding
     places: Tensor | None  # padded places that hold a token; None: all
     contiguous: bool  # the padded form is a slice of the packed one
 
@@ -85,14 +84,14 @@ class Span:
         return out.unflatten(0, (self.num_rows, self.width))
 
     def unpad(self, x: Tensor) -> Tensor:
-        """[rows, width, …] to the real tokens one after another."""
+        """[rows, width, …] to the real tokens, one sequence after another."""
         flat = x.flatten(0, 1)
         return flat if self.places is None else _Pick.apply(flat, self.places, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Sequences that attend in one call: each to itself causally, and before that to a prefix if it has one."""
+    """Sequences that attend in one call: each causally to itself, and fully to its prefix if it has one."""
 
     queries: Span
     prefix: Span | None = None
@@ -101,7 +100,7 @@ class Block:
     masks: dict[int | None, Tensor] = field(default_factory=dict, hash=False, compare=False)
 
     def expand_prefix(self, x: Tensor) -> Tensor:
-        """The prefix of every sequence, [rows, width of the prefix, …]."""
+        """The prefix of every sequence, [rows, prefix width, …]."""
         assert self.prefix is not None and self.prefix_of is not None
         padded = self.prefix.pad(x)
         if self.repeats is None:
@@ -109,7 +108,7 @@ class Block:
         return padded[:, None].expand(-1, self.repeats, *padded.shape[1:]).flatten(0, 1)
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive mask [rows or 1, 1, queries, keys]; keys are the prefix, padded, and then the sequence itself."""
+        """Additive mask [rows or 1, 1, queries, keys]. Keys are the padded prefix, then the sequence."""
         if window not in self.masks:
             self.masks[window] = self._build_mask(window, dtype)
         return self.masks[window]
@@ -133,36 +132,36 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the tokens of a packed micro-batch stand and what each may see.
+    """The positions of a packed micro-batch's tokens and which tokens each attends to.
 
-    `own` are the packed tokens that predict a response token and no other; `shared` the last tokens of prompts that
-    predict the first token of several responses, `shared_by` which of them each such response has. Their hidden
-    states, in that order, are what the head takes.
+    `own` are the packed tokens that predict one response token. `shared` are the last tokens of prompts that predict
+    the first token of several responses; `shared_by` is the index into `shared` of each such response. The head's input
+    are the hidden states of `own`, then those of `shared[shared_by]`.
     """
 
     position_ids: Tensor  # [1, N]
     blocks: tuple[Block, ...]  # in packed order
-    group: Tensor  # [N] which prompt a token belongs to
-    response: Tensor  # [N] which response it belongs to; -1 on a prompt that several share
+    group: Tensor  # [N] prompt of a token
+    response: Tensor  # [N] response of a token; -1 in a shared prompt
     own: Tensor
     shared: Tensor
     shared_by: Tensor
-    spans: Spans | PackedSequences | None = None  # for kernels that take all sequences in one call
-    cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # kernels' own masks
+    spans: Spans | PackedSequences | None = None  # for kernels that process all sequences in one call
+    cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # masks of kernels
 
     @property
     def arguments(self) -> dict[str, object]:
-        """What attention must be told."""
+        """Keyword arguments of the decoder that attention needs."""
         return {"layout": self} if self.spans is None else {"spans": self.spans}
 
     def forget_masks(self) -> None:
-        """Free what attention made of this layout: masks may be larger than all else of a micro-batch."""
+        """Free the masks, which may be larger than the rest of the micro-batch."""
         self.cache.clear()
         for block in self.blocks:
             block.masks.clear()
 
     def predicting(self, hidden: Tensor) -> Tensor:
-        """Of hidden states [N, H] those that predict a response token."""
+        """The hidden states, of [N, H], that predict a response token."""
         own = _Pick.apply(hidden, self.own, None)
         if not len(self.shared):
             return own
@@ -171,11 +170,11 @@ class Layout:
 
 @dataclass(slots=True)
 class _Sequence:
-    """A run of packed tokens: a whole row, a prompt that several responses share, or such a response."""
+    """Consecutive packed tokens: a whole row, a prompt that several responses share, or one of those responses."""
 
     tokens: tuple[int, ...]
     group: int
-    row: int = -1  # the row it is or answers for; -1: a shared prompt
+    row: int = -1  # its row in the batch; -1 for a shared prompt
     num_prompt: int = 0
     first_position: int = 0
     start: int = 0
@@ -184,9 +183,7 @@ class _Sequence:
 def pack(
     batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool, spans_of: SpansOf | None = None
 ) -> tuple[Tensor, Layout, Tensor, Tensor]:
-    """Token ids [1,N] of these rows, their layout, and for each hidden state it gives the head the token it predicts and
-    where that stands in a flat [rows, T].
-    """
+    """Token ids [1,N] of these rows, their layout, and for each predicting token its target and slot in a flat [rows, T]."""
     prompts, answers = _sequences(batch, rows, share)
     whole, spread = _cut(prompts, None), _cut(answers, [len(p.tokens) for p in prompts])
     ordered = [s for block in (*whole, *spread) for s in block]
@@ -201,7 +198,7 @@ def pack(
         blocks = [_block(b, None, device) for b in whole] + [_block(b, prompts, device) for b in spread]
     owners, readers = repeated([s.group for s in ordered], sizes), repeated([s.row for s in ordered], sizes)
     own, shared, shared_by = _predictions(batch, ordered, answers)
-    targets, slots = (upload(x, device) for x in _wanted(batch, rows, ordered, answers))
+    targets, slots = (upload(x, device) for x in _targets(batch, rows, ordered, answers))
     layout = Layout(
         position_ids=upload(positions[None], device),
         blocks=tuple(blocks),
@@ -233,13 +230,13 @@ def _sequences(batch: TrainBatch, rows: Sequence[int], share: bool) -> tuple[lis
         answers += [
             _Sequence(batch.response_ids[row][:-1], group, row, first_position=size)
             for row in of_group
-            if batch.response_ids[row]  # of an empty one nothing is predicted
+            if batch.response_ids[row]  # an empty one has nothing to predict
         ]
     return prompts, answers
 
 
 def _extent(sequence: _Sequence, prompts: Sequence[_Sequence]) -> tuple[int, int, int, int]:
-    """Where a sequence stands and where its prefix does: start and length of each."""
+    """Start and length of a sequence and of its prefix."""
     own = sequence.start, len(sequence.tokens)
     if sequence.row < 0 or sequence.num_prompt:
         return *own, 0, 0
@@ -250,10 +247,10 @@ def _extent(sequence: _Sequence, prompts: Sequence[_Sequence]) -> tuple[int, int
 def _predictions(
     batch: TrainBatch, ordered: Sequence[_Sequence], answers: Sequence[_Sequence]
 ) -> tuple[Tensor, list[int], list[int]]:
-    """Packed tokens that predict one response token, those that predict several, and which of these an answer has."""
+    """`own`, `shared` and `shared_by` of the layout."""
     firsts: list[int] = []
     counts: list[int] = []
-    last: dict[int, int] = {}  # group → packed place of its shared prompt's last token
+    last: dict[int, int] = {}  # group → packed index of its shared prompt's last token
     for s in ordered:
         if s.row < 0:
             last[s.group] = s.start + len(s.tokens) - 1
@@ -265,10 +262,10 @@ def _predictions(
     return ranges(firsts, counts), list(last.values()), [order[s.group] for s in answers]
 
 
-def _wanted(
+def _targets(
     batch: TrainBatch, rows: Sequence[int], ordered: Sequence[_Sequence], answers: Sequence[_Sequence]
 ) -> tuple[Tensor, Tensor]:
-    """The tokens predicted by `own` and then by `shared`, and where they stand in a flat [rows, T]."""
+    """The tokens that `own` and then `shared[shared_by]` predict, and their indices in a flat [rows, T]."""
     width = batch.mask.shape[1]
     place = {row: i * width for i, row in enumerate(rows)}
     rest = [(s.row, _first_prediction(s)[1]) for s in ordered if s.row >= 0]
@@ -279,16 +276,16 @@ def _wanted(
 
 
 def _first_prediction(s: _Sequence) -> tuple[int, int]:
-    """The packed token that predicts the first response token its own sequence predicts, and how many it does not.
+    """The first predicting token of a sequence, and how many response tokens it skips.
 
-    The first token of a response is predicted by its prompt: in the same sequence, or by a shared one elsewhere.
+    A response's first token is predicted by its prompt: in the same sequence, or in a shared one, which is skipped.
     """
     return (s.start + s.num_prompt - 1, 0) if s.num_prompt else (s.start, 1)
 
 
 def _cut(sequences: list[_Sequence], prefixes: list[int] | None) -> list[list[_Sequence]]:
-    """Sequences split into blocks: one for all unless padding or masks would then cost much."""
-    sequences = [s for s in sequences if s.tokens]  # a response of one token has none to attend from
+    """Sequences in blocks: a single one, unless its padding or masks would be costly."""
+    sequences = [s for s in sequences if s.tokens]  # a response of one token has no queries
     if not sequences:
         return []
     if not _costly(sequences, prefixes):
@@ -303,7 +300,7 @@ def _cut(sequences: list[_Sequence], prefixes: list[int] | None) -> list[list[_S
 
 
 def _cut_by_length(sequences: list[_Sequence]) -> list[list[_Sequence]]:
-    """Sequences of like length together: none is padded by more than half of its own."""
+    """Blocks of similar lengths: padding adds at most half to a sequence."""
     out: list[list[_Sequence]] = []
     for s in sorted(sequences, key=lambda s: -len(s.tokens)):
         if out and 1.5 * len(s.tokens) > len(out[-1][0].tokens):

@@ -1,1 +1,1 @@
-"""The optimizer, on the device or with its state in host memory."""
+"""AdamW on the device, or with its state in host memory."""

@@ -1,4 +1,4 @@
-"""AdamW over float32 master weights, with clipping, and a skip that leaves everything as it was."""
+"""AdamW over float32 master weights, with clipping and a skip of steps with non-finite numbers."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 WAITING_BYTES = 1 << 28  # of half-precision gradients before they are added to their sums
-LARGE_ELEMENTS = 1 << 20  # of a gradient worth a call of its own, which makes no float32 copy on a GPU
-WIDENED_ELEMENTS = 1 << 26  # of half-precision gradients that AdamW takes at a time
+LARGE_ELEMENTS = 1 << 20  # a gradient this large is added in a separate call, without a float32 copy on a GPU
+WIDENED_ELEMENTS = 1 << 26  # of half-precision gradients per call of AdamW
 MOMENTS = ("exp_avg", "exp_avg_sq")  # as torch.optim.AdamW names them
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The gradient norm before clipping, and whether the weights moved; a GPU is waited for when one is read."""
+    """The gradient norm before clipping, and whether the step was applied. Reading either waits for a GPU."""
 
     norm: Tensor
     finite: Tensor
@@ -33,41 +33,40 @@ class StepResult:
 
 
 class _GradientSums:
-    """Adds the gradients of half-precision parameters to those of their float32 masters, many tensors a call.
+    """Adds the gradients of half-precision parameters to the float32 gradients of their masters, many tensors per call.
 
-    Gradients wait for the end of the backward, or until there are many of them, so that those of a large model need
-    not all be there at once. Those of a backward that is the only one stay as they are: they are their own sums.
+    They are added at the end of the backward, or earlier once WAITING_BYTES have collected, to bound memory. If there
+    is only one backward per step, its gradients stay in half precision: there is nothing to sum.
     """
 
     def __init__(self) -> None:
         self._new: dict[Tensor, Tensor] = {}  # by master
         self._num_bytes = 0
-        self.only_one = False  # backward until the next step
-        self.narrow: dict[Tensor, Tensor] = {}  # its gradients, by master
+        self.only_one = False  # one backward until the next step
+        self.narrow: dict[Tensor, Tensor] = {}  # its half-precision gradients, by master
 
-    def take(self, master: Tensor, parameter: Tensor) -> None:
-        """Called in a backward when the parameter's gradient is there."""
+    def add(self, master: Tensor, parameter: Tensor) -> None:
+        """Add a parameter's gradient. Called in the backward as soon as it is complete."""
         grad, parameter.grad = parameter.grad, None
         assert grad is not None
         if self.only_one and grad.itemsize < master.itemsize:
             assert master not in self.narrow, "a second backward after `begin(1)`"
             self.narrow[master] = grad
             return
-        # Every time: what waits may be of a backward that failed, or of one that this one runs within.
-        torch.autograd.Variable._execution_engine.queue_callback(self._add)  # pyright: ignore[reportAttributeAccessIssue]
+        # For every gradient: those that wait may belong to a failed backward, or to an outer one.
+        torch.autograd.Variable._execution_engine.queue_callback(self._add_waiting)  # pyright: ignore[reportAttributeAccessIssue]
         if master in self._new:
-            self._add()
+            self._add_waiting()
         self._new[master] = grad
         self._num_bytes += grad.nbytes
         if self._num_bytes >= WAITING_BYTES:
-            self._add()
+            self._add_waiting()
 
-    def forget(self) -> None:
-        self._new, self._num_bytes = {}, 0
-        self.narrow = {}
+    def clear(self) -> None:
+        self._new, self._num_bytes, self.narrow = {}, 0, {}
 
     @torch.no_grad()
-    def _add(self) -> None:
+    def _add_waiting(self) -> None:
         first = [(master, grad) for master, grad in self._new.items() if master.grad is None]
         later = [(master.grad, grad) for master, grad in self._new.items() if master.grad is not None]
         if first:
@@ -87,10 +86,10 @@ class _GradientSums:
 
 
 class MasterOptimizer:
-    """AdamW whose weights and gradient sums are float32 whatever the model computes in.
+    """AdamW with float32 weights and gradient sums for any compute precision.
 
-    A float32 parameter is its own master. For a bf16 one a float32 copy is kept; its gradient is added to the
-    master's after every backward, so that micro-batches do not add up in bf16.
+    A float32 parameter is its own master. A bf16 one has a float32 copy, to which its gradient is added after every
+    backward, so that micro-batches are not summed in bf16.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class MasterOptimizer:
         self._sums = _GradientSums()
         for name, p in self.parameters.items():
             if self._summed[name] is not p:
-                p.register_post_accumulate_grad_hook(partial(self._sums.take, self._summed[name]))
+                p.register_post_accumulate_grad_hook(partial(self._sums.add, self._summed[name]))
         self.adamw = torch.optim.AdamW(
             list(self.masters.values()), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
         )
@@ -124,21 +123,21 @@ class MasterOptimizer:
         }
 
     def _make_summed(self) -> Mapping[str, Tensor]:
-        """Whose `grad` is the float32 sum of a parameter's gradients, by name."""
+        """The tensors, by name, whose `grad` is the float32 sum of a parameter's gradients."""
         return self.masters
 
     def begin(self, num_backwards: int) -> None:
-        """Say how many backwards come before the next step: the gradients of one alone need no float32 sums."""
+        """Start a step of `num_backwards` backwards. A single one needs no float32 sums."""
         self.zero_grad()
         self._sums.only_one = num_backwards == 1
 
     def zero_grad(self) -> None:
-        self._sums.forget()
+        self._sums.clear()
         for summed in self._summed.values():
             summed.grad = None
 
     def step(self, lr: float, loss: Tensor | None = None) -> StepResult:
-        """Clip and apply; a non-finite gradient or `loss` leaves weights and moments untouched to the bit."""
+        """Clip and apply the gradients. A non-finite gradient or `loss` leaves weights and moments unchanged."""
         wide, narrow = [s.grad for s in self._summed.values() if s.grad is not None], self._sums.narrow
         grads = [*wide, *narrow.values()]
         norm = _total_norm(wide, list(narrow.values()))
@@ -149,10 +148,10 @@ class MasterOptimizer:
             self.zero_grad()
             return result
         scale = None
-        # A pass over memory, spared where that can be known without waiting for a GPU.
+        # Clipping is a pass over memory: skipped where that is known without waiting for a GPU.
         if self.grad_clip and (norm.is_cuda or norm > self.grad_clip):
             torch.nn.utils.clip_grads_with_norm_(list(self._summed.values()), self.grad_clip, norm)
-            # The same for gradients that are not widened yet.
+            # The same factor for gradients in half precision.
             scale = (self.grad_clip / (norm + 1e-6)).clamp(max=1.0)
         for group in self.adamw.param_groups:
             group["lr"] = lr
@@ -161,9 +160,9 @@ class MasterOptimizer:
         return result
 
     def _apply(self, found_inf: Tensor | None, scale: Tensor | None) -> None:
-        """Move masters, moments and parameters by the gradient sums; where `found_inf` is 1, by nothing.
+        """Apply the gradients to masters, moments and parameters, unless `found_inf` is 1.
 
-        Gradients without a sum are widened and multiplied by `scale`, some of them at a time.
+        Half-precision gradients are converted to float32 and multiplied by `scale`, a part at a time.
         """
         self.adamw.found_inf = found_inf  # pyright: ignore[reportAttributeAccessIssue]
         self.adamw.step()
@@ -178,20 +177,20 @@ class MasterOptimizer:
         self._publish()
 
     def _skips_on_device(self, grads: list[Tensor]) -> bool:
-        """Whether AdamW's own kernel leaves a bad step out, so that nothing waits for the numbers that say so."""
+        """Whether AdamW's kernel can skip the step itself, without waiting for the GPU."""
         plain = not any(isinstance(grad, DTensor) or not grad.is_cuda for grad in grads)
         return plain and bool(grads) and bool(self.adamw.defaults["fused"])
 
     @torch.no_grad()
     def _publish(self) -> None:
-        pairs = [(p, self.masters[name]) for name, p in self.parameters.items()]
-        apart = [(p, master) for p, master in pairs if master is not p]
-        if apart:
-            torch._foreach_copy_([p for p, _ in apart], [master for _, master in apart])
+        """Copy the masters to their parameters."""
+        pairs = [(p, self.masters[name]) for name, p in self.parameters.items() if self.masters[name] is not p]
+        if pairs:
+            torch._foreach_copy_([p for p, _ in pairs], [master for _, master in pairs])
 
     @torch.no_grad()
     def prepare_state(self, names: Iterable[str] | None = None) -> None:
-        """Make the moments and step counts that a first step would make, as 0, so that they can be read into in place."""
+        """Create moments and step counts of 0, as a first step would, so that a checkpoint can be read into them."""
         for name in self.masters if names is None else names:
             master = self.masters[name]
             if not self.adamw.state.get(master):
@@ -211,7 +210,7 @@ class MasterOptimizer:
                 state[key] = state[key].to(device)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Moments, step counts and separate masters by name: all that a resume needs beside the weights."""
+        """Moments, step counts and separate masters by name: the state that a resume needs beside the weights."""
         out: dict[str, Tensor] = {}
         for name, master in self.masters.items():
             for key, value in self.adamw.state.get(master, {}).items():
@@ -227,17 +226,17 @@ class MasterOptimizer:
                 master.copy_(tensors[f"master/{name}"])
             state = {key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors}
             if state:
-                self._take_state(name, state)
+                self._set_state(name, state)
         self._publish()
 
-    def _take_state(self, name: str, state: dict[str, Tensor]) -> None:
-        """Go on from this step count and these moments of a parameter."""
+    def _set_state(self, name: str, state: dict[str, Tensor]) -> None:
+        """Set the step count and moments of a parameter."""
         master = self.masters[name]
         self.adamw.state[master] = {key: value.to(master.device).clone() for key, value in state.items()}
 
 
 def _total_norm(wide: list[Tensor], narrow: list[Tensor]) -> Tensor:
-    """Of all gradients, in float32 whatever they are kept in."""
+    """The norm of all gradients, computed in float32."""
     if narrow:
         norms = [n for some in (wide, narrow) if some for n in torch._foreach_norm(some, 2.0, torch.float32)]
         return torch.linalg.vector_norm(torch.stack(norms))
@@ -255,7 +254,7 @@ def widened(grads: list[Tensor], scale: Tensor | None) -> list[Tensor]:
 
 
 def _parts(gradients: Iterable[tuple[Tensor, Tensor]]) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Runs of them that take little memory when they are widened, or one that is large by itself."""
+    """Consecutive gradients of up to WIDENED_ELEMENTS in total, or a single larger one."""
     part: list[tuple[Tensor, Tensor]] = []
     num_elements = 0
     for master, grad in gradients:

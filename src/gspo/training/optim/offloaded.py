@@ -1,7 +1,7 @@
-"""AdamW whose masters and moments lie in host memory and pass through the GPU in pieces while a step is applied.
+"""AdamW with masters and moments in host memory, which pass through the GPU in pieces during a step.
 
-Host memory holds three rows of float32 numbers, masters and both moments, in which every parameter has its place; a
-piece is a range of them. AdamW treats every element on its own, so a piece at a time gives the bits of all at once.
+Host memory holds three float32 rows: masters and both moments. Every parameter has a range in them; a piece is a range
+of all three. AdamW works element by element, so pieces give the same bits as one call.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from gspo.training.optim.adamw import MOMENTS, MasterOptimizer, widened
 from gspo.training.optim.host_device_pipeline import HostDevicePipeline
 from gspo.training.optim.pinned import PinnedFloats
 
-PIECE_ELEMENTS = 1 << 24  # 64 MiB of each row: some milliseconds of a bus
-# Tensors start and are cut at multiples of this, where a CPU's kernel may cut them for its threads as well: elements
-# after the last whole vector are rounded otherwise.
+PIECE_ELEMENTS = 1 << 24  # 64 MiB of each row: a few milliseconds of transfer
+# Tensors start and are split at multiples of this, as CPU kernels split them for threads: elements after the last full
+# vector are rounded differently.
 ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """Elements `first` to `last` of a parameter, in the order of memory, which begin at `at` in their piece."""
+    """Elements `first` to `last` of a parameter, in memory order, which start at `at` in their piece."""
 
     name: str
     first: int
@@ -49,9 +49,9 @@ class _Piece:
 
 
 class OffloadedOptimizer(MasterOptimizer):
-    """A `MasterOptimizer`, to the bit, whose state takes no memory on the parameters' device between steps.
+    """A `MasterOptimizer` with the same bits, whose state uses no memory on the parameters' device between steps.
 
-    Gradient sums stay on the device, and so does a float32 parameter, which is its own master; its moments do not.
+    Gradient sums stay on the device, and so do float32 parameters, which are their own masters.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class OffloadedOptimizer(MasterOptimizer):
 
     def _make_masters(self) -> dict[str, nn.Parameter]:
         self._device = next((p.device for p in self.parameters.values()), torch.device("cpu"))
-        self._conveyor = HostDevicePipeline(self._device)
+        self._pipeline = HostDevicePipeline(self._device)
         self._lay_out()
         return {name: p if _is_own(p) else self._host_master(name) for name, p in self.parameters.items()}
 
     def _lay_out(self) -> None:
-        """Make the rows. Parameters with a master apart come first, and the row of masters ends after them."""
+        """Allocate the rows. Parameters with a separate master come first; the row of masters ends after them."""
         self._places: dict[str, int] = {}
         num, num_masters = 0, 0
         for name, p in sorted(self.parameters.items(), key=lambda item: _is_own(item[1])):
@@ -93,17 +93,17 @@ class OffloadedOptimizer(MasterOptimizer):
         return _Piece(tuple(row[start:end] for row in self._rows.values()), tuple(segments))
 
     def _in_row(self, row: str, name: str) -> Tensor:
-        """A parameter's numbers in a row, laid out as the parameter is."""
+        """A parameter's range of a row, with the parameter's shape and strides."""
         p = self.parameters[name]
         return self._rows[row].narrow(0, self._places[name], p.numel()).as_strided(p.size(), p.stride())
 
     def _host_master(self, name: str) -> nn.Parameter:
         master = self._in_row("master", name)
-        master.copy_(self.parameters[name].detach().cpu())  # widened here: on the device it would take memory
+        master.copy_(self.parameters[name].detach().cpu())  # converted on the host to save device memory
         return nn.Parameter(master, requires_grad=False)
 
     def _make_summed(self) -> dict[str, Tensor]:
-        # A master in host memory cannot have a gradient on a GPU: a tensor of its shape, without memory, has it.
+        # A master in host memory cannot have a gradient on a GPU: an expanded scalar of its shape has it.
         nothing = torch.zeros((), device=self._device)
         return {name: p if _is_own(p) else nothing.expand(p.shape) for name, p in self.parameters.items()}
 
@@ -124,7 +124,7 @@ class OffloadedOptimizer(MasterOptimizer):
         def compute(index: int, rows: Sequence[Tensor]) -> None:
             self._move(work[index][1], grads, rows, found_inf, scale)
 
-        self._conveyor.carry([rows for rows, _ in work], compute)
+        self._pipeline.run([rows for rows, _ in work], compute)
         steps = [self._step_of(name) for name in grads]
         if steps:
             torch._foreach_add_(steps, 1)
@@ -139,7 +139,7 @@ class OffloadedOptimizer(MasterOptimizer):
         found_inf: Tensor | None,
         scale: Tensor | None,
     ) -> None:
-        """AdamW, and its masters' rounding, on the segments of a piece whose rows are on the device."""
+        """AdamW on the segments of a piece whose rows are on the device; parameters get the rounded masters."""
         masters, exp_avg, exp_avg_sq = rows
         group = self.adamw.param_groups[0]
         weights = [s.of(_flat(self.parameters[s.name], self.parameters[s.name])) for s in segments]
@@ -150,7 +150,7 @@ class OffloadedOptimizer(MasterOptimizer):
             [s.within(exp_avg) for s in segments],
             [s.within(exp_avg_sq) for s in segments],
             [],
-            # Copies, which AdamW counts up: of a tensor in several pieces the step is one step.
+            # AdamW increments these copies: a tensor in several pieces counts one step.
             [self._step_of(s.name).clone() for s in segments],
             fused=group["fused"],
             found_inf=found_inf,
@@ -162,33 +162,33 @@ class OffloadedOptimizer(MasterOptimizer):
             eps=group["eps"],
             maximize=group["maximize"],
         )
-        apart = [(narrow, master) for narrow, master in zip(weights, wide) if narrow is not master]
-        if apart:
-            torch._foreach_copy_([narrow for narrow, _ in apart], [master for _, master in apart])
+        pairs = [(narrow, master) for narrow, master in zip(weights, wide) if narrow is not master]
+        if pairs:
+            torch._foreach_copy_([narrow for narrow, _ in pairs], [master for _, master in pairs])
 
     def _step_of(self, name: str) -> Tensor:
         return self.adamw.state[self.masters[name]]["step"]
 
     def move_state(self, device: torch.device | str) -> None:
-        """Nothing: the moments come to the device for a step alone."""
+        """Nothing to do: the moments are on the device during a step only."""
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """As of a `MasterOptimizer`; those in host memory are the state itself, to be read before the next step."""
-        self._conveyor.wait()
+        """As `MasterOptimizer.state_tensors`. Tensors in host memory are not copies: read them before the next step."""
+        self._pipeline.wait()
         return super().state_tensors()
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        self._conveyor.wait()
+        self._pipeline.wait()
         super().load_state_tensors(tensors)
 
-    def _take_state(self, name: str, state: dict[str, Tensor]) -> None:
+    def _set_state(self, name: str, state: dict[str, Tensor]) -> None:
         self.prepare_state([name])
         for key, value in state.items():
             self.adamw.state[self.masters[name]][key].copy_(value)
 
 
 def _sum_of(grad: Tensor, scale: Tensor | None) -> Tensor:
-    """A gradient sum, or what stands for it when one gradient was all there was."""
+    """A float32 gradient sum; a single half-precision gradient is converted and scaled."""
     return grad if grad.dtype == torch.float32 else widened([grad], scale)[0]
 
 
@@ -203,7 +203,7 @@ def _aligned(num: int) -> int:
 
 
 def _flat(tensor: Tensor, parameter: Tensor) -> Tensor:
-    """The elements in the order of memory, which is that of the parameter's."""
+    """The elements in memory order, which must be that of the parameter."""
     sides = [side for side in zip(tensor.shape, tensor.stride(), parameter.stride()) if side[0] > 1]
     assert all(own == other for _, own, other in sides), (tensor.stride(), parameter.stride())
     assert sum((size - 1) * own for size, own, _ in sides) + 1 == tensor.numel(), tensor.stride()

@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies from and to on its own."""
+"""Pinned host memory, for asynchronous copies to and from a GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ FLOAT = 4
 
 
 class PinnedFloats:
-    """Float32 zeros in one piece of host memory, pinned for a GPU as long as this object lives; plain ones for a CPU.
+    """Contiguous float32 zeros in host memory, pinned for a GPU while this object lives; unpinned for a CPU.
 
-    Pages are mapped here and registered: torch's own allocator of pinned memory rounds up to a power of two, which for
-    the state of a large model may be as much again.
+    The pages are mapped and registered here: torch's allocator of pinned memory rounds up to a power of two, which may
+    double the memory of a large model's state.
     """
 
     def __init__(self, num: int, device: torch.device) -> None:
@@ -25,10 +25,10 @@ class PinnedFloats:
             self.values = torch.zeros(num)
             return
         memory = mmap.mmap(-1, FLOAT * num, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Large pages are pinned many times faster; a child that shared pinned pages would have them copied on write,
-        # away from where the GPU reads.
+        # Large pages are pinned many times faster. Pages shared with a child process would be copied on write, away from
+        # the memory that the GPU reads.
         for advice in (mmap.MADV_HUGEPAGE, mmap.MADV_DONTFORK):
-            with suppress(OSError):  # a kernel without it
+            with suppress(OSError):  # not supported by this kernel
                 memory.madvise(advice)
         self.values = torch.frombuffer(memory, dtype=torch.float32)
         runtime: Any = torch.cuda.cudart()
@@ -38,11 +38,11 @@ class PinnedFloats:
                 f"fsdp_config.optimizer_offload=true: {self.values.nbytes / 2**30:.1f} GiB of host memory could not be "
                 f"pinned (CUDA error {error}); free host memory, or set it to false"
             )
-        # The values are kept until then, also when nobody else has them; views of them are plain memory afterwards.
+        # The finalizer keeps the values until then. Remaining views of them are unpinned memory.
         weakref.finalize(self, _unpin, self.values, device).atexit = False
 
 
 def _unpin(values: Tensor, device: torch.device) -> None:
-    torch.cuda.synchronize(device)  # copies may still be under way
+    torch.cuda.synchronize(device)  # copies may still run
     runtime: Any = torch.cuda.cudart()
     runtime.cudaHostUnregister(values.data_ptr())

@@ -1,1 +1,1 @@
-"""Training over several ranks: FSDP2 and what ranks agree on."""
+"""Training on several ranks: FSDP2 and the division of work."""

@@ -1,8 +1,8 @@
-"""FSDP2: a model sharded over ranks by decoder layer, with float32 shards that are themselves the master weights.
+"""FSDP2: a model sharded over ranks by decoder layer. The float32 shards are the master weights.
 
 `fully_shard` (torch.distributed.fsdp) gathers a layer's weights in the compute precision for its forward and backward
-and sums gradients over ranks in float32. What is not in a layer (embeddings, the last norm, the head) belongs to the
-root, which stays gathered from a forward to its backward, so that the chunked head may use its weight as a function.
+and sums gradients over ranks in float32. Weights outside the layers (embeddings, last norm, head) belong to the root,
+which stays gathered from a forward to its backward, so that the chunked head can use its weight directly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """How one model is sharded. `fsdp_size` ranks hold one copy (-1: all ranks); the copies average nothing, they sum."""
+    """How one model is sharded. `fsdp_size` ranks hold one copy (-1: all ranks); gradients are summed over copies."""
 
     compute_dtype: torch.dtype = torch.float32
     reshard_after_forward: bool = True
@@ -43,18 +43,18 @@ class ShardSettings:
 
 
 class ShardError(ValueError):
-    """A model or a number of ranks that cannot be sharded as asked; the message names the key."""
+    """The config's sharding is impossible for this model or number of ranks; the message names the key."""
 
 
 class Whole(nn.Module):
-    """The root of a sharded model: runs a function of the model with the root's own weights gathered."""
+    """The root of a sharded model: runs a function of the model with the root's weights gathered."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, function: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        # A view could be written to in place, which would lose the hook that gathers weights for the backward.
+        # Writing to a view in place would lose the hook that gathers weights for the backward.
         return tree_map_only(Tensor, lambda t: t.clone() if t._is_view() else t, function(*args, **kwargs))
 
 
@@ -73,15 +73,15 @@ class Shards(Ranks):
         cast(FSDPModule, self.whole).reshard()
 
     def sum(self, values: Tensor) -> Tensor:
-        # Added up here in the order of ranks: a collective may add in another order on each.
+        # Summed here in the order of ranks: a collective may add in a different order on each.
         parts = [torch.empty_like(values) for _ in range(self.size)]
         dist.all_gather(parts, values.contiguous())
         return torch.stack(parts).sum(0)
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter and saved buffer under its name in the model's state, gathered one after another.
+        """Every parameter and saved buffer by its name in the state dict, gathered one by one.
 
-        Tied parameters come once for each of their names, with the same tensor.
+        Tied parameters appear under each of their names with the same tensor.
         """
         self.rest()
         state = self.model.state_dict(keep_vars=True)
@@ -94,13 +94,13 @@ class Shards(Ranks):
             yield name, whole
 
     def shapes(self) -> list[tuple[str, list[int], str]]:
-        """Name, whole shape and compute precision of every parameter, as the model has them without sharding."""
+        """Name, full shape and compute precision of every parameter."""
         self.rest()
         return [(name, list(p.shape), str(self.settings.compute_dtype)) for name, p in self.model.named_parameters()]
 
     @contextmanager
     def resident(self, optimizer: MasterOptimizer | None = None) -> Iterator[None]:
-        """Bring what is offloaded to host memory to the device, and put it back afterwards."""
+        """A context in which offloaded weights, and an optimizer's state, are on the device."""
         moves = self.device.type != "cpu" and not self.settings.offload_policy
         moved = optimizer if moves and self.settings.optimizer_offload else None
         if moves and self.settings.param_offload:
@@ -115,7 +115,7 @@ class Shards(Ranks):
 
 
 def full(tensor: Tensor) -> Tensor:
-    """A sharded tensor in one piece; others as they are. Every rank calls it."""
+    """The full tensor of a sharded one; others unchanged. Every rank calls it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -132,35 +132,34 @@ def _mesh(device: torch.device, world_size: int, fsdp_size: int) -> DeviceMesh:
 
 
 def _shard(model: nn.Module, mesh: DeviceMesh, settings: ShardSettings) -> Whole:
-    """Shard each decoder layer, then all that is left. Weights become float32 shards on the mesh's device."""
-    mixed = settings.compute_dtype != torch.float32
-    policy = (
-        MixedPrecisionPolicy(param_dtype=settings.compute_dtype, reduce_dtype=torch.float32)
-        if mixed
-        else MixedPrecisionPolicy()
-    )
+    """Shard each decoder layer, then the rest. Weights become float32 shards on the mesh's device."""
+    policy = MixedPrecisionPolicy()
+    if settings.compute_dtype != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=settings.compute_dtype, reduce_dtype=torch.float32)
     on_gpu = mesh.device_type != "cpu"
     offload = CPUOffloadPolicy() if settings.offload_policy and on_gpu else OffloadPolicy()
     common: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     for layer in decoder_layers(model):
-        fully_shard(_raised(layer), mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common)
+        fully_shard(
+            _as_float32(layer), mp_policy=policy, reshard_after_forward=settings.reshard_after_forward, **common
+        )
     if isinstance(model, ValueModel):  # its head computes in float32
-        fully_shard(_raised(model.head), mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
+        fully_shard(_as_float32(model.head), mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **common)
     whole = Whole(model)
-    fully_shard(_raised(whole), mp_policy=policy, reshard_after_forward=False, **common)
+    fully_shard(_as_float32(whole), mp_policy=policy, reshard_after_forward=False, **common)
     routed = not isinstance(model, ValueModel) and experts_per_token(model) is not None
     for module in whole.modules():
         if isinstance(module, FSDPModule):
-            # Losses are divided by the counts of the whole mini-batch: gradients add up, nothing is averaged.
+            # Losses are divided by the counts of the whole mini-batch, so gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            if routed:  # an expert that no token of this rank chose must not be missing from the sum
+            if routed:  # experts without tokens on this rank must be part of the sum
                 module.set_reduce_scatter_unused_params(True, recurse=False)
     return whole
 
 
-def _raised(module: nn.Module) -> nn.Module:
-    """The module with float32 parameters; those that are sharded already are."""
+def _as_float32(module: nn.Module) -> nn.Module:
+    """The module with float32 parameters. Sharded ones already are float32."""
     for p in module.parameters():
         if not isinstance(p, DTensor):
             p.data = p.data.float()
@@ -168,7 +167,7 @@ def _raised(module: nn.Module) -> nn.Module:
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The blocks that the model's author says must stay in one piece, outermost ones only."""
+    """The outermost blocks that the model declares as not to be split."""
     names = {name for module in model.modules() for name in (getattr(module, "_no_split_modules", None) or ())}
     found: list[nn.Module] = []
     inner: set[int] = set()

@@ -1,4 +1,4 @@
-"""The processes that train one model together, and how a mini-batch is divided among them."""
+"""The ranks that train one model together, and how a mini-batch is divided among them."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from gspo.types import BatchTotals, TrainBatch
 
 T = TypeVar("T")
 
-# Last parts of the names of metrics that are the same on every rank, so that only one rank's count.
+# Metrics, by the last part of their names, that are equal on every rank: one rank's value counts.
 SAME_EVERYWHERE = {"skipped_updates", "nonfinite_loss", "nonfinite_gradient", "grad_norm", "lr", "vf_explained_var"}
 
 
 class Ranks:
-    """One process that holds the whole model: the case without sharding, and what sharding replaces."""
+    """One process with the whole model. `Shards` overrides this for several ranks."""
 
     rank = 0
     size = 1
 
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Call a function of the model. Only within it may weights be used outside the modules that own them."""
+        """Call a function of the model. Only such a function may use weights outside the modules that own them."""
         return function(*args, **kwargs)
 
     def rest(self) -> None:
-        """Free what `run` gathered: called after forwards that no backward follows."""
+        """Free the weights that `run` gathered, after forwards without a backward."""
 
     @contextmanager
     def resident(self, optimizer: Any = None) -> Iterator[None]:
-        """Within this the weights, and an optimiser's state, are where they are computed with."""
+        """A context in which the weights, and an optimizer's state, are on the compute device."""
         yield
 
     def sum(self, values: Tensor) -> Tensor:
-        """Element by element over all ranks, with the same bits on each."""
+        """The sum over all ranks, element by element, with the same bits on each."""
         return values
 
     def total(self, own: BatchTotals) -> BatchTotals:
-        """The denominators of a mini-batch from those of this rank's rows: counts, so the sum is exact."""
+        """The counts of a mini-batch from those of each rank's rows."""
         if self.size == 1:
             return own
         both = self.sum(torch.tensor([own.num_tokens, own.num_sequences], dtype=torch.float64))
@@ -52,9 +52,9 @@ ALONE = Ranks()
 
 
 def split_over_ranks(batch: TrainBatch, rows: Sequence[int], num_ranks: int, *, share_prompts: bool) -> list[list[int]]:
-    """The rows of each rank, of even numbers of tokens. A function of the batch alone, so every rank knows all shares.
+    """The rows of each rank, with about equal numbers of tokens. Every rank computes the same shares.
 
-    Where prompts are shared, groups stay whole unless single rows come out more even, prompts computed twice included.
+    With shared prompts, groups stay whole unless splitting them is more even, counting prompts that run twice.
     """
     if num_ranks == 1:
         return [list(rows)]
@@ -69,19 +69,23 @@ def split_over_ranks(batch: TrainBatch, rows: Sequence[int], num_ranks: int, *, 
 
 
 def _spread(batch: TrainBatch, units: list[list[int]], num_ranks: int, share_prompts: bool) -> list[list[int]]:
-    """Units to ranks, the dearest first, each to the rank that has least; rows keep their order within a rank."""
-    costs = [_cost(batch, unit, share_prompts) for unit in units]
-    chosen: list[list[int]] = [[] for _ in range(num_ranks)]
-    sums = [0] * num_ranks
-    for unit in sorted(range(len(units)), key=lambda i: -costs[i]):
+    bins = spread([_cost(batch, unit, share_prompts) for unit in units], num_ranks)
+    return [[row for unit in of_rank for row in units[unit]] for of_rank in bins]
+
+
+def spread(costs: Sequence[int], num_bins: int) -> list[list[int]]:
+    """Items in bins: the most expensive first, each into the bin with the least cost. Bins keep the order of items."""
+    bins: list[list[int]] = [[] for _ in range(num_bins)]
+    sums = [0] * num_bins
+    for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
         least = sums.index(min(sums))
-        chosen[least].append(unit)
-        sums[least] += costs[unit]
-    return [[row for unit in sorted(of_rank) for row in units[unit]] for of_rank in chosen]
+        bins[least].append(item)
+        sums[least] += costs[item]
+    return [sorted(items) for items in bins]
 
 
 def _cost(batch: TrainBatch, rows: Sequence[int], share_prompts: bool) -> int:
-    """Tokens of a forward over these rows."""
+    """Number of tokens in a forward of these rows."""
     answers = sum(len(batch.response_ids[row]) for row in rows)
     if not share_prompts:
         return answers + sum(len(batch.prompt_ids[row]) for row in rows)
@@ -89,12 +93,12 @@ def _cost(batch: TrainBatch, rows: Sequence[int], share_prompts: bool) -> int:
 
 
 def idle_row(batch: TrainBatch) -> int:
-    """The row a rank runs, for nothing, while others have one micro-batch more: the shortest."""
+    """The shortest row: a rank without rows runs it, with a loss of 0, while others run a micro-batch."""
     return min(range(batch.num_sequences), key=lambda row: len(batch.prompt_ids[row]) + len(batch.response_ids[row]))
 
 
 def merge_ranks(metrics: Sequence[Metrics]) -> Metrics:
-    """The metrics of one update from those of every rank: rows add up, what all ranks know alike counts once."""
+    """The metrics of one update from those of every rank. Metrics that are equal on all ranks count once."""
     merged = dict(metrics[0])
     for of_rank in metrics[1:]:
         own = {name: m for name, m in of_rank.items() if name.rpartition("/")[2] not in SAME_EVERYWHERE}

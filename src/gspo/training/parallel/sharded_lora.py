@@ -1,4 +1,4 @@
-"""LoRA adapters of a sharded model: gathered module by module, and added into the weights they change."""
+"""LoRA adapters of a sharded model: gathered module by module and merged into the base weights."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ BASE, DOWN, UP = "base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAP
 
 
 class ShardedAdapters:
-    """The adapters of one model whose weights, theirs included, lie in shards. Every rank makes the same calls."""
+    """The adapters of a sharded model. Every rank makes the same calls."""
 
     def __init__(self, adapters: Adapters, shards: Shards) -> None:
         self.adapters, self._shards = adapters, shards
         self._layers = _linear_layers(adapters)
 
     def merged_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The plain model's tensors with the adapters added in, under its names, gathered one after another.
+        """The tensors of the model without adapters, with the adapters added, gathered one by one.
 
-        W + B·A·alpha/rank in the precision of the shards: they stay as they are, so nothing is to be undone.
+        W + B·A·alpha/rank, in the precision of the shards, which do not change.
         """
-        held: dict[str, Tensor] = {}  # parts of the module whose last part is still to come
+        held: dict[str, Tensor] = {}  # tensors of a module that is not complete yet
         for name, tensor in self._shards.full_tensors():
             module = next((m for part in (BASE, DOWN, UP) if (m := _module_of(name, part)) in self._layers), None)
             if module is None:
@@ -41,7 +41,7 @@ class ShardedAdapters:
         assert not held, f"adapters without the weights they belong to: {sorted(held)}"
 
     def save(self, folder: Path) -> None:
-        """The adapters in one piece in peft's format, from rank 0."""
+        """Write the full adapters in peft's format, from rank 0."""
         from safetensors.torch import save_file
 
         state = {name: full(tensor) for name, tensor in self.adapters.state_tensors().items()}
@@ -53,7 +53,7 @@ class ShardedAdapters:
 
 
 def _linear_layers(adapters: Adapters) -> dict[str, Any]:
-    """The modules with adapters by name; those whose weights are no plain matrix are refused."""
+    """The modules with adapters by name; only untied linear layers are supported."""
     from peft.tuners.lora import Linear, LoraLayer
 
     found = {name: m for name, m in adapters.model.named_modules() if isinstance(m, LoraLayer)}
@@ -62,8 +62,8 @@ def _linear_layers(adapters: Adapters) -> dict[str, Any]:
         if not isinstance(layer, Linear) or f"{name}.weight" in tied:
             raise ShardError(
                 f"actor_rollout_ref.model.target_modules gives adapters to {name}, which is "
-                f"{'tied to another weight' if isinstance(layer, Linear) else 'no linear layer'}: over several ranks only "
-                "linear layers of their own are; name others, use all-linear, or train in one process "
+                f"{'tied to another weight' if isinstance(layer, Linear) else 'no linear layer'}: on several ranks only "
+                "untied linear layers can have adapters; name others, use all-linear, or train in one process "
                 "(actor.strategy=local, trainer.backend=local)"
             )
     return found
@@ -74,5 +74,5 @@ def _ties(model: Any) -> bool:
 
 
 def _module_of(name: str, part: str) -> str | None:
-    """The module whose `part` a tensor is, by name."""
+    """The name of the module whose `part` is tensor `name`; None for other tensors."""
     return name.removesuffix(f".{part}") if name.endswith(f".{part}") else None

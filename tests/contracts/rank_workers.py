@@ -1,4 +1,4 @@
-"""Workers small enough for tests of how calls travel and how they fail."""
+"""A rank that is small enough for tests of how calls travel and how they fail."""
 
 from __future__ import annotations
 
@@ -8,18 +8,13 @@ import time
 import torch
 import torch.distributed as dist
 
+from gspo.distributed import torchrun_ranks
 from gspo.distributed.rank_group import RankPlace
 from gspo.distributed.rank_worker import RankWorker
 
 
 class SumRank(RankWorker):
-    """A rank that adds numbers over all ranks with gloo, and fails on request."""
-
-    def join(self, place: RankPlace) -> None:
-        self.place = place
-        dist.init_process_group(
-            "gloo", init_method=f"tcp://{place.address}:{place.port}", rank=place.rank, world_size=place.world_size
-        )
+    """Adds numbers over all ranks with gloo, and fails on request."""
 
     def where(self) -> tuple[int, int, int, str]:
         assert self.place is not None
@@ -42,15 +37,13 @@ class SumRank(RankWorker):
         return self.total(1)
 
     def doze(self, folder: str) -> None:
-        """Do nothing until somebody makes a file."""
+        """Do nothing until the test creates a file."""
         while not os.path.exists(os.path.join(folder, "awake")):
             time.sleep(0.05)
 
-    def vanish(self, rank: int) -> int:
-        assert self.place is not None
-        if rank == self.place.rank:
-            os._exit(9)
-        return self.total(1)
 
-    def leave(self) -> None:
-        pass
+def follow(place: RankPlace) -> None:
+    """Run a follower of TorchrunRanks in this process to its end."""
+    torch.set_num_threads(1)
+    torchrun_ranks.RankWorker = SumRank
+    os._exit(torchrun_ranks.TorchrunRanks(place).follow())
