@@ -59,6 +59,10 @@ class ResolvedConfig:
         """The whole tree as nested dictionaries."""
         return nested(self.config)
 
+    def records(self) -> list[dict[str, Any]]:
+        """Every key as `{"key", "value", "origin"}`, in the order of the schema."""
+        return [{"key": key, "value": self.get(key), "origin": self.origin(key)} for key in tree.leaves()]
+
     def to_yaml(self, with_origins: bool = True) -> str:
         """The whole tree as YAML that loads again; origins are comments."""
         return to_yaml(self, with_origins)
