@@ -97,7 +97,10 @@ class RolloutConfig(Section):
         default=True, doc="Release the memory of the KV cache during training. Asynchronous engines keep it."
     )
     engine_kwargs: dict[str, Any] = key(
-        factory=dict, doc="With vllm: further arguments of its engine.", example="{block_size: 32}"
+        factory=dict,
+        doc="Further arguments of the engine: of vLLM's EngineArgs, or the `options` of an engine of your own. The native "
+        "engine has none.",
+        example="{block_size: 32}",
     )
     max_head_offpolicyness: int = key(
         default=0,
