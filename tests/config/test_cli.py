@@ -28,8 +28,8 @@ def test_only_commands_whose_module_exists_are_listed():
     listed = run("--help").stdout
     assert "train" in listed and "config" in listed
     assert CliRunner().invoke(app, ["no-such-command"]).exit_code == 2
-    for module in COMMANDS.values():
-        assert find_spec(f"gspo.commands.{module}") is not None
+    for name in COMMANDS:
+        assert find_spec(f"gspo.commands.{name}") is not None
 
 
 def test_show_prints_values_with_origins_that_load_again(tmp_path):
