@@ -61,7 +61,7 @@ def test_show_diff_and_config_option(tmp_path):
         (
             "group_size",
             [
-                "another name for actor_rollout_ref.rollout.n, from standalone, AReaL",
+                "another name for actor_rollout_ref.rollout.n, from standalone scripts, AReaL",
                 "actor_rollout_ref.rollout.n",
                 "num_generations (TRL)",
             ],

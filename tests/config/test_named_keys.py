@@ -105,7 +105,8 @@ def test_pages_name_keys_that_exist():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
 def test_a_recipe_sets_keys_that_exist(path):
-    entries, problems = read_yaml(path, Layer.RECIPE)
+    problems = []
+    entries = read_yaml(path, Layer.RECIPE, problems)
     assert entries and not problems
     for entry in entries:
         known = names.canonical(entry.name) or entry.name in aliases()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gspo.commands.refuse import refuse
+from gspo.commands import refuse
 from gspo.data.columns import Columns
 from gspo.data.datasets import dataset_names, load_rows
 from gspo.data.rows import DataError, Row, visible

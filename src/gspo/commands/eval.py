@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
-from gspo.commands.refuse import refuse
 
 if TYPE_CHECKING:
     from gspo.checks.assess import Assessment

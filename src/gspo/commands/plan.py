@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words, load_arguments
-from gspo.commands.refuse import refuse
 from gspo.exit_codes import EXIT_PROBLEM
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gspo.commands.refuse import refuse
+from gspo.commands import refuse
 
 if TYPE_CHECKING:
     from gspo.checks.replay import Replay, Shadow

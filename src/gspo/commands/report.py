@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gspo.commands.refuse import refuse
+from gspo.commands import refuse
 
 app = typer.Typer(add_completion=False)
 

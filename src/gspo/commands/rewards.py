@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gspo.commands.refuse import refuse
+from gspo.commands import refuse
 from gspo.exit_codes import EXIT_PROBLEM
 
 if TYPE_CHECKING:

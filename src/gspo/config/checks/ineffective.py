@@ -30,7 +30,7 @@ def find(config: TrainerConfig, settings: Settings) -> Iterator[Problem]:
             hit = any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
             if hit and key not in seen and setting.origin.explicit and setting.value != leaf.default:
                 seen.add(key)
-                yield Problem("warning", key, setting.value, setting.origin.text, f"has no effect: {reason}", remedy)
+                yield setting.problem(f"has no effect: {reason}", remedy, "warning")
 
 
 def rules(c: TrainerConfig) -> Iterator[NoEffect]:

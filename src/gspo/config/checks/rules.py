@@ -30,9 +30,8 @@ Rule = Callable[[TrainerConfig, Report], Iterator[Problem]]
 def check(config: TrainerConfig, settings: Settings) -> list[Problem]:
     """A problem for every rule that the config breaks, errors first."""
 
-    def report(key: str, message: str, remedy: str, level: Any = "error") -> Problem:
-        setting = settings[key]
-        return Problem(level, key, setting.value, setting.origin.text, message, remedy)
+    def report(key: str, *problem: Any) -> Problem:
+        return settings[key].problem(*problem)
 
     found = [problem for rule in RULES for problem in rule(config, report)]
     found += ineffective.find(config, settings)

@@ -60,10 +60,9 @@ def _negated(flag: str) -> str | None:
     return positive if positive != name and is_switch(f"--{positive}") else None
 
 
-def read_flags(tokens: Sequence[str]) -> tuple[list[Setting], list[Problem]]:
+def read_flags(tokens: Sequence[str], problems: list[Problem]) -> list[Setting]:
     """Settings from flags, as sorted by `split_arguments`."""
     settings: list[Setting] = []
-    problems: list[Problem] = []
     queue = list(tokens)
     while queue:
         token = queue.pop(0)
@@ -83,7 +82,7 @@ def read_flags(tokens: Sequence[str]) -> tuple[list[Setting], list[Problem]]:
             settings.append(Setting(_name(token), True, origin))
         else:
             problems.append(Problem("error", flag, None, "command line", "needs a value", f"write {flag} VALUE"))
-    return settings, problems
+    return settings
 
 
 def _is_known(name: str) -> bool:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from gspo.algo.settings import LOSSES, Aggregation, BehaviourMode, KLKind, RatioLevel
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 
 
-@section
 class PolicyLossConfig(Section):
     """The policy loss by name, and constants that only some losses use."""
 
@@ -18,7 +17,6 @@ class PolicyLossConfig(Section):
     tau_neg: float = key(default=1.05, doc="Loss sapo: temperature of the gate for all other advantages.", gt=0)
 
 
-@section
 class ActorConfig(Section):
     """The policy: loss, clipping, mini-batches and optimiser. Mini-batch sizes count prompts."""
 
@@ -136,7 +134,6 @@ class ActorConfig(Section):
     )
 
 
-@section
 class RefConfig(Section):
     """The frozen reference model, loaded only when a KL term is on."""
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from gspo.algo.settings import ESTIMATORS, KLKind
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class FilterGroupsConfig(Section):
     """Dynamic sampling: groups whose responses all have the same reward give no gradient and are replaced."""
 
@@ -74,7 +73,6 @@ class FilterGroupsConfig(Section):
     )
 
 
-@section
 class KLControlConfig(Section):
     """The coefficient of the KL penalty in the reward."""
 
@@ -93,7 +91,6 @@ class KLControlConfig(Section):
     )
 
 
-@section
 class AlgoConfig(Section):
     """How rewards become advantages, and which groups are trained on."""
 

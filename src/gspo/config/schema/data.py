@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class DataConfig(Section):
     """Prompts: sources, columns, lengths, batch sizes. Sizes count prompts, not responses."""
 

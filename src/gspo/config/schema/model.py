@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class ModelConfig(Section):
     """Which model is trained, and how its forward pass is laid out."""
 
@@ -58,7 +57,6 @@ class ModelConfig(Section):
     )
 
 
-@section
 class FSDPConfig(Section):
     """Sharding of a model with strategy=fsdp2. optimizer_offload also works in a single process."""
 
@@ -86,7 +84,6 @@ class FSDPConfig(Section):
     )
 
 
-@section
 class OptimConfig(Section):
     """AdamW and its learning-rate schedule, which counts training steps."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class OverlongBufferConfig(Section):
     """DAPO's soft punishment of responses near the length limit."""
 
@@ -19,7 +18,6 @@ class OverlongBufferConfig(Section):
     log: bool = key(default=False, doc="Log the penalty as a separate metric.")
 
 
-@section
 class RewardKwargs(Section):
     """Settings of the reward manager."""
 
@@ -29,7 +27,6 @@ class RewardKwargs(Section):
     )
 
 
-@section
 class RewardModelConfig(Section):
     """The reward manager, which turns the result of the reward function into a score."""
 
@@ -42,7 +39,6 @@ class RewardModelConfig(Section):
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
 
-@section
 class RewardConfig(Section):
     """Reward functions and the processes that run them. A reward that failed is missing, never 0."""
 
@@ -95,7 +91,6 @@ class RewardConfig(Section):
     )
 
 
-@section
 class CustomRewardFunctionConfig(Section):
     """Your own reward function."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class ValKwargs(Section):
     """How responses to held-out prompts are generated."""
 
@@ -28,7 +27,6 @@ class ValKwargs(Section):
     )
 
 
-@section
 class RolloutConfig(Section):
     """Generation: engine, group size, sampling, memory, asynchronous rollouts."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class PPOTrainerConfig(Section):
     """The run: length, evaluation, checkpoints, logging, device."""
 
