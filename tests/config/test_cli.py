@@ -101,7 +101,7 @@ def test_dry_run_prints_the_plan():
         "trained tokens per step    up to 131,072",
         "[1 - 0.0003, 1 + 0.0004]",
         "no effect",
-        "critic: this config does not use one",
+        "keys of the critic: this config uses no critic",
     ):
         assert part in text, text
 

@@ -27,7 +27,8 @@ class ActorConfig(Section):
     )
     ppo_mini_batch_size: int = key(
         default=256,
-        doc="Prompts per optimiser step. A rollout batch makes data.train_batch_size / this optimiser steps.",
+        doc="Prompts per optimiser step. A training step makes data.train_batch_size / ppo_mini_batch_size optimiser steps per "
+        "epoch.",
         gt=0,
         unit="prompts",
     )
@@ -60,7 +61,7 @@ class ActorConfig(Section):
     )
     clip_ratio: float | None = key(
         default=None,
-        doc="Clip range ε on both sides of 1. clip_ratio_low and clip_ratio_high take precedence; null = only those.",
+        doc="Clip range ε on both sides of 1, for the sides that clip_ratio_low and clip_ratio_high do not set.",
         gt=0,
     )
     clip_ratio_low: float | None = key(
@@ -71,8 +72,7 @@ class ActorConfig(Section):
     )
     clip_ratio_c: float | None = key(
         default=3.0,
-        doc="Losses vanilla and dapo: dual clip, the largest ratio that counts where the advantage is negative; null = no "
-        "dual clip.",
+        doc="Losses vanilla and dapo: dual clip, an upper bound of the ratio for negative advantages; null = no dual clip.",
         gt=1,
     )
     clip_target: float | None = key(
@@ -86,7 +86,7 @@ class ActorConfig(Section):
         factory=lambda: [0.1, 10.0], doc="Smallest and largest factor by which clip_target may change the clip range."
     )
     loss_agg_mode: Aggregation | None = key(
-        default=None, doc="How the losses of the tokens become one number; null = the loss's default."
+        default=None, doc="How the losses of the tokens are combined into one number; null = the loss's default."
     )
     loss_scale_factor: int | None = key(
         default=None,
@@ -146,7 +146,7 @@ class RefConfig(Section):
     )
     log_prob_use_dynamic_bsz: bool | None = key(
         default=None,
-        doc="Fill the reference's forward passes by tokens; null = by which of the two sizes is set, else as for the policy.",
+        doc="Fill the reference's forward passes by tokens; null = decided by which of the two sizes is set, else as for the policy.",
     )
     log_prob_max_token_len_per_gpu: int | None = key(
         default=None,

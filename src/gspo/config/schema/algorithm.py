@@ -38,7 +38,7 @@ class FilterGroupsConfig(Section):
     )
     max_staleness: int = key(
         default=2,
-        doc="Strategy stream: how many training steps old the weights that wrote a carried group may be; 0 = carry none.",
+        doc="Strategy stream: greatest age, in training steps, of the weights that generated a carried group; 0 = carry none.",
         ge=0,
         unit="steps",
     )

@@ -102,7 +102,7 @@ class RolloutConfig(Section):
     )
     max_head_offpolicyness: int = key(
         default=0,
-        doc="With mode=async: how many weight versions (training steps) rollouts may run ahead of training, η; 0 = as sync.",
+        doc="With mode=async: how many weight versions (training steps) rollouts may run ahead of training (η); 0 = like sync.",
         ge=0,
         unit="steps",
     )
@@ -139,8 +139,8 @@ class RolloutConfig(Section):
     )
     log_prob_use_dynamic_bsz: bool | None = key(
         default=None,
-        doc="Fill forward passes by tokens when π_old is recomputed; null = by which of the two sizes is set, else as in "
-        "training.",
+        doc="Fill forward passes by tokens when π_old is recomputed; null = decided by which of the two sizes is set, else "
+        "as in training.",
     )
     log_prob_max_token_len_per_gpu: int | None = key(
         default=None,

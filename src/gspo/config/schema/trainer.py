@@ -63,7 +63,7 @@ class PPOTrainerConfig(Section):
     )
     save_freq: int | str = key(
         default="auto",
-        doc="Save a checkpoint every N training steps; auto = as often as costs at most 5 % of the time; 0 or less = only at "
+        doc="Save a checkpoint every N training steps; auto = as often as is possible within 5 % of the time; 0 or less = only at "
         "the end.",
         may_change_on_resume=True,
     )
@@ -82,7 +82,8 @@ class PPOTrainerConfig(Section):
         default=None, doc="CPU threads of torch; null = OMP_NUM_THREADS, else one per core.", ge=1
     )
     deterministic: bool = key(
-        default=False, doc="Use only deterministic operations, so that a GPU repeats and resumes to the bit. Slower."
+        default=False,
+        doc="Use only deterministic operations, so that runs on a GPU repeat and resume with the same bits. Slower.",
     )
     backend: Literal["local", "ray"] = key(
         default="local",
