@@ -127,7 +127,7 @@ def without_effect(config: TrainerConfig, ineffective: Sequence[str] = ()) -> li
     if plan.optimiser_steps == 1 and actor.old_log_prob_source != "rollout":
         found.append("clipping: with one optimiser step per rollout batch the ratio is always 1")
     elif objective.clips and actor.old_log_prob_source != "rollout":
-        found.append("clipping in the first mini-batch of a step: its ratio is always 1")
+        found.append("clipping in the first mini-batch of a step: the weights have not changed yet, so its ratio is 1")
     if not config.algorithm.filter_groups.enable and plan.group_size > 1:
         found.append(
             "groups with equal rewards: they are trained on but give no gradient (filter_groups.enable is off)"

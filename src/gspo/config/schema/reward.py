@@ -44,8 +44,8 @@ class RewardConfig(Section):
 
     functions: list[dict[str, Any]] = key(
         factory=list,
-        doc="Reward functions whose weighted scores are added. Each has a `name` (a built-in reward, or a function in the "
-        "Python file `path`), and optionally `weight` and `kwargs`. Empty = custom_reward_function.",
+        doc="Reward functions whose weighted scores are added. Each has a `name` (a built-in reward, or a function in "
+        "the Python file `path`), and optionally `weight` and `kwargs`. Empty = custom_reward_function.",
         example="[{name: math}, {name: score, path: my_rewards.py, weight: 0.5}]",
     )
     num_workers: int = key(
@@ -81,8 +81,8 @@ class RewardConfig(Section):
     repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases; 0 = none.", ge=0)
     sandbox_level: int | None = key(
         default=None,
-        doc="Isolation level of model-written code. It must be available on this machine; null = 2, or 1 where 2 is not. 0 "
-        "is no isolation and needs allow_unsandboxed_code.",
+        doc="Isolation level of model-written code. It must be available on this machine; null = 2, or 1 where 2 is "
+        "not. 0 is no isolation and needs allow_unsandboxed_code.",
         ge=0,
         le=3,
     )
