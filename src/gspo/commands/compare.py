@@ -20,7 +20,7 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, curves included.")] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with curves over steps, tokens and time.")] = None,
 ) -> None:
-    """Compare runs: final accuracy with a paired interval over the same questions, cost, and the settings that differ."""
+    """Compare runs: final accuracy over the same questions, cost, and the settings that differ."""
     import json
 
     from gspo.report.comparison import compare_runs

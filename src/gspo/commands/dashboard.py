@@ -26,7 +26,10 @@ def dashboard(
     ] = "127.0.0.1",
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Show the runs of RUNS_DIR in the browser while they train. It only reads the run folders. Ctrl-C stops it."""
+    """Show the runs of RUNS_DIR in the browser while they train.
+
+    It only reads the run folders. Ctrl-C stops it.
+    """
     from gspo.report.server import LOOPBACK, Dashboard
 
     if not runs_dir.is_dir():

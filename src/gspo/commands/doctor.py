@@ -25,7 +25,10 @@ def doctor(
     no_model: Annotated[bool, typer.Option("--no-model", help="Skip the checks that load the weights.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Show what a config computes and needs, and whether it can work. Exits with code 1 when it finds a problem."""
+    """Show what a config computes and needs, and whether it can work.
+
+    Exits with code 1 when it finds a problem.
+    """
     from gspo.checks.doctor.doctor import Diagnosis, examine_environment
 
     resolved = None if environment else load_arguments(arguments, config, show_warnings=False)

@@ -28,7 +28,10 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N questions. Default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Evaluate a model on held-out questions: accuracy with 95 % intervals, greedy and sampled, best@k and maj@k."""
+    """Evaluate a model on the held-out questions of a dataset.
+
+    Prints accuracy with 95 % intervals, greedy and sampled, and best@k and maj@k, for each data source.
+    """
     val = "actor_rollout_ref.rollout.val_kwargs"
     wanted = [f"actor_rollout_ref.model.path={model}", f"data.val_files={data}"]
     wanted += [f"data.num_val_samples={limit}"] if limit else []

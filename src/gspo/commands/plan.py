@@ -66,9 +66,9 @@ def plan(
     constants: Annotated[bool, typer.Option("--constants", help="Print every constant with its source.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Predict the step time, the memory per device and the best split of a cluster between rollout and training.
+    """Predict step time, memory per device and the best split of a cluster.
 
-    Runs nothing and needs no GPU. Exits with code 1 when nothing fits.
+    The split is between rollout and training. Runs nothing and needs no GPU. Exits with code 1 when nothing fits.
     """
     from gspo.models.shape import ShapeError
     from gspo.plan.check import CheckError

@@ -29,10 +29,10 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every step as JSON.")] = False,
 ) -> None:
-    """Compute other losses on the recorded groups of a run: clip fraction, gradient norm and cosine of the gradients.
+    """Compute other losses on the recorded groups of a run.
 
-    The cosine is with the gradient of the loss that was trained. Gradients are with respect to the log-probs of the
-    tokens, unless --checkpoint is set.
+    Prints for each loss the clip fraction, the gradient norm, and the cosine with the gradient of the loss that was
+    trained. Gradients are with respect to the log-probs of the tokens, unless --checkpoint is set.
     """
     from gspo.checks.replay import Replay, ReplayError, mean_over_steps
 

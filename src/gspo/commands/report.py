@@ -19,7 +19,10 @@ def report(
     max_mb: Annotated[int, typer.Option(min=1, help="Most MB of group files to embed in the page.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict and the files written as JSON.")] = False,
 ) -> None:
-    """Write the report of a run: RUN/report.html (one file, no network needed), RUN/plots/*.png and RUN/RUN.md."""
+    """Write the report of a run.
+
+    The files are RUN/report.html (complete in itself, no network needed), RUN/plots/*.png and RUN/RUN.md.
+    """
     import json
 
     from gspo.report.verdict import judge

@@ -91,9 +91,9 @@ def sandbox(
     level: Annotated[int | None, typer.Option(help="Test this level only.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of measurement per speed.")] = 1.0,
 ) -> None:
-    """Print which isolation levels for model-written code work on this machine, what each guarantees, and its speed.
+    """Print the isolation levels for model-written code that work on this machine.
 
-    Canaries are programs that try to break out; each must be refused.
+    For each level: what it guarantees, how many canaries (programs that try to break out) it refused, and its speed.
     """
     from gspo.sandbox import GUARANTEES, HOW_TO, Sandbox, SandboxError, examine_level, measure_speed
 
@@ -115,8 +115,8 @@ def sandbox(
             with Sandbox(number) as box:
                 speed = measure_speed(box, seconds)
             typer.echo(
-                f"  {speed.trivial_per_core:.0f} trivial and {speed.typical_per_core:.0f} typical programs per second of "
-                f"one core's time ({speed.trivial:.0f} and {speed.typical:.0f} by the clock, one after the other)"
+                f"  {speed.trivial_per_core:.0f} trivial and {speed.typical_per_core:.0f} typical programs per second of CPU "
+                f"time ({speed.trivial:.0f} and {speed.typical:.0f} per second of wall-clock time, one after the other)"
             )
     try:
         typer.echo(f"used by default: level {Sandbox().level}")

@@ -40,7 +40,10 @@ def sft(
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
 ) -> None:
-    """Fine-tune a model on the answers of a dataset and save a Hugging Face folder. The loss is on the answers only."""
+    """Fine-tune a model on the answers of a dataset and save a Hugging Face folder.
+
+    The loss is on the answers only.
+    """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         refuse(f"--out {out}: exists and is not an empty folder; give a new one")
     if dtype not in ("float32", "bfloat16"):

@@ -7,11 +7,12 @@ from typing import get_args
 
 from gspo.config.compat.aliases import aliases
 from gspo.config.loading import names, tree
+from gspo.config.loading.coerce import FALSE, TRUE
 from gspo.config.loading.settings import Layer, Origin, Setting
 from gspo.config.loading.sources import OVERRIDE, parse_value
 from gspo.config.problems import Problem
 
-SWITCH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+SWITCH_VALUES = (*TRUE, *FALSE, "1", "0")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

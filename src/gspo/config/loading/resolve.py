@@ -233,8 +233,9 @@ def _build(table: Settings) -> TrainerConfig:
     config = TrainerConfig()
     for key, setting in table.items():
         tree.put(config, key, setting.value)
-    for name in ["", *tree.sections()]:
-        part = tree.get(config, name) if name else config
-        keys = {f: f"{name}.{f}" if name else f for f in part.__dict__}
-        mark_explicit(part, [f for f, key in keys.items() if key in table and table.explicit(key)])
+    for name in tree.sections():
+        mark_explicit(tree.get(config, name), ())
+    for key, setting in table.items():
+        if setting.origin.explicit:
+            tree.put(config, key, setting.value)  # assigning marks it
     return config
