@@ -186,6 +186,7 @@ def test_a_key_without_effect_is_named(override):
     "override",
     [
         f"{F}.function=package.module:keep {F}.enable=true",
+        f"{F}.function=package.module:keep {F}.enable=true reward.format_weight=0.1",
         f"{R}.engine_kwargs={{block_size:32}} {R}.name=vllm",
         f"{R}.engine_kwargs={{speed:2}} {R}.name=package.module:engine",
         f"{R}.max_num_seqs=8 {R}.dtype=float32 {R}.name=package.module:engine",
