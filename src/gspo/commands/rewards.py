@@ -115,8 +115,8 @@ def sandbox(
             with Sandbox(number) as box:
                 speed = measure_speed(box, seconds)
             typer.echo(
-                f"  {speed.trivial_per_core:.0f} trivial and {speed.typical_per_core:.0f} typical programs per second of CPU "
-                f"time ({speed.trivial:.0f} and {speed.typical:.0f} per second of wall-clock time, one after the other)"
+                f"  {speed.trivial_per_core:.0f} trivial and {speed.typical_per_core:.0f} typical programs per second of "
+                f"one core's time ({speed.trivial:.0f} and {speed.typical:.0f} per second of wall-clock time)"
             )
     try:
         typer.echo(f"used by default: level {Sandbox().level}")
