@@ -1,4 +1,4 @@
-"""The command line: a registry of subcommands, each loaded from `gspo.commands` when it is run."""
+"""The command line: the list of subcommands, each imported from `gspo.commands` when it is run."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typer.main import get_command
 from gspo import __version__
 from gspo.openmp import choose_spin_count
 
-# Name → module under gspo.commands that has a `typer.Typer` called `app`.
-COMMANDS: dict[str, str] = {
-    "train": "train",
-    "eval": "eval",
-    "sft": "sft",
-    "config": "config",
-    "data": "data",
-    "rewards": "rewards",
-    "validate": "validate",
-    "doctor": "doctor",
-    "replay": "replay",
-    "report": "report",
-    "dashboard": "dashboard",
-    "compare": "compare",
-    "plan": "plan",
-}
+# Each is a module under gspo.commands that has a `typer.Typer` called `app`.
+COMMANDS = (
+    "train",
+    "eval",
+    "sft",
+    "config",
+    "data",
+    "rewards",
+    "validate",
+    "doctor",
+    "replay",
+    "report",
+    "dashboard",
+    "compare",
+    "plan",
+)
 
 
 class LazyGroup(TyperGroup):
-    """A command group that imports a subcommand's module only when that subcommand is asked for."""
+    """A command group that imports the module of a subcommand only when it is needed."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -39,7 +39,7 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        app = importlib.import_module(f"gspo.commands.{COMMANDS[cmd_name]}").app
+        app = importlib.import_module(f"gspo.commands.{cmd_name}").app
         command = get_command(app)
         command.name = cmd_name
         return command

@@ -28,8 +28,8 @@ def test_only_commands_whose_module_exists_are_listed():
     listed = run("--help").stdout
     assert "train" in listed and "config" in listed
     assert CliRunner().invoke(app, ["no-such-command"]).exit_code == 2
-    for module in COMMANDS.values():
-        assert find_spec(f"gspo.commands.{module}") is not None
+    for name in COMMANDS:
+        assert find_spec(f"gspo.commands.{name}") is not None
 
 
 def test_show_prints_values_with_origins_that_load_again(tmp_path):
@@ -61,7 +61,7 @@ def test_show_diff_and_config_option(tmp_path):
         (
             "group_size",
             [
-                "another name for actor_rollout_ref.rollout.n, from standalone, AReaL",
+                "another name for actor_rollout_ref.rollout.n, from standalone scripts, AReaL",
                 "actor_rollout_ref.rollout.n",
                 "num_generations (TRL)",
             ],
@@ -101,7 +101,7 @@ def test_dry_run_prints_the_plan():
         "trained tokens per step    up to 131,072",
         "[1 - 0.0003, 1 + 0.0004]",
         "no effect",
-        "critic: this config does not use one",
+        "keys of the critic: this config uses no critic",
     ):
         assert part in text, text
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gspo
+from gspo.config import load
 from gspo.config.checks import ineffective
 from gspo.config.compat.aliases import aliases
 from gspo.config.compat.unneeded import UNNEEDED, why_unneeded
@@ -104,17 +105,34 @@ def test_pages_name_keys_that_exist():
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.name)
 def test_a_recipe_sets_keys_that_exist(path):
-    entries, problems = read_yaml(path, Layer.RECIPE)
+    problems = []
+    entries = read_yaml(path, Layer.RECIPE, problems)
     assert entries and not problems
     for entry in entries:
         known = names.canonical(entry.name) or entry.name in aliases()
         assert known or (path != RECIPE and entry.name in UNNEEDED), entry.name
 
 
-def test_the_table_of_keys_without_effect_names_keys_that_exist():
-    for rule in ineffective.RULES:
-        for name in rule.keys:
-            assert name in tree.leaves() or (name.endswith(".") and name[:-1] in tree.sections()), name
+def test_rules_about_keys_without_effect_name_keys_that_exist():
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    combinations = (
+        (),
+        (f"{rollout}.name=package.module:engine", f"{rollout}.mode=async", "trainer.total_training_steps=3"),
+        ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.strategy=rounds", "adv_estimator=rloo"),
+        (f"{actor}.policy_loss.loss_mode=sapo", f"{actor}.ppo_micro_batch_size_per_gpu=1", "trainer.device=cpu"),
+        (f"{actor}.clip_ratio_low=1e-3", f"{actor}.clip_ratio_high=1e-3", f"{actor}.ppo_mini_batch_size=1024"),
+        (f"{actor}.optim.lr_warmup_steps=1", "data.shuffle=false"),
+    )
+    found = {
+        rule
+        for overrides in combinations
+        for rule in ineffective.rules(load(overrides=["actor_rollout_ref.model.path=org/model", *overrides]).config)
+    }
+    calls = [node for node in ast.walk(ast.parse(Path(ineffective.__file__).read_text())) if isinstance(node, ast.Call)]
+    written = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "unused"]
+    assert len({reason for reason, _, _ in found}) == len(written), "a rule holds for none of the combinations"
+    for name in {key for _, _, keys in found for key in keys}:
+        assert name in tree.leaves() or (name.endswith(".") and name[:-1] in tree.sections()), name
 
 
 def test_an_alias_sets_keys_that_exist():

@@ -13,7 +13,7 @@ import gspo
 from gspo.build import role_settings
 from gspo.config import ConfigErrors, TrainerConfig, load
 from gspo.config.loading import tree
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 from tests.config.program import Program, sources_of
 from tests.config.reading import Reader
 
@@ -56,25 +56,21 @@ def test_a_key_whose_read_is_removed_is_found():
         assert (name in Reader(program, TrainerConfig, WITHOUT_EFFECT).read) is found
 
 
-@section
 class Optim(Section):
     lr: float = key(default=0.1, doc="")
     eps: float = key(default=0.1, doc="")
 
 
-@section
 class Actor(Section):
     shuffle: bool = key(default=False, doc="")
     clip: float = key(default=0.1, doc="")
     optim: Optim = key(factory=Optim, doc="")
 
 
-@section
 class Critic(Section):
     optim: Optim = key(factory=Optim, doc="")
 
 
-@section
 class Config(Section):
     actor: Actor = key(factory=Actor, doc="")
     critic: Critic = key(factory=Critic, doc="")

@@ -138,6 +138,8 @@ def test_a_rule_names_its_key(overrides, key, level, text):
     [
         f"{F}.max_num_gen_batches=5",
         f"{F}.metric=acc",
+        f"{F}.function=package.module:keep",
+        f"{F}.predict_weight=true {F}.predict=skip",
         "data.gen_batch_size=64",
         f"{F}.predict_weight=true",
         f"{A}.behav_imp_weight_cap=5.0",
@@ -155,6 +157,11 @@ def test_a_rule_names_its_key(overrides, key, level, text):
         f"{A}.optim.lr_warmup_steps_ratio=0.1 {A}.optim.lr_warmup_steps=3",
         f"{A}.ppo_micro_batch_size_per_gpu=4 {A}.use_dynamic_bsz=true",
         f"{A}.ppo_max_token_len_per_gpu=9000 {A}.ppo_micro_batch_size_per_gpu=4",
+        f"{R}.engine_kwargs={{block_size:32}}",
+        f"{R}.enable_prefix_caching=false",
+        f"{R}.enable_prefix_caching=false {R}.name=package.module:engine",
+        f"{R}.gpu_memory_utilization=0.7 {R}.name=package.module:engine",
+        f"{R}.tensor_model_parallel_size=2 {R}.name=package.module:engine",
         f"{R}.val_kwargs.temperature=0.6",
         f"{R}.val_kwargs.n=4",
         f"{O}.len=9",
@@ -173,6 +180,21 @@ def test_a_key_without_effect_is_named(override):
     key, _, _ = words[0].partition("=")
     found = problems(*words)
     assert any(p.key == key and "has no effect" in p.message for p in found), [str(p) for p in found]
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        f"{F}.function=package.module:keep {F}.enable=true",
+        f"{F}.function=package.module:keep {F}.enable=true reward.format_weight=0.1",
+        f"{R}.engine_kwargs={{block_size:32}} {R}.name=vllm",
+        f"{R}.engine_kwargs={{speed:2}} {R}.name=package.module:engine",
+        f"{R}.max_num_seqs=8 {R}.dtype=float32 {R}.name=package.module:engine",
+        "algorithm.gamma=0.9 algorithm.lam=0.9 algorithm.adv_estimator=theirs trainer.plugins=[theirs.py]",
+    ],
+)
+def test_a_key_with_an_effect_is_not_reported(override):
+    assert problems(*override.split()) == []
 
 
 def test_defaults_say_nothing():

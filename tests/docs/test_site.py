@@ -79,8 +79,6 @@ def test_lists_and_tables_follow_an_empty_line(path):
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_rates_are_written_with_per(path):
-    if path.name in ("configuration.md", "commands.md"):
-        pytest.skip("written from texts in the code")
     found = [match.group() for match in RATES.finditer(prose(path))]
     assert not found, f"{path.name}: write per in {found}"
 

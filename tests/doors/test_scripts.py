@@ -69,6 +69,13 @@ def test_the_python_script_with_the_overrides_of_the_document(here):
     assert config["data"]["train_files"] == "gsm8k"
     assert (run / "checkpoints" / "step-000002" / "model.safetensors").exists()
     assert [row["actor/clip_ratio_low"] for row in rows(run)] == [0.0003, 0.0003]
+    recorded = {record["key"]: record for record in json.loads((run / "config.json").read_text())}
+    assert recorded["data.train_files"]["value"] == "gsm8k"
+    assert recorded["actor_rollout_ref.actor.clip_ratio_low"] == {
+        "key": "actor_rollout_ref.actor.clip_ratio_low",
+        "value": 0.0003,
+        "origin": "override actor_rollout_ref.actor.clip_ratio_low=0.0003",
+    }
 
 
 def test_main_grpo_with_the_overrides_of_the_document(here):

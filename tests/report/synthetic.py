@@ -11,36 +11,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CONFIG = """\
-algorithm:
-  adv_estimator: "grpo"  # default
-  filter_groups:
-    enable: true  # recipe embedded
-    metric: "acc"  # recipe embedded
-data:
-  train_files: "arithmetic"  # recipe embedded
-  val_files: null  # default
-  train_batch_size: 32  # recipe embedded
-  seed: null  # default
-actor_rollout_ref:
-  model:
-    path: "embedded"  # default
-  actor:
-    ppo_mini_batch_size: 8  # recipe embedded
-    clip_ratio: null  # default
-    clip_ratio_low: 0.01  # recipe embedded
-    clip_ratio_high: 0.01  # recipe embedded
-    policy_loss:
-      loss_mode: "gspo"  # default
-    optim:
-      lr: {lr}  # flag --learning-rate
-  rollout:
-    n: 8  # recipe embedded
-trainer:
-  experiment_name: "{name}"  # command line
-  total_training_steps: {steps}  # recipe embedded
-  seed: {seed}  # default
-"""
+from omegaconf import OmegaConf
+
+ACTOR = "actor_rollout_ref.actor"
+SETTINGS = (
+    ("algorithm.adv_estimator", "grpo", "default"),
+    ("algorithm.filter_groups.enable", True, "recipe embedded"),
+    ("algorithm.filter_groups.metric", "acc", "recipe embedded"),
+    ("data.train_files", "arithmetic", "recipe embedded"),
+    ("data.val_files", None, "default"),
+    ("data.train_batch_size", 32, "recipe embedded"),
+    ("data.seed", None, "default"),
+    ("actor_rollout_ref.model.path", "embedded", "default"),
+    (f"{ACTOR}.ppo_mini_batch_size", 8, "recipe embedded"),
+    (f"{ACTOR}.clip_ratio", None, "default"),
+    (f"{ACTOR}.clip_ratio_low", 0.01, "recipe embedded"),
+    (f"{ACTOR}.clip_ratio_high", 0.01, "recipe embedded"),
+    (f"{ACTOR}.policy_loss.loss_mode", "gspo", "default"),
+    ("actor_rollout_ref.rollout.n", 8, "recipe embedded"),
+)
 
 
 @dataclass
@@ -53,7 +42,7 @@ class Plan:
     questions: int = 40
     val_every: int = 4
     seed: int = 0
-    lr: str = "1.0e-4"
+    lr: float = 1e-4
     finished: bool = True
     gain: float = 0.5
     tokens: int = 12
@@ -67,8 +56,13 @@ class Maker:
         self.path, self.plan, self.random = path, plan, random.Random(plan.seed)
         for folder in (path, path / "groups", path / "evals"):
             folder.mkdir(parents=True, exist_ok=True)
-        config = CONFIG.format(name=path.name, steps=plan.steps, seed=plan.seed, lr=plan.lr)
-        (path / "config.yaml").write_text(config)
+        self.configure(
+            *SETTINGS,
+            (f"{ACTOR}.optim.lr", plan.lr, "flag --learning-rate"),
+            ("trainer.experiment_name", path.name, "command line"),
+            ("trainer.total_training_steps", plan.steps, "recipe embedded"),
+            ("trainer.seed", plan.seed, "default"),
+        )
         environment = {
             "gspo": "0.1.0",
             "python": "3.11.7",
@@ -79,6 +73,15 @@ class Maker:
         environment["argv"] = ["gspo", "train", "trainer.seed=0"]
         (path / "environment.json").write_text(json.dumps(environment))
         self.total = 0
+
+    def configure(self, *settings: tuple[str, Any, str]) -> None:
+        """Write config.json and config.yaml."""
+        records = [{"key": key, "value": value, "origin": origin} for key, value, origin in settings]
+        (self.path / "config.json").write_text(json.dumps(records))
+        tree = OmegaConf.create({})
+        for key, value, _ in settings:
+            OmegaConf.update(tree, key, value, force_add=True)
+        OmegaConf.save(tree, self.path / "config.yaml")
 
     def skill(self, step: int) -> float:
         return 0.3 + self.plan.gain * (1 - math.exp(-3 * step / max(1, self.plan.steps)))

@@ -307,7 +307,7 @@ def test_a_live_run_moves_and_half_written_files_do_no_harm(serve: tuple[Path, s
 def test_runs_side_by_side(serve: tuple[Path, str], tab: Tab) -> None:
     runs, url = serve
     make_run(runs / "one", Plan(steps=4, groups=2, n=2))
-    make_run(runs / "two", Plan(steps=4, groups=2, n=2, gain=0.68, lr="3.0e-4", seed=3))
+    make_run(runs / "two", Plan(steps=4, groups=2, n=2, gain=0.68, lr=3e-4, seed=3))
     page = tab.open(url, indexed=False)
     page.check("input[aria-label='Choose one']")
     page.check("input[aria-label='Choose two']")

@@ -26,7 +26,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("three")
     plans = {
         "a": Plan(steps=4, groups=2),
-        "b": Plan(steps=4, groups=2, gain=0.68, lr="3.0e-4", seed=1),
+        "b": Plan(steps=4, groups=2, gain=0.68, lr=3e-4, seed=1),
         "c": Plan(steps=4, groups=2),
     }
     return [make_run(folder / name, plan) for name, plan in plans.items()]

@@ -139,7 +139,7 @@ def test_a_long_run_is_sampled_evenly_within_the_budget(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["groups", "evals", "config.yaml", "environment.json", "metrics.jsonl", "result.json"]
+    "damage", ["groups", "evals", "config.yaml", "config.json", "environment.json", "metrics.jsonl", "result.json"]
 )
 def test_reports_are_written_whatever_is_missing(tmp_path: Path, finished_run: Path, damage: str) -> None:
     run = tmp_path / "run"
@@ -235,11 +235,15 @@ def test_the_card_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     ]
     argv += ["--model", "/home/me/models/small", "custom_reward_function.path=~/me/reward.py", "x=https://h.org/a/b"]
     (run / "environment.json").write_text(json.dumps({"argv": argv}))
-    config = (run / "config.yaml").read_text()
-    config = config.replace(
-        '"arithmetic"  # recipe embedded', '["/home/me/a.jsonl"]  # override data.train_files=/home/me/a.jsonl'
-    )
-    (run / "config.yaml").write_text(config.replace('path: "embedded"', 'path: "/home/me/models/small"'))
+    records = [
+        {
+            "key": "data.train_files",
+            "value": ["/home/me/a.jsonl"],
+            "origin": "override data.train_files=/home/me/a.jsonl",
+        },
+        {"key": "actor_rollout_ref.model.path", "value": "/home/me/models/small", "origin": "default"},
+    ]
+    (run / "config.json").write_text(json.dumps(records))
     card = run_card(read_run(run))
     assert "/home" not in card and "/me/" not in card and "/opt" not in card
     for part in ("…/a.jsonl", "…/b.jsonl", "…/my conf.yaml", "…/small", "…/reward.py", "https://h.org/a/b"):

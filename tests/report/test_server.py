@@ -124,7 +124,7 @@ def test_symlinks_out_of_the_folder_are_not_followed(client: Client, runs: Path,
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "config.yaml", "environment.json", "alarms.jsonl", "evals", "groups"]
+    "name", ["metrics.jsonl", "config.yaml", "config.json", "environment.json", "alarms.jsonl", "evals", "groups"]
 )
 def test_a_run_whose_files_lie_elsewhere_is_not_served(client: Client, runs: Path, tmp_path: Path, name: str) -> None:
     outside = make_run(tmp_path / "outside", Plan(steps=1, groups=1, n=2, questions=1))

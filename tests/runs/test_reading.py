@@ -7,7 +7,10 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from gspo.runs import reading
+from gspo.runs.files import write_json
 from gspo.runs.run import find_runs, is_run, read_run
 
 
@@ -85,36 +88,47 @@ def test_leaving_out_the_lists_of_numbers_changes_nothing_else(tmp_path: Path) -
     assert light[0]["responses"][0] == {**response, "log_probs": [], "old_log_probs": [], "token_ids": []}
 
 
-def test_config_leaves_know_their_origin(tmp_path: Path) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(
-        'a:\n  b: "x # not \\" a comment"  # flag --b\n  c:\n    d: [1, "#"]  # run.yaml:3\n    e: .inf\n'
-        "f: {}  # default\ng:  # file\n  h: 1\n"
-    )
-    leaves = {leaf["key"]: (leaf["value"], leaf["origin"]) for leaf in reading.read_config(file)}
-    assert leaves == {
-        "a.b": ('x # not " a comment', "flag --b"),
-        "a.c.d": ([1, "#"], "run.yaml:3"),
-        "a.c.e": ("inf", ""),
-        "f": ({}, "default"),
-        "g.h": (1, "file"),
+def _settings(folder: Path) -> dict[str, tuple[object, str]]:
+    return {leaf["key"]: (leaf["value"], leaf["origin"]) for leaf in reading.read_config(folder)}
+
+
+def test_settings_and_their_origins_come_from_config_json(tmp_path: Path) -> None:
+    records = [
+        {"key": "a.b", "value": [1, "#"], "origin": "run.yaml:3"},
+        {"key": "a.empty", "value": {}, "origin": "default"},
+        {"key": "a.mapping", "value": {"x": {"y": 1}, "z": None}, "origin": "flag --mapping"},
+    ]
+    (tmp_path / "config.json").write_text(json.dumps(records))
+    (tmp_path / "config.yaml").write_text("other: 1  # not read\n")
+    assert _settings(tmp_path) == {
+        "a.b": ([1, "#"], "run.yaml:3"),
+        "a.empty": ({}, "default"),
+        "a.mapping.x.y": (1, "flag --mapping"),
+        "a.mapping.z": (None, "flag --mapping"),
     }
 
 
-def test_the_trainers_own_config_file_reads_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "", "[", "{}", "[]", "[1]", '[{"key": "a"}]', "5", "null", "[" * 20_000])
+def test_without_a_usable_config_json_the_values_come_from_config_yaml(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    (tmp_path / "config.yaml").write_text("a:\n  b: .inf  # a comment\n  c: {}\n  d: {e: 1}\n")
+    assert _settings(tmp_path) == {"a.b": ("inf", ""), "a.c": ({}, ""), "a.d.e": (1, "")}
+
+
+def test_what_the_trainer_records_reads_back(tmp_path: Path) -> None:
     from gspo.config import load
 
-    resolved = load(overrides=["trainer.seed=7"])
-    (tmp_path / "config.yaml").write_text(resolved.to_yaml(with_origins=True))
-    leaves = {leaf["key"]: leaf for leaf in reading.read_config(tmp_path / "config.yaml")}
-    for key in (
-        "trainer.seed",
-        "data.train_files",
-        "actor_rollout_ref.actor.optim.lr",
-        "algorithm.adv_estimator",
-    ):
-        assert leaves[key]["value"] == resolved.get(key)
-        assert leaves[key]["origin"] == resolved.origin(key)
+    resolved = load(overrides=["trainer.seed=7", "+custom_reward_function.reward_kwargs.scale=2"])
+    write_json(tmp_path / "config.json", resolved.records())
+    (tmp_path / "config.yaml").write_text(resolved.to_yaml())
+    read = _settings(tmp_path)
+    for key in ("trainer.seed", "data.train_files", "actor_rollout_ref.actor.optim.lr", "algorithm.adv_estimator"):
+        assert read[key] == (resolved.get(key), resolved.origin(key))
+    origin = resolved.origin("custom_reward_function.reward_kwargs")
+    assert read["custom_reward_function.reward_kwargs.scale"] == (2, origin) and origin.startswith("override")
+    (tmp_path / "config.json").unlink()
+    assert _settings(tmp_path) == {key: (value, "") for key, (value, _) in read.items()}
 
 
 def test_an_empty_or_broken_folder_is_read_without_error(tmp_path: Path) -> None:

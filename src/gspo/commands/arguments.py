@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated
 
 import typer
 
@@ -13,17 +13,24 @@ from gspo.config.loading.flags import split_arguments
 from gspo.exit_codes import EXIT_REFUSED
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [KEY=VALUE …]", help="YAML file, then overrides; any key or alias also as --flag."
+    ),
+]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file.")]
 
 
 def load_arguments(
-    arguments: Sequence[str],
+    arguments: Sequence[str] | None,
     config: Path | None = None,
     *,
     recipe: str | Path | None = None,
     show_warnings: bool = True,
 ) -> ResolvedConfig:
-    """The config that the words ask for. Everything wrong with it is printed at once, and exit code 2 follows."""
-    words, overrides, flags = split_arguments(arguments)
+    """The config that the words describe. On errors, prints all of them and exits with code 2."""
+    words, overrides, flags = split_arguments(arguments or ())
     if config is None and words:
         config = Path(words.pop(0))
     problems = [
@@ -36,15 +43,11 @@ def load_arguments(
         problems += errors.problems
         resolved = None
     if resolved is None or problems:
-        _fail(problems)
+        for problem in problems:
+            typer.echo(str(problem), err=True)
+        count = sum(p.level == "error" for p in problems)
+        typer.echo(f"{count} error{'s' if count != 1 else ''} in the configuration; nothing was started", err=True)
+        raise typer.Exit(EXIT_REFUSED)
     for warning in resolved.warnings if show_warnings else ():
         typer.echo(str(warning), err=True)
     return resolved
-
-
-def _fail(problems: Sequence[Problem]) -> NoReturn:
-    for problem in problems:
-        typer.echo(str(problem), err=True)
-    count = sum(p.level == "error" for p in problems)
-    typer.echo(f"{count} error{'s' if count != 1 else ''} in the configuration; nothing was started", err=True)
-    raise typer.Exit(EXIT_REFUSED)

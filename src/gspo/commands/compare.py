@@ -7,20 +7,20 @@ from typing import Annotated, Any
 
 import typer
 
-from gspo.exit_codes import EXIT_REFUSED
+from gspo.commands import refuse
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="A B [C…]", help="Run folders; the first is compared against.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="A B [C…]", help="Run folders. The others are compared with the first.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, curves included.")] = False,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a page with curves over steps, tokens and time.")
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with curves over steps, tokens and time.")] = None,
 ) -> None:
-    """Compare runs: final accuracy with a paired interval over the same questions, cost, and differing settings."""
+    """Compare runs: final accuracy over the same questions, cost, and the settings that differ."""
     import json
 
     from gspo.report.comparison import compare_runs
@@ -30,9 +30,7 @@ def compare(
 
     bad = [str(path) for path in runs if not is_run(path)]
     if bad or len(runs) < 2:
-        problem = f"{', '.join(bad)}: not a run folder" if bad else "one run is not enough; give two or more"
-        typer.echo(f"error: {problem}", err=True)
-        raise typer.Exit(EXIT_REFUSED)
+        refuse(f"{', '.join(bad)}: not a run folder" if bad else "one run is not enough; give two or more")
     loaded = [read_run(path.resolve()) for path in runs]
     comparison = compare_runs(loaded)
     if html is not None:

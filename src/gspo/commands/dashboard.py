@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gspo.exit_codes import EXIT_REFUSED
+from gspo.commands import refuse
 
 app = typer.Typer(add_completion=False)
 NICENESS = 10  # training on the same machine goes first
@@ -18,31 +18,26 @@ NICENESS = 10  # training on the same machine goes first
 @app.command()
 def dashboard(
     runs_dir: Annotated[
-        Path, typer.Argument(metavar="[RUNS_DIR]", help="The folder that holds the run folders.")
+        Path, typer.Argument(metavar="[RUNS_DIR]", help="The folder that contains the run folders.")
     ] = Path("runs"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 6480,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 = any free port.")] = 6480,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Anyone who reaches it can read the runs.")
+        str, typer.Option(help="Address to listen on. Anyone who can reach it can read the runs.")
     ] = "127.0.0.1",
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Show the runs of RUNS_DIR in the browser while they train. Reads run folders only; Ctrl-C stops it."""
+    """Show the runs of RUNS_DIR in the browser while they train.
+
+    It only reads the run folders. Ctrl-C stops it.
+    """
     from gspo.report.server import LOOPBACK, Dashboard
 
     if not runs_dir.is_dir():
-        typer.echo(
-            f"error: {runs_dir}: no such folder; give the folder that holds the runs, or start one with `gspo train`",
-            err=True,
-        )
-        raise typer.Exit(EXIT_REFUSED)
+        refuse(f"{runs_dir}: no such folder; give the folder with the runs, or start a run with `gspo train`")
     try:
         server = Dashboard(runs_dir, host, port)
     except OSError as error:
-        typer.echo(
-            f"error: cannot listen on {host}:{port} ({error.strerror}); choose another with --port, or --port 0",
-            err=True,
-        )
-        raise typer.Exit(EXIT_REFUSED) from None
+        refuse(f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port, or --port 0")
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     typer.echo(f"dashboard of {runs_dir.resolve()} at {server.url} (Ctrl-C stops it)")

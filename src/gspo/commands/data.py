@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
+from gspo.commands import refuse
 from gspo.data.columns import Columns
 from gspo.data.datasets import dataset_names, load_rows
 from gspo.data.rows import DataError, Row, visible
-from gspo.exit_codes import EXIT_REFUSED
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Look at datasets.")
 
@@ -26,24 +26,18 @@ def list_names() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="Built-in name, jsonl or parquet file, or hub name.")],
-    n: Annotated[int, typer.Option("--n", min=1, help="Rows to print.")] = 3,
-    split: Annotated[str, typer.Option("--split", help="train or val.")] = "train",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of generated datasets.")] = 0,
-    model: Annotated[
-        str, typer.Option("--model", help="Model whose tokenizer and chat template are used.")
-    ] = "embedded",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Read and check only this many rows.")] = None,
-    system_prompt: Annotated[
-        str | None, typer.Option("--system-prompt", help="System message for rows that have none.")
-    ] = None,
-    prompt_key: Annotated[str, typer.Option("--prompt-key", help="Column with the question.")] = "prompt",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Built-in name, jsonl or parquet file, or hub name.")],
+    n: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 3,
+    split: Annotated[str, typer.Option(help="train or val.")] = "train",
+    seed: Annotated[int, typer.Option(help="Seed of generated datasets.")] = 0,
+    model: Annotated[str, typer.Option(help="Model whose tokenizer and chat template are used.")] = "embedded",
+    limit: Annotated[int | None, typer.Option(min=1, help="Read and check only this many rows.")] = None,
+    system_prompt: Annotated[str | None, typer.Option(help="System message for rows that have none.")] = None,
+    prompt_key: Annotated[str, typer.Option(help="Column with the question.")] = "prompt",
     ground_truth_key: Annotated[
-        str, typer.Option("--ground-truth-key", help="Column with the right answer; '' for none.")
+        str, typer.Option(help="Column with the correct answer; '' = none is needed.")
     ] = "reward_model.ground_truth",
-    data_source_key: Annotated[
-        str, typer.Option("--data-source-key", help="Column that selects the reward.")
-    ] = "data_source",
+    data_source_key: Annotated[str, typer.Option(help="Column that selects the reward.")] = "data_source",
 ) -> None:
     """Read and check all rows, then print the first ones as the model will see them."""
     if split not in ("train", "val"):
@@ -60,7 +54,7 @@ def show(
         )
         _print_rows(rows, rows[:n], model)
     except DataError as error:
-        _refuse(str(error))
+        refuse(visible(str(error)))
 
 
 def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
@@ -70,7 +64,7 @@ def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
     try:
         tokenizer = load_tokenizer(model)
     except ModelError as error:
-        _refuse(f"--model {error}")
+        refuse(visible(f"--model {error}"))
     sources = sorted({row.data_source for row in rows})
     typer.echo(f"{len(rows)} rows, data_source {visible(', '.join(sources))}; prompts as {model} sees them")
     for row in shown:
@@ -87,8 +81,3 @@ def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
     return visible(text if len(text) <= 400 else f"{text[:397]}...")
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"error: {visible(message)}", err=True)
-    raise typer.Exit(EXIT_REFUSED)

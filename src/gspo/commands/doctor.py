@@ -1,14 +1,13 @@
-"""`gspo doctor`: environment, objective, batch and memory plan, noise floor, and what has no effect."""
+"""`gspo doctor`: environment, objective, batch and memory plan, noise floor, and settings without effect."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gspo.commands.arguments import PASS_THROUGH, load_arguments
+from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words, load_arguments
 from gspo.exit_codes import EXIT_DONE, EXIT_PROBLEM
 
 if TYPE_CHECKING:
@@ -20,18 +19,19 @@ app = typer.Typer(add_completion=False)
 
 @app.command(context_settings=PASS_THROUGH)
 def doctor(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE …]", help="As for gspo train.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
+    arguments: Words = None,
+    config: ConfigFile = None,
     environment: Annotated[bool, typer.Option("--environment", help="Check only the environment.")] = False,
     no_model: Annotated[bool, typer.Option("--no-model", help="Skip the checks that load the weights.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Show what a config computes and needs, and whether it can work. Exits with code 1 when it finds a problem."""
+    """Show what a config computes and needs, and whether it can work.
+
+    Exits with code 1 when it finds a problem.
+    """
     from gspo.checks.doctor.doctor import Diagnosis, examine_environment
 
-    resolved = None if environment else load_arguments(arguments or [], config, show_warnings=False)
+    resolved = None if environment else load_arguments(arguments, config, show_warnings=False)
     diagnosis = Diagnosis()
     examine_environment(diagnosis)
     if resolved is not None:

@@ -1,13 +1,13 @@
-"""`gspo eval`: how well a model answers a dataset's held-out questions."""
+"""`gspo eval`: how well a model answers the held-out questions of a dataset."""
 
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
 
 if TYPE_CHECKING:
@@ -22,15 +22,16 @@ def evaluate(
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE …]", help="Overrides, as for gspo train.")
     ] = None,
-    data: Annotated[
-        str, typer.Option("--data", help="Built-in task, jsonl or parquet file, or hub name.")
-    ] = "arithmetic",
-    n: Annotated[int, typer.Option("--n", min=1, help="Answers a question; > 1 samples beside greedy.")] = 1,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="Of sampled answers.")] = 1.0,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="First so many questions.")] = None,
+    data: Annotated[str, typer.Option(help="Built-in task, jsonl or parquet file, or hub name.")] = "arithmetic",
+    n: Annotated[int, typer.Option(min=1, help="Sampled answers per question; 1 = only the greedy one.")] = 1,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the sampled answers.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N questions. Default: all.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Evaluate a model: greedy and sampled accuracy with 95 % intervals, best@k and maj@k, by data source."""
+    """Evaluate a model on the held-out questions of a dataset.
+
+    Prints accuracy with 95 % intervals, greedy and sampled, and best@k and maj@k, for each data source.
+    """
     val = "actor_rollout_ref.rollout.val_kwargs"
     wanted = [f"actor_rollout_ref.model.path={model}", f"data.val_files={data}"]
     wanted += [f"data.num_val_samples={limit}"] if limit else []
@@ -46,8 +47,7 @@ def evaluate(
         code = exit_code(error)
         if code is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(code) from None
+        refuse(error, code)
     if as_json:
         typer.echo(json.dumps({"model": model, "data": data, **assessment.to_dict()}))
     else:
@@ -73,4 +73,4 @@ def _line(values: dict[str, Any]) -> str:
         parts.insert(1, f"(95 % {values['acc/ci_low']:.3f} to {values['acc/ci_high']:.3f})")
     if values.get("reward_failures"):
         parts.append(f"{values['reward_failures']:.0f} rewards failed")
-    return f"{kind} {' '.join(parts)}, {values['response_length/mean']:.1f} tokens an answer"
+    return f"{kind} {' '.join(parts)}, {values['response_length/mean']:.1f} tokens per answer"

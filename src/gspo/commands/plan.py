@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from gspo.commands.arguments import PASS_THROUGH, load_arguments
-from gspo.exit_codes import EXIT_PROBLEM, EXIT_REFUSED
+from gspo.commands import refuse
+from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words, load_arguments
+from gspo.exit_codes import EXIT_PROBLEM
 
 if TYPE_CHECKING:
     from gspo.config import TrainerConfig
@@ -25,10 +26,8 @@ DEFAULT_ETA = 2
 
 @app.command(context_settings=PASS_THROUGH)
 def plan(
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG] [KEY=VALUE …]", help="As for gspo train.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option("--config", help="YAML file.")] = None,
+    arguments: Words = None,
+    config: ConfigFile = None,
     model: Annotated[
         str | None, typer.Option(help="Folder, config.json, hub name, a size such as 7b, or hidden=…,layers=…")
     ] = None,
@@ -67,9 +66,9 @@ def plan(
     constants: Annotated[bool, typer.Option("--constants", help="Print every constant with its source.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Predict the step time, the memory per device and the best split of a cluster between rollout and training.
+    """Predict step time, memory per device and the best split of a cluster.
 
-    Runs nothing and needs no GPU. Exits with code 1 when nothing fits.
+    The split is between rollout and training. Runs nothing and needs no GPU. Exits with code 1 when nothing fits.
     """
     from gspo.models.shape import ShapeError
     from gspo.plan.check import CheckError
@@ -79,10 +78,10 @@ def plan(
     _check_above_0(mean_prompt_length=mean_prompt_length, mean_response_length=mean_response_length)
     _check_above_0(keep_rate=keep_rate, mtbf_hours=mtbf_hours, save_minutes=save_minutes)
     if keep_rate is not None and keep_rate > 1:
-        _refuse("--keep-rate", keep_rate, "a share above 0 and at most 1")
+        _refuse_option("--keep-rate", keep_rate, "a share above 0 and at most 1")
     for name, value in (("--eta", eta), ("--length-spread", length_spread)):
         if value is not None and value < 0:
-            _refuse(name, value, "0 or more")
+            _refuse_option(name, value, "0 or more")
     try:
         if constants:
             typer.echo(constants_text(), nl=False)
@@ -96,8 +95,7 @@ def plan(
         work = _workload(resolved, mean_prompt_length, mean_response_length, length_spread, keep_rate, eta)
         found = _search(resolved, model, device, gpus, work)
     except (ShapeError, CheckError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_REFUSED) from error
+        refuse(error)
     changes: dict[str, Any] = {"seed": seed}
     if mtbf_hours is not None:
         changes["mtbf_s"] = mtbf_hours * 3600
@@ -139,7 +137,7 @@ def _device(gpu: str | None, config: TrainerConfig) -> Device:
 
     name = (gpu or "h200").lower()
     if name not in DEVICES:
-        _refuse("--gpu", gpu, f"one of {', '.join(DEVICES)}")
+        _refuse_option("--gpu", gpu, f"one of {', '.join(DEVICES)}")
     wide = config.actor_rollout_ref.model.dtype == "float32"
     return in_float32(DEVICES[name]) if wide else DEVICES[name]
 
@@ -161,9 +159,9 @@ def _workload(
         ("--mean-response-length", mean_response, plan.max_response_tokens),
     ):
         if mean is not None and mean > longest:
-            _refuse(name, mean, f"at most the longest length, {longest}")
+            _refuse_option(name, mean, f"at most the longest length, {longest}")
     if keep_rate is not None and not config.algorithm.filter_groups.enable:
-        _refuse("--keep-rate", keep_rate, "dynamic sampling to be on: add algorithm.filter_groups.enable=true")
+        _refuse_option("--keep-rate", keep_rate, "dynamic sampling to be on: add algorithm.filter_groups.enable=true")
     work = workload_of(config, mean_response=mean_response, spread=spread, mean_prompt=mean_prompt, keep_rate=keep_rate)
     return dataclasses.replace(work, eta=eta if eta is not None else work.eta or DEFAULT_ETA)
 
@@ -189,9 +187,10 @@ def _report(found: Plan, steps: int | None, changes: dict[str, Any], as_json: bo
         remedy = (
             f"--gpus {enough} is enough" if enough else "1,024 devices are not enough either; shorten the responses"
         )
-        _fail(
+        refuse(
             f"{found.shape.name} does not fit on {found.gpus:,} {found.device.name} in any split, with or without "
-            f"gradient checkpointing; {remedy}"
+            f"gradient checkpointing; {remedy}",
+            EXIT_PROBLEM,
         )
     facts: dict[str, Any] = {
         "model": found.shape.name,
@@ -208,7 +207,7 @@ def _report(found: Plan, steps: int | None, changes: dict[str, Any], as_json: bo
         try:
             real, ideal = simulate(scenario), simulate(calm)
         except SimulationError as error:
-            _fail(str(error))
+            refuse(error, EXIT_PROBLEM)
         facts["simulation"] = {**real.to_dict(), "ideal_step_s": ideal.step_s, "goodput": ideal.step_s / real.step_s}
         if not as_json:
             typer.echo("\n" + outcome_text(scenario, real, ideal), nl=False)
@@ -222,7 +221,7 @@ def _check(folder: Path, gpu: str | None, model: str | None, as_json: bool) -> N
     from gspo.plan.show import comparison_text
 
     if gpu is not None and gpu.lower() not in DEVICES:
-        _refuse("--gpu", gpu, f"one of {', '.join(DEVICES)}")
+        _refuse_option("--gpu", gpu, f"one of {', '.join(DEVICES)}")
     found = check_run(folder, gpu and gpu.lower(), model)
     typer.echo(json.dumps(found.to_dict()) if as_json else comparison_text(found), nl=as_json)
 
@@ -230,14 +229,8 @@ def _check(folder: Path, gpu: str | None, model: str | None, as_json: bool) -> N
 def _check_above_0(**values: float | None) -> None:
     for name, value in values.items():
         if value is not None and not value > 0:
-            _refuse(f"--{name.replace('_', '-')}", value, "a number above 0")
+            _refuse_option(f"--{name.replace('_', '-')}", value, "a number above 0")
 
 
-def _refuse(name: str, value: Any, expected: str) -> NoReturn:
-    typer.echo(f"error: {name} {value}: expected {expected}", err=True)
-    raise typer.Exit(EXIT_REFUSED)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(EXIT_PROBLEM)
+def _refuse_option(name: str, value: Any, expected: str) -> NoReturn:
+    refuse(f"{name} {value}: expected {expected}")

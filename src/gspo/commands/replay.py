@@ -1,19 +1,18 @@
-"""`gspo replay`: what other losses would have done with the groups a run was trained on."""
+"""`gspo replay`: other losses on the groups that a run was trained on."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gspo.exit_codes import EXIT_REFUSED
+from gspo.commands import refuse
 
 if TYPE_CHECKING:
     from gspo.checks.replay import Replay, Shadow
-
 
 app = typer.Typer(add_completion=False)
 
@@ -22,17 +21,18 @@ app = typer.Typer(add_completion=False)
 def replay(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder with recorded groups.")],
     losses: Annotated[
-        str, typer.Option("--losses", help="Names, separated by commas.")
+        str, typer.Option(help="Names of losses, separated by commas.")
     ] = "gspo,gspo_token,vanilla,dapo,cispo,geo_mean,sapo",
-    steps: Annotated[str | None, typer.Option("--steps", help="A or A-B; default: all.")] = None,
+    steps: Annotated[str | None, typer.Option(help="One step or a range, such as 3 or 3-8. Default: all.")] = None,
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="Model folder: gradients of its parameters, not of log-probs.")
+        Path | None, typer.Option(help="Model folder. Gradients are then those of its parameters.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print every step as JSON.")] = False,
 ) -> None:
-    """Clip fraction, gradient norm and cosine to the trained loss, for each loss, from recorded groups.
+    """Compute other losses on the recorded groups of a run.
 
-    Norms and cosines are those of the gradient with respect to the tokens' log-probs, unless --checkpoint is given.
+    Prints for each loss the clip fraction, the gradient norm, and the cosine with the gradient of the loss that was
+    trained. Gradients are with respect to the log-probs of the tokens, unless --checkpoint is set.
     """
     from gspo.checks.replay import Replay, ReplayError, mean_over_steps
 
@@ -42,7 +42,7 @@ def replay(
         chosen = _choose(source.steps(), steps)
         shadows = [s for step in chosen for s in source.shadows(step, names)]
     except (ReplayError, ValueError) as error:
-        _fail(str(error))
+        refuse(error)
     if as_json:
         facts = {"run": str(run), "trained": source.trained, "gradients_of": source.space}
         means = mean_over_steps(shadows)
@@ -79,8 +79,3 @@ def _print(source: Replay, shadows: list[Shadow]) -> None:
     for name, values in mean_over_steps(shadows).items():
         cosine = "–" if values["cosine"] is None else f"{values['cosine']:.4f}"
         typer.echo(f"  {name:12s} {values['clip_fraction']:8.4f} {values['grad_norm']:11.4e} {cosine:>8s}")
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(EXIT_REFUSED)

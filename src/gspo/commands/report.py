@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gspo.exit_codes import EXIT_REFUSED
+from gspo.commands import refuse
 
 app = typer.Typer(add_completion=False)
 
@@ -16,10 +16,13 @@ app = typer.Typer(add_completion=False)
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/embedded.")],
     pictures: Annotated[bool, typer.Option(help="Also draw plots/*.png.")] = True,
-    max_mb: Annotated[int, typer.Option(min=1, help="How many MB of group files the page may carry.")] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict and what was written as JSON.")] = False,
+    max_mb: Annotated[int, typer.Option(min=1, help="Most MB of group files to embed in the page.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict and the files written as JSON.")] = False,
 ) -> None:
-    """Write RUN/report.html (one file, no network needed), RUN/plots/*.png and RUN/RUN.md."""
+    """Write the report of a run.
+
+    The files are RUN/report.html (complete in itself, no network needed), RUN/plots/*.png and RUN/RUN.md.
+    """
     import json
 
     from gspo.report.verdict import judge
@@ -29,8 +32,7 @@ def report(
     try:
         done = build_report(run, pictures=pictures, budget=max_mb << 20)
     except FileNotFoundError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_REFUSED) from None
+        refuse(error)
     verdict = judge(read_run(run))
     if as_json:
         files = {"page": str(done.page), "card": str(done.card), "pictures": [str(p) for p in done.pictures]}

@@ -5,30 +5,31 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gspo.exit_codes import EXIT_PROBLEM, EXIT_REFUSED
+from gspo.commands import refuse
+from gspo.exit_codes import EXIT_PROBLEM
 
 if TYPE_CHECKING:
     from gspo.types import Prompt
-
 
 app = typer.Typer(no_args_is_help=True, help="Try, time and inspect rewards.", add_completion=False)
 
 
 @app.command("try")
 def try_reward(
-    task: Annotated[str, typer.Option("--task", help="Dataset of the row: a name or a file.")],
-    answer: Annotated[str, typer.Option("--answer", help="File with the response, or - for standard input.")],
-    row: Annotated[int, typer.Option("--row", min=0, help="Which row, counted from 0.")] = 0,
+    task: Annotated[str, typer.Option(help="Dataset that the row is in: a name or a file.")],
+    answer: Annotated[str, typer.Option(help="File with the response, or - for standard input.")],
+    row: Annotated[int, typer.Option(min=0, help="Which row, counted from 0.")] = 0,
     reward: Annotated[
-        str | None, typer.Option("--reward", help='A built-in, or "file.py:function"; default: the row\'s own.')
+        str | None,
+        typer.Option(help="Built-in reward, or file.py:function. Default: the reward of the row's data source."),
     ] = None,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds a reward may take.")] = 10.0,
+    timeout: Annotated[float, typer.Option(help="Longest time for the reward, in seconds.")] = 10.0,
 ) -> None:
-    """Grade one answer to a row, as training would, and print its reward."""
+    """Grade one answer to a row of a dataset, as in training, and print the reward."""
     from gspo.data.rows import DataError
     from gspo.rewards import RewardError, make_scorer
     from gspo.types import Group, Prompt, Rollout
@@ -37,8 +38,10 @@ def try_reward(
         source = _load_row(task, row)
         text = sys.stdin.read() if answer == "-" else Path(answer).read_text()
         scorer = make_scorer(reward, num_workers=1, timeout=timeout)
-    except (DataError, RewardError, OSError) as error:
-        _refuse(str(error))
+    except OSError as error:
+        refuse(f"--answer {answer}: {error.strerror}")
+    except (DataError, RewardError) as error:
+        refuse(error)
     prompt = Prompt(source.uid, source.messages, (), source.data_source, source.ground_truth, source.extra)
     rollout = Rollout((), (), (), (), "stop", text=text)
     start = time.perf_counter()
@@ -46,7 +49,7 @@ def try_reward(
         scorer.submit(Group(prompt, (rollout,), 0, 0))
         scored = scorer.collect()[0].rollouts[0]
     except RewardError as error:
-        _refuse(str(error))
+        refuse(error)
     finally:
         scorer.close()
     _print_row(prompt, text)
@@ -62,7 +65,7 @@ def try_reward(
 
 @app.command()
 def bench(
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each line.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of measurement per line.")] = 2.0,
     num_workers: Annotated[int, typer.Option("--workers", min=0, help="Reward processes; 0 = one per core.")] = 0,
 ) -> None:
     """Print how many responses per second each kind of reward grades on this machine."""
@@ -85,14 +88,17 @@ def bench(
 
 @app.command()
 def sandbox(
-    level: Annotated[int | None, typer.Option("--level", help="Test this level only.")] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Time for each speed.")] = 1.0,
+    level: Annotated[int | None, typer.Option(help="Test this level only.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds of measurement per speed.")] = 1.0,
 ) -> None:
-    """Print the isolation levels that this machine grants, what each guarantees, its canaries and its speed."""
+    """Print the isolation levels for model-written code that work on this machine.
+
+    For each level: what it guarantees, how many canaries (programs that try to break out) it refused, and its speed.
+    """
     from gspo.sandbox import GUARANTEES, HOW_TO, Sandbox, SandboxError, examine_level, measure_speed
 
     if level is not None and level not in (1, 2, 3):
-        _refuse(f"--level {level}: expected 1, 2 or 3")
+        refuse(f"--level {level}: expected 1, 2 or 3")
     granted = False
     for number in [level] if level else [3, 2, 1]:
         report = examine_level(number)
@@ -110,14 +116,14 @@ def sandbox(
                 speed = measure_speed(box, seconds)
             typer.echo(
                 f"  {speed.trivial_per_core:.0f} trivial and {speed.typical_per_core:.0f} typical programs per second of "
-                f"one core's time ({speed.trivial:.0f} and {speed.typical:.0f} by the clock, one after the other)"
+                f"one core's time ({speed.trivial:.0f} and {speed.typical:.0f} per second of wall-clock time)"
             )
     try:
         typer.echo(f"used by default: level {Sandbox().level}")
     except SandboxError as error:
         typer.echo(f"used by default: none. {error}")
     if not granted:
-        _refuse(HOW_TO)
+        refuse(HOW_TO)
 
 
 def _load_row(task: str, index: int) -> Any:
@@ -139,8 +145,3 @@ def _print_row(prompt: Prompt, text: str) -> None:
     typer.echo(visible(f"row        {prompt.uid} (data_source {prompt.data_source})"))
     typer.echo(visible(f"truth      {truth if len(truth) <= 300 else truth[:300] + '…'}"))
     typer.echo(visible(f"answer     {text if len(text) <= 300 else text[:300] + '…'}".rstrip()))
-
-
-def _refuse(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(EXIT_REFUSED)

@@ -11,10 +11,14 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def validate(
-    quick: Annotated[bool, typer.Option("--quick", help="Technical part only: some seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the technical checks, which take seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every check as JSON.")] = False,
 ) -> None:
-    """Check technical correctness, training dynamics, improvement and clip ranges. About two minutes; exits 1 on failure."""
+    """Check this installation by its numbers and by short trainings, in about two minutes.
+
+    The parts are technical correctness, training dynamics, improvement and clip ranges. Exits with code 1 when a check
+    fails.
+    """
     from gspo.checks.validate import report
 
     raise typer.Exit(report(quick=quick, as_json=as_json))

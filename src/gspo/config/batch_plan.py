@@ -127,12 +127,12 @@ def without_effect(config: TrainerConfig, ineffective: Sequence[str] = ()) -> li
     if plan.optimiser_steps == 1 and actor.old_log_prob_source != "rollout":
         found.append("clipping: with one optimiser step per rollout batch the ratio is always 1")
     elif objective.clips and actor.old_log_prob_source != "rollout":
-        found.append("clipping in the first mini-batch of a step: its ratio is 1 by construction")
+        found.append("clipping in the first mini-batch of a step: the weights have not changed yet, so its ratio is 1")
     if not config.algorithm.filter_groups.enable and plan.group_size > 1:
         found.append(
             "groups with equal rewards: they are trained on but give no gradient (filter_groups.enable is off)"
         )
     for role, wanted in roles(config).items():
         if not wanted:
-            found.append(f"{role}: this config does not use one")
+            found.append(f"keys of the {role}: this config uses no {role}")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo.algo.settings import LOSSES, SEQUENCE_LEVELS
-from gspo.config.schema import ActorConfig
+from gspo.config.schema.actor import ActorConfig
 
 
 @dataclass(frozen=True, slots=True)

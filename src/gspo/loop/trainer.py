@@ -32,7 +32,7 @@ from gspo.plugins import import_plugins
 from gspo.runs.clock import Clock
 from gspo.runs.console import Console
 from gspo.runs.environment import describe
-from gspo.runs.files import write_atomic
+from gspo.runs.files import write_atomic, write_json
 from gspo.runs.sinks import RunInfo, Sink, open_sinks
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.sampling.filters import GroupFilter
@@ -104,6 +104,7 @@ class Trainer:
         self._assemble(resume.checkpoint)
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
+        write_json(self.run.settings_file, self.resolved.records())
         self.run.write_environment(describe())
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
         self.recorder.sinks = [*open_sinks(trainer.logger, info), *sinks]

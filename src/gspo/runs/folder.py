@@ -31,6 +31,7 @@ class RunFolder:
         self.evals = self.path / "evals"
         self.metrics_file = self.path / "metrics.jsonl"
         self.config_file = self.path / "config.yaml"
+        self.settings_file = self.path / "config.json"
         self.environment_file = self.path / "environment.json"
         self.result_file = self.path / "result.json"
         self._lock: TextIO | None = None

@@ -9,7 +9,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import yaml
 
 _STEP_FILE = re.compile(r"step-(\d+)\.jsonl\.gz$")
 _NUMBERS = re.compile(r'(log_probs|token_ids|loss_mask)": \[[^\]]*')
-_CONFIG_LINE = re.compile(r"^(\s*)([\w.@-]+):(.*)$")
 
 
 # What may be a number beyond a float's range, which Python reads as an infinity.
@@ -141,72 +139,39 @@ def step_files(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def read_config(path: Path) -> list[dict[str, Any]]:
-    """The leaves of config.yaml in order: `{"key", "value", "origin"}`; the origin is the comment on the key's line."""
-    return [dict(leaf) for leaf in _parse_config(read_text(path))]
+def read_config(folder: Path) -> list[dict[str, Any]]:
+    """The settings of a run in order, as `{"key", "value", "origin"}`; a mapping gives one record per entry.
 
-
-@lru_cache(maxsize=64)
-def _parse_config(text: str) -> list[dict[str, Any]]:
-    try:
-        tree = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: a date that does not exist
-        return []
-    if not isinstance(tree, dict):
-        return []
-    origins = _origins(text)
-    return [{"key": k, "value": v, "origin": _origin_of(k, origins)} for k, v in _leaves(tree, "")]
-
-
-def _leaves(tree: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, f"{key}.")
-        else:
-            yield key, value if not isinstance(value, float) or math.isfinite(value) else str(value)
-
-
-def _origins(text: str) -> dict[str, str]:
-    """Dotted key → trailing comment, following the indentation of block mappings."""
-    stack: list[tuple[int, str]] = []
-    out: dict[str, str] = {}
-    for line in text.splitlines():
-        match = _CONFIG_LINE.match(line)
-        if not match:
+    They come from config.json. A folder without a usable one gives the values of config.yaml, with empty origins.
+    """
+    for read in (_read_settings, _read_values):
+        try:
+            records = [
+                {"key": key, "value": value, "origin": origin}
+                for prefix, tree, origin in read(folder)
+                for key, value in _leaves(tree, prefix)
+            ]
+        except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
             continue
-        indent, name, rest = len(match.group(1)), match.group(2), match.group(3)
-        while stack and stack[-1][0] >= indent:
-            stack.pop()
-        stack.append((indent, name))
-        comment = _comment(rest)
-        if comment:
-            out[".".join(part for _, part in stack)] = comment
-    return out
+        if records:
+            return records
+    return []
 
 
-def _comment(rest: str) -> str:
-    """The comment after a YAML value; a # inside quotes is not one."""
-    quote, i = "", 0
-    while i < len(rest):
-        char = rest[i]
-        if quote:
-            if char == "\\" and quote == '"':
-                i += 1
-            elif char == quote:
-                quote = ""
-        elif char in "'\"" and (i == 0 or rest[i - 1] in " \t[{,:"):
-            quote = char
-        elif char == "#" and (i == 0 or rest[i - 1] in " \t"):
-            return rest[i + 1 :].strip()
-        i += 1
-    return ""
+def _read_settings(folder: Path) -> list[tuple[str, Any, str]]:
+    records = parse_json(read_text(folder / "config.json"))
+    return [(str(record["key"]), record["value"], str(record["origin"])) for record in records]
 
 
-def _origin_of(key: str, origins: dict[str, str]) -> str:
-    """The origin of a key, or of the mapping it lies in."""
-    while key:
-        if key in origins:
-            return origins[key]
-        key = key.rpartition(".")[0]
-    return ""
+def _read_values(folder: Path) -> list[tuple[str, Any, str]]:
+    tree = yaml.load(read_text(folder / "config.yaml"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return [("", tree, "")] if isinstance(tree, dict) else []
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values below a key; an empty mapping is a value."""
+    if isinstance(value, dict) and (value or not key):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value if not isinstance(value, float) or math.isfinite(value) else str(value)

@@ -21,6 +21,7 @@ RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run of ano
 READ_NAMES = (
     "metrics.jsonl",
     "config.yaml",
+    "config.json",
     "environment.json",
     "result.json",
     "alarms.jsonl",
@@ -129,7 +130,7 @@ def read_run(path: Path | str) -> Run:
     return Run(
         path=path,
         rows=rows,
-        config=reading.read_config(path / "config.yaml"),
+        config=reading.read_config(path),
         environment=reading.read_json(path / "environment.json"),
         result=result,
         alarms=[a for a in reading.json_lines(reading.read_text(path / "alarms.jsonl")) if "text" in a],

@@ -30,9 +30,8 @@ Rule = Callable[[TrainerConfig, Report], Iterator[Problem]]
 def check(config: TrainerConfig, settings: Settings) -> list[Problem]:
     """A problem for every rule that the config breaks, errors first."""
 
-    def report(key: str, message: str, remedy: str, level: Any = "error") -> Problem:
-        setting = settings[key]
-        return Problem(level, key, setting.value, setting.origin.text, message, remedy)
+    def report(key: str, *problem: Any) -> Problem:
+        return settings[key].problem(*problem)
 
     found = [problem for rule in RULES for problem in rule(config, report)]
     found += ineffective.find(config, settings)
@@ -99,6 +98,13 @@ def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if n < 2:
         message = "dynamic sampling needs groups of at least 2 responses per prompt"
         yield report(f"{ROLLOUT}.n", message, f"set {ROLLOUT}.n=8, or {FILTER}.enable=false")
+    size, batches, train = c.data.gen_batch_size, groups.max_num_gen_batches, c.data.train_batch_size
+    if groups.strategy == "rounds" and size is not None and batches > 0 and batches * size < train:
+        message = f"batches of data.gen_batch_size = {size} prompts can never fill data.train_batch_size = {train}"
+        remedy = "raise it or data.gen_batch_size, or set it to 0 for no limit"
+        yield report(f"{FILTER}.max_num_gen_batches", message, remedy)
+    if groups.function is not None:  # it decides, not the metric
+        return
     metric = f"{FILTER}.metric"
     overlong = c.reward_model.reward_kwargs.overlong_buffer_cfg.enable and c.reward_model.reward_manager == "dapo"
     shaping = [
@@ -121,11 +127,6 @@ def dynamic_sampling(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         message = "equals seq_reward, because there is no KL penalty in the reward"
         remedy = f"set {FILTER}.metric=seq_reward, or algorithm.use_kl_in_reward=true"
         yield report(metric, message, remedy, "warning")
-    size, batches, train = c.data.gen_batch_size, groups.max_num_gen_batches, c.data.train_batch_size
-    if groups.strategy == "rounds" and size is not None and batches > 0 and batches * size < train:
-        message = f"batches of data.gen_batch_size = {size} prompts can never fill data.train_batch_size = {train}"
-        remedy = "raise it or data.gen_batch_size, or set it to 0 for no limit"
-        yield report(f"{FILTER}.max_num_gen_batches", message, remedy)
 
 
 def clipping(c: TrainerConfig, report: Report) -> Iterator[Problem]:

@@ -1,4 +1,7 @@
-"""Conversion of other systems' values: each function returns our keys and values, or raises ValueError."""
+"""Conversion of other systems' values: each function returns our keys and values, or raises ValueError.
+
+Its docstring is shown to users as the documentation of the aliases that use it.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,12 @@ def _pick(value: Any, table: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, An
 
 
 def wandb_logger(value: Any) -> Mapping[str, Any]:
+    """Also log to Weights & Biases."""
     return {"trainer.logger": ["console", "wandb"] if _truth(value) else ["console"]}
 
 
 def loggers(value: Any) -> Mapping[str, Any]:
+    """Where metrics go besides the console: wandb, tensorboard, trackio or none."""
     wanted = [value] if isinstance(value, str) else value or []
     if not isinstance(wanted, list) or not all(isinstance(w, str) for w in wanted):
         raise ValueError("expected a name or a list of names")
@@ -44,16 +49,19 @@ def loggers(value: Any) -> Mapping[str, Any]:
 
 
 def kl_in_loss(value: Any) -> Mapping[str, Any]:
+    """Weight of the KL term in the loss; 0 switches it off."""
     beta = _number(value)
     return {f"{ACTOR}.use_kl_loss": beta > 0, f"{ACTOR}.kl_loss_coef": beta}
 
 
 def kl_in_reward(value: Any) -> Mapping[str, Any]:
+    """Coefficient of the KL penalty in the reward; 0 switches it off."""
     coefficient = _number(value)
     return {"algorithm.use_kl_in_reward": coefficient > 0, "algorithm.kl_ctrl.kl_coef": coefficient}
 
 
 def trl_loss_type(value: Any) -> Mapping[str, Any]:
+    """Aggregation, or the loss: grpo, dr_grpo, bnpo, dapo, cispo or sapo."""
     aggregation, mode = f"{ACTOR}.loss_agg_mode", f"{ACTOR}.policy_loss.loss_mode"
     table = {
         "grpo": {aggregation: "seq-mean-token-mean"},
@@ -67,43 +75,52 @@ def trl_loss_type(value: Any) -> Mapping[str, Any]:
 
 
 def trl_scale_rewards(value: Any) -> Mapping[str, Any]:
+    """Whether advantages are divided by the group's standard deviation: group or none."""
     key = "algorithm.norm_adv_by_std_in_grpo"
     table = {"group": {key: True}, "true": {key: True}, "none": {key: False}, "false": {key: False}}
     return _pick(value, table)
 
 
 def off_policyness(value: Any) -> Mapping[str, Any]:
+    """How many versions rollouts may run ahead of training; more than 0 also sets mode=async."""
     steps = _number(value)
     mode = "async" if steps > 0 else "sync"
     return {f"{ROLLOUT}.max_head_offpolicyness": value, f"{ROLLOUT}.mode": mode}
 
 
 def bf16_dtype(value: Any) -> Mapping[str, Any]:
+    """Compute in bfloat16."""
     return {f"{MODEL}.dtype": "bfloat16" if _truth(value) else "float32"}
 
 
 def vllm_engine(value: Any) -> Mapping[str, Any]:
+    """Generate with vLLM."""
     return {f"{ROLLOUT}.name": "vllm" if _truth(value) else "native"}
 
 
 def never_greedy(value: Any) -> Mapping[str, Any]:
+    """Only false is accepted: training samples at random."""
     if _truth(value):
         raise ValueError("expected false: all greedy rollouts of a prompt are the same and teach nothing")
     return {}
 
 
 def old_log_probs(value: Any) -> Mapping[str, Any]:
+    """true recomputes the log-probs of π_old, false uses those of the engine."""
     return {f"{ACTOR}.old_log_prob_source": "recompute" if _truth(value) else "rollout"}
 
 
 def resume_mode(value: Any) -> Mapping[str, Any]:
+    """Continue an earlier run: auto or disabled."""
     on, off = {"trainer.resume_mode": "auto"}, {"trainer.resume_mode": "disable"}
     return _pick(value, {"auto": on, "on": on, "true": on, "disabled": off, "off": off, "false": off})
 
 
 def save_freq(value: Any) -> Mapping[str, Any]:
+    """Training steps between checkpoints."""
     return {"trainer.save_freq": -1 if value is None else value}
 
 
 def test_freq(value: Any) -> Mapping[str, Any]:
+    """Training steps between evaluations."""
     return {"trainer.test_freq": -1 if value is None else value}

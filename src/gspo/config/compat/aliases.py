@@ -13,6 +13,7 @@ ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 FILTER = "algorithm.filter_groups"
+STANDALONE = "standalone scripts"
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 
 Convert = Callable[[Any], Mapping[str, Any]]
@@ -20,19 +21,23 @@ Convert = Callable[[Any], Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another system's name for our key `target`. `doc` says how its value differs from the key's, if it does.
+    """Another system's name for our key `target`.
 
-    `convert` turns the value into several keys or another value. The meaning of a `deferred` alias depends on the final
-    values of other keys; `gspo.config.loading.derive` applies it.
+    `convert` turns the value into several keys or another value. `deferred` explains an alias whose meaning depends on
+    the final values of other keys; `gspo.config.loading.derive` applies it.
     """
 
     name: str
     system: str
     target: str
-    doc: str = ""
     convert: Convert | None = None
-    deferred: bool = False
+    deferred: str = ""
     is_switch: bool = False  # as a flag it needs no value
+
+    @property
+    def doc(self) -> str:
+        """How the alias's value differs from the key's; empty when it does not."""
+        return self.deferred or (self.convert and self.convert.__doc__) or ""
 
     def apply(self, value: Any) -> Mapping[str, Any]:
         """Our keys and values for a value of this alias. ValueError says what was expected."""
@@ -40,34 +45,26 @@ class Alias:
 
 
 _STANDALONE = (
-    Alias("dataset", "standalone", "data.train_files"),
-    Alias("num_train_samples", "standalone", "data.num_train_samples"),
-    Alias("num_epochs", "standalone", "trainer.total_epochs"),
-    Alias("model_name", "standalone", f"{MODEL}.path"),
-    Alias("group_size", "standalone, AReaL", f"{ROLLOUT}.n"),
-    Alias("left_clip_range", "standalone", f"{ACTOR}.clip_ratio_low"),
-    Alias("right_clip_range", "standalone", f"{ACTOR}.clip_ratio_high"),
-    Alias("learning_rate", "standalone, TRL", f"{ACTOR}.optim.lr"),
+    Alias("dataset", STANDALONE, "data.train_files"),
+    Alias("num_train_samples", STANDALONE, "data.num_train_samples"),
+    Alias("num_epochs", STANDALONE, "trainer.total_epochs"),
+    Alias("model_name", STANDALONE, f"{MODEL}.path"),
+    Alias("group_size", f"{STANDALONE}, AReaL", f"{ROLLOUT}.n"),
+    Alias("left_clip_range", STANDALONE, f"{ACTOR}.clip_ratio_low"),
+    Alias("right_clip_range", STANDALONE, f"{ACTOR}.clip_ratio_high"),
+    Alias("learning_rate", f"{STANDALONE}, TRL", f"{ACTOR}.optim.lr"),
     Alias(
         "update_frequency",
-        "standalone",
+        STANDALONE,
         f"{ACTOR}.ppo_mini_batch_size",
-        "The old policy is renewed every k optimiser steps, so a rollout batch has k mini-batches.",
-        deferred=True,
+        deferred="The old policy is renewed every k optimiser steps, so a rollout batch has k mini-batches.",
     ),
-    Alias("batch_size", "standalone", "data.train_batch_size"),
-    Alias("mini_batch_size", "standalone", f"{ACTOR}.ppo_mini_batch_size"),
-    Alias("max_length", "standalone", "data.max_response_length"),
-    Alias(
-        "use_wandb",
-        "standalone",
-        "trainer.logger",
-        "Also log to Weights & Biases.",
-        values.wandb_logger,
-        is_switch=True,
-    ),
-    Alias("seed", "standalone, AReaL, TRL", "trainer.seed"),
-    Alias("output_dir", "standalone, TRL", "trainer.default_local_dir"),
+    Alias("batch_size", STANDALONE, "data.train_batch_size"),
+    Alias("mini_batch_size", STANDALONE, f"{ACTOR}.ppo_mini_batch_size"),
+    Alias("max_length", STANDALONE, "data.max_response_length"),
+    Alias("use_wandb", STANDALONE, "trainer.logger", values.wandb_logger, is_switch=True),
+    Alias("seed", f"{STANDALONE}, AReaL, TRL", "trainer.seed"),
+    Alias("output_dir", f"{STANDALONE}, TRL", "trainer.default_local_dir"),
 )
 
 _SCRIPT = (
@@ -121,25 +118,11 @@ _AREAL_ACTOR = (
     Alias("eps_clip", "AReaL", f"{ACTOR}.clip_ratio"),
     Alias("eps_clip_higher", "AReaL", f"{ACTOR}.clip_ratio_high"),
     Alias("c_clip", "AReaL", f"{ACTOR}.clip_ratio_c"),
-    Alias(
-        "kl_ctl",
-        "AReaL",
-        "algorithm.kl_ctrl.kl_coef",
-        "Coefficient of the KL penalty in the reward; 0 switches it off.",
-        values.kl_in_reward,
-    ),
+    Alias("kl_ctl", "AReaL", "algorithm.kl_ctrl.kl_coef", values.kl_in_reward),
     Alias("discount", "AReaL", "algorithm.gamma"),
     Alias("gae_lambda", "AReaL", "algorithm.lam"),
-    Alias(
-        "ppo_n_minibatches", "AReaL", f"{ACTOR}.ppo_mini_batch_size", "Mini-batches per rollout batch.", deferred=True
-    ),
-    Alias(
-        "recompute_logprob",
-        "AReaL",
-        f"{ACTOR}.old_log_prob_source",
-        "true recomputes the log-probs of π_old, false uses those of the engine.",
-        values.old_log_probs,
-    ),
+    Alias("ppo_n_minibatches", "AReaL", f"{ACTOR}.ppo_mini_batch_size", deferred="Mini-batches per rollout batch."),
+    Alias("recompute_logprob", "AReaL", f"{ACTOR}.old_log_prob_source", values.old_log_probs),
     Alias("entropy_coeff", "AReaL", f"{ACTOR}.entropy_coeff"),
     Alias("overlong_reward_penalty", "AReaL", f"{OVERLONG}.enable"),
     Alias("overlong_tokens", "AReaL", f"{OVERLONG}.len"),
@@ -162,33 +145,15 @@ _AREAL = (
     Alias("actor.optimizer.min_lr_ratio", "AReaL", f"{ACTOR}.optim.min_lr_ratio"),
     Alias("actor.mb_spec.max_tokens_per_mb", "AReaL", f"{ACTOR}.ppo_max_token_len_per_gpu"),
     Alias("ref.path", "AReaL", "actor_rollout_ref.ref.path"),
-    Alias(
-        "max_head_offpolicyness",
-        "AReaL",
-        f"{ROLLOUT}.max_head_offpolicyness",
-        "How many versions rollouts may run ahead of training; more than 0 also sets mode=async.",
-        values.off_policyness,
-    ),
-    Alias(
-        "rollout.max_head_offpolicyness",
-        "AReaL",
-        f"{ROLLOUT}.max_head_offpolicyness",
-        "How many versions rollouts may run ahead of training; more than 0 also sets mode=async.",
-        values.off_policyness,
-    ),
+    Alias("max_head_offpolicyness", "AReaL", f"{ROLLOUT}.max_head_offpolicyness", values.off_policyness),
+    Alias("rollout.max_head_offpolicyness", "AReaL", f"{ROLLOUT}.max_head_offpolicyness", values.off_policyness),
     Alias("rollout.max_concurrent_rollouts", "AReaL", f"{ROLLOUT}.max_concurrent_rollouts"),
     Alias("gconfig.n_samples", "AReaL", f"{ROLLOUT}.n"),
     Alias("gconfig.max_new_tokens", "AReaL", "data.max_response_length"),
     Alias("gconfig.temperature", "AReaL", f"{ROLLOUT}.temperature"),
     Alias("gconfig.top_p", "AReaL", f"{ROLLOUT}.top_p"),
     Alias("gconfig.top_k", "AReaL", f"{ROLLOUT}.top_k"),
-    Alias(
-        "gconfig.greedy",
-        "AReaL",
-        f"{ROLLOUT}.temperature",
-        "Only false is accepted: training samples at random.",
-        values.never_greedy,
-    ),
+    Alias("gconfig.greedy", "AReaL", f"{ROLLOUT}.temperature", values.never_greedy),
     Alias("train_dataset.path", "AReaL", "data.train_files"),
     Alias("train_dataset.batch_size", "AReaL", "data.train_batch_size"),
     Alias("train_dataset.shuffle", "AReaL", "data.shuffle"),
@@ -199,13 +164,9 @@ _AREAL = (
     Alias("total_train_epochs", "AReaL", "trainer.total_epochs"),
     Alias("total_train_steps", "AReaL", "trainer.total_training_steps"),
     Alias("tokenizer_path", "AReaL", f"{MODEL}.tokenizer_path"),
-    Alias("saver.freq_steps", "AReaL", "trainer.save_freq", "Training steps between checkpoints.", values.save_freq),
-    Alias(
-        "evaluator.freq_steps", "AReaL", "trainer.test_freq", "Training steps between evaluations.", values.test_freq
-    ),
-    Alias(
-        "recover.mode", "AReaL", "trainer.resume_mode", "Continue an earlier run: auto or disabled.", values.resume_mode
-    ),
+    Alias("saver.freq_steps", "AReaL", "trainer.save_freq", values.save_freq),
+    Alias("evaluator.freq_steps", "AReaL", "trainer.test_freq", values.test_freq),
+    Alias("recover.mode", "AReaL", "trainer.resume_mode", values.resume_mode),
     Alias("cluster.n_nodes", "AReaL", "trainer.nnodes"),
     Alias("cluster.n_gpus_per_node", "AReaL", "trainer.n_gpus_per_node"),
     Alias("cluster.fileroot", "AReaL", "trainer.default_local_dir"),
@@ -216,50 +177,29 @@ _TRL = (
     Alias("epsilon_high", "TRL", f"{ACTOR}.clip_ratio_high"),
     Alias("delta", "TRL", f"{ACTOR}.clip_ratio_c"),
     Alias("num_generations", "TRL", f"{ROLLOUT}.n"),
-    Alias(
-        "loss_type",
-        "TRL",
-        f"{ACTOR}.loss_agg_mode",
-        "Aggregation, or the loss: grpo, dr_grpo, bnpo, dapo, cispo or sapo.",
-        values.trl_loss_type,
-    ),
-    Alias(
-        "beta",
-        "TRL",
-        f"{ACTOR}.kl_loss_coef",
-        "Weight of the KL term in the loss; 0 switches it off.",
-        values.kl_in_loss,
-    ),
-    Alias(
-        "scale_rewards",
-        "TRL",
-        "algorithm.norm_adv_by_std_in_grpo",
-        "Whether advantages are divided by the group's standard deviation: group or none.",
-        values.trl_scale_rewards,
-    ),
+    Alias("loss_type", "TRL", f"{ACTOR}.loss_agg_mode", values.trl_loss_type),
+    Alias("beta", "TRL", f"{ACTOR}.kl_loss_coef", values.kl_in_loss),
+    Alias("scale_rewards", "TRL", "algorithm.norm_adv_by_std_in_grpo", values.trl_scale_rewards),
     Alias("num_iterations", "TRL", f"{ACTOR}.ppo_epochs"),
     Alias(
         "steps_per_generation",
         "TRL",
         f"{ACTOR}.ppo_mini_batch_size",
-        "Forward passes per rollout batch. Divided by gradient_accumulation_steps it is the number of mini-batches.",
-        deferred=True,
+        deferred="Forward passes per rollout batch. Divided by gradient_accumulation_steps it is the number of mini-batches.",
     ),
     Alias(
         "gradient_accumulation_steps",
         "TRL",
         f"{ACTOR}.ppo_mini_batch_size",
-        "Forward passes per optimiser step.",
-        deferred=True,
+        deferred="Forward passes per optimiser step.",
     ),
     Alias(
         "per_device_train_batch_size",
         "TRL",
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
-        "Responses per forward pass. Times gradient_accumulation_steps it is the mini-batch.",
-        deferred=True,
+        deferred="Responses per forward pass. Times gradient_accumulation_steps it is the mini-batch.",
     ),
-    Alias("generation_batch_size", "TRL", "data.train_batch_size", "Responses per rollout batch.", deferred=True),
+    Alias("generation_batch_size", "TRL", "data.train_batch_size", deferred="Responses per rollout batch."),
     Alias("max_completion_length", "TRL", "data.max_response_length"),
     Alias("max_prompt_length", "TRL", "data.max_prompt_length"),
     Alias("num_train_epochs", "TRL", "trainer.total_epochs"),
@@ -270,17 +210,11 @@ _TRL = (
     Alias("warmup_steps", "TRL", f"{ACTOR}.optim.lr_warmup_steps"),
     Alias("weight_decay", "TRL", f"{ACTOR}.optim.weight_decay"),
     Alias("gradient_checkpointing", "TRL", f"{MODEL}.enable_gradient_checkpointing"),
-    Alias("bf16", "TRL", f"{MODEL}.dtype", "Compute in bfloat16.", values.bf16_dtype, is_switch=True),
-    Alias("use_vllm", "TRL", f"{ROLLOUT}.name", "Generate with vLLM.", values.vllm_engine, is_switch=True),
+    Alias("bf16", "TRL", f"{MODEL}.dtype", values.bf16_dtype, is_switch=True),
+    Alias("use_vllm", "TRL", f"{ROLLOUT}.name", values.vllm_engine, is_switch=True),
     Alias("vllm_gpu_memory_utilization", "TRL", f"{ROLLOUT}.gpu_memory_utilization"),
     Alias("vllm_tensor_parallel_size", "TRL", f"{ROLLOUT}.tensor_model_parallel_size"),
-    Alias(
-        "report_to",
-        "TRL",
-        "trainer.logger",
-        "Where metrics go besides the console: wandb, tensorboard, trackio or none.",
-        values.loggers,
-    ),
+    Alias("report_to", "TRL", "trainer.logger", values.loggers),
     Alias("run_name", "TRL", "trainer.experiment_name"),
     Alias("save_steps", "TRL", "trainer.save_freq"),
     Alias("save_total_limit", "TRL", "trainer.max_actor_ckpt_to_keep"),

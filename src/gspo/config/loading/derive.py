@@ -31,8 +31,7 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
     _length_of_run(settings)
     bad = [setting for setting in deferred if not _is_count(setting.value)]
     for setting in bad:
-        message, remedy = "expected a whole number of at least 1", f"e.g. {setting.name}=4"
-        problems.append(Problem("error", setting.name, setting.value, setting.origin.text, message, remedy))
+        problems.append(setting.problem("expected a whole number of at least 1", f"e.g. {setting.name}=4"))
     if bad:
         return
     trl = [setting for setting in deferred if aliases()[setting.name].system == "TRL"]
@@ -68,7 +67,7 @@ def _loss_of_level(settings: Settings, problems: list[Problem]) -> None:
         supported = " or ".join(defaults.levels)
         message = f"contradicts {LOSS} = {loss.value} ({loss.origin.text}), which supports only {supported}"
         remedy = f"remove one of the two, or set {LOSS}={LOSS_OF_LEVEL[level.value]}"
-        problems.append(Problem("error", LEVEL, level.value, level.origin.text, message, remedy))
+        problems.append(level.problem(message, remedy))
 
 
 def _clip_range(settings: Settings) -> None:
@@ -104,25 +103,18 @@ def _mini_batches(settings: Settings, setting: Setting, problems: list[Problem])
     k = coerce(setting.value, int)
     train, mini = settings[TRAIN].value, settings[MINI].value
     origin = Origin(setting.origin.layer, f"{setting.origin.text}: {k} mini-batches per rollout batch")
-
-    def error(message: str, remedy: str) -> None:
-        problems.append(Problem("error", setting.name, k, setting.origin.text, message, remedy))
-
     if settings.explicit(MINI) and not settings.explicit(TRAIN):
         settings.put(TRAIN, k * mini, origin)
     elif settings.explicit(MINI):
         if train != k * mini:
-            error(
-                f"contradicts {TRAIN} = {train} and {MINI} = {mini}, which make {train / mini:g} mini-batches",
-                "set only two of the three",
-            )
+            message = f"contradicts {TRAIN} = {train} and {MINI} = {mini}, which make {train / mini:g} mini-batches"
+            problems.append(setting.problem(message, "set only two of the three"))
     elif train % k == 0:
         settings.put(MINI, train // k, origin)
     elif settings.explicit(TRAIN):
-        error(
-            f"{TRAIN} = {train} ({settings[TRAIN].origin.text}) does not divide into {k} mini-batches",
-            f"set {TRAIN} to a multiple of {k}, e.g. {max(k, round(train / k) * k)}",
-        )
+        message = f"{TRAIN} = {train} ({settings[TRAIN].origin.text}) does not divide into {k} mini-batches"
+        remedy = f"set {TRAIN} to a multiple of {k}, e.g. {max(k, round(train / k) * k)}"
+        problems.append(setting.problem(message, remedy))
     else:
         settings.put(TRAIN, k * mini, origin)
 
@@ -140,14 +132,11 @@ def _trl_batch(settings: Settings, trl: Sequence[Setting], problems: list[Proble
     origin = Origin(last.origin.layer, f"{last.origin.text} (TRL batch: {sizes})")
     device = value.get("per_device_train_batch_size")
     total = value.get("generation_batch_size")
-
-    def error(message: str) -> None:
-        remedy = f"change these sizes, or set {TRAIN} and {MINI}, which count prompts"
-        problems.append(Problem("error", last.name, last.value, last.origin.text, message, remedy))
-
+    remedy = f"change these sizes, or set {TRAIN} and {MINI}, which count prompts"
     if device is None and total is None:
         if forwards % accumulate:
-            error(f"{forwards} forward passes do not divide into optimiser steps of {accumulate}")
+            message = f"{forwards} forward passes do not divide into optimiser steps of {accumulate}"
+            problems.append(last.problem(message, remedy))
             return
         count = forwards // accumulate
         train = settings[TRAIN].value
@@ -162,7 +151,8 @@ def _trl_batch(settings: Settings, trl: Sequence[Setting], problems: list[Proble
     total = device * forwards if total is None else total
     mini = device * accumulate
     if total % n or mini % n:
-        error(f"{total} responses per rollout batch and {mini} per optimiser step must be multiples of {N} = {n}")
+        message = f"{total} responses per rollout batch and {mini} per optimiser step must be multiples of {N} = {n}"
+        problems.append(last.problem(message, remedy))
         return
     settings.put(TRAIN, total // n, origin)
     settings.put(MINI, mini // n, origin)

@@ -7,11 +7,12 @@ from typing import get_args
 
 from gspo.config.compat.aliases import aliases
 from gspo.config.loading import names, tree
+from gspo.config.loading.coerce import FALSE, TRUE
 from gspo.config.loading.settings import Layer, Origin, Setting
 from gspo.config.loading.sources import OVERRIDE, parse_value
 from gspo.config.problems import Problem
 
-SWITCH_VALUES = ("true", "false", "yes", "no", "on", "off", "1", "0")
+SWITCH_VALUES = (*TRUE, *FALSE, "1", "0")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -60,10 +61,9 @@ def _negated(flag: str) -> str | None:
     return positive if positive != name and is_switch(f"--{positive}") else None
 
 
-def read_flags(tokens: Sequence[str]) -> tuple[list[Setting], list[Problem]]:
+def read_flags(tokens: Sequence[str], problems: list[Problem]) -> list[Setting]:
     """Settings from flags, as sorted by `split_arguments`."""
     settings: list[Setting] = []
-    problems: list[Problem] = []
     queue = list(tokens)
     while queue:
         token = queue.pop(0)
@@ -83,7 +83,7 @@ def read_flags(tokens: Sequence[str]) -> tuple[list[Setting], list[Problem]]:
             settings.append(Setting(_name(token), True, origin))
         else:
             problems.append(Problem("error", flag, None, "command line", "needs a value", f"write {flag} VALUE"))
-    return settings, problems
+    return settings
 
 
 def _is_known(name: str) -> bool:

@@ -69,6 +69,11 @@ def nearest(name: str) -> str | None:
     return close[0] if close else None
 
 
+def suggestion(near: str | None) -> str:
+    """The remedy for an unknown key."""
+    return f"did you mean {near}?" if near else "`gspo config show` prints every key"
+
+
 def nearest_choice(value: Any, choices: Iterable[Any]) -> str:
     """`did you mean …?` with the choice closest to `value`, or an empty text when none is close."""
     near = difflib.get_close_matches(str(value), [str(c) for c in choices], n=1, cutoff=0.5)
@@ -102,7 +107,7 @@ def translate(settings: Iterable[Setting], problems: list[Problem]) -> tuple[lis
             earlier = first.setdefault((setting.origin.layer, one.name), setting)
             if earlier.name != setting.name and earlier.value != setting.value:
                 message = f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {one.name}"
-                problems.append(_error(setting, message, "keep one of the two"))
+                problems.append(setting.problem(message, "keep one of the two"))
     return sorted(extra + main, key=lambda s: s.origin.layer), deferred
 
 
@@ -115,14 +120,10 @@ def _aliased(alias: Alias, setting: Setting, problems: list[Problem]) -> list[Se
     try:
         found = alias.apply(setting.value)
     except ValueError as error:
-        problems.append(_error(setting, str(error), f"correct the value, or set {alias.target} instead"))
+        problems.append(setting.problem(str(error), f"correct the value, or set {alias.target} instead"))
         return []
     text = setting.text if alias.convert is None else None
     return [Setting(key, value, setting.origin, text) for key, value in found.items()]
-
-
-def _error(setting: Setting, message: str, remedy: str) -> Problem:
-    return Problem("error", setting.name, setting.value, setting.origin.text, message, remedy)
 
 
 def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
@@ -133,15 +134,12 @@ def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
     reason = why_unneeded(setting.name)
     several = candidates(setting.name)
     if reason is not None:
-        message = f"has no effect: {reason}"
-        problems.append(Problem("warning", setting.name, setting.value, setting.origin.text, message, "remove it"))
+        problems.append(setting.problem(f"has no effect: {reason}", "remove it", "warning"))
     elif setting.name in tree.sections():
         remedy = f"set its keys one by one, as {setting.name}.KEY; see `gspo config explain {setting.name}`"
-        problems.append(_error(setting, "is a section, not a key", remedy))
+        problems.append(setting.problem("is a section, not a key", remedy))
     elif several:
-        problems.append(_error(setting, "could mean several keys", f"write {' or '.join(several)}"))
+        problems.append(setting.problem("could mean several keys", f"write {' or '.join(several)}"))
     else:
-        near = nearest(setting.name)
-        remedy = f"did you mean {near}?" if near else "`gspo config show` prints every key"
-        problems.append(_error(setting, "unknown key", remedy))
+        problems.append(setting.problem("unknown key", suggestion(nearest(setting.name))))
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import sys
@@ -25,7 +26,7 @@ from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
 from gspo.config.schema.fields import mark_explicit
-from gspo.config.text.show import nested, scalar, to_yaml
+from gspo.config.text.show import scalar, to_yaml
 from gspo.plugins import import_installed
 
 MODEL = "actor_rollout_ref.model.path"
@@ -57,7 +58,11 @@ class ResolvedConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """The whole tree as nested dictionaries."""
-        return nested(self.config)
+        return dataclasses.asdict(self.config)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Every key as `{"key", "value", "origin"}`, in the order of the schema."""
+        return [{"key": key, "value": self.get(key), "origin": self.origin(key)} for key in tree.leaves()]
 
     def to_yaml(self, with_origins: bool = True) -> str:
         """The whole tree as YAML that loads again; origins are comments."""
@@ -80,19 +85,13 @@ def load(
     written: list[Setting] = []
     defaults: list[Setting] = []
     if recipe is not None:
-        settings, bad = read_yaml(Path(recipe), Layer.RECIPE, f"recipe {Path(recipe).name}")
+        settings = read_yaml(Path(recipe), Layer.RECIPE, problems, f"recipe {Path(recipe).name}")
         defaults = _full_keys(settings, problems)
-        problems += bad
     if config_path is not None:
-        settings, bad = read_yaml(Path(config_path), Layer.FILE)
-        written += settings
-        problems += bad
+        written += read_yaml(Path(config_path), Layer.FILE, problems)
     if base is not None:
         written += read_python(base)
-    for reader, tokens in ((read_flags, flags), (read_overrides, overrides)):
-        settings, bad = reader(tokens)
-        written += settings
-        problems += bad
+    written += [*read_flags(flags, problems), *read_overrides(overrides, problems)]
     return _resolve(written, problems, defaults)
 
 
@@ -106,9 +105,7 @@ def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting
             continue
         alias = aliases().get(name)
         near = alias.target if alias else names.canonical(name) or names.nearest(name)
-        remedy = f"did you mean {near}?" if near else "`gspo config show` prints every key"
-        message = "unknown key; a recipe needs full keys"
-        problems.append(Problem("error", name, setting.value, setting.origin.text, message, remedy))
+        problems.append(setting.problem("unknown key; a recipe needs full keys", names.suggestion(near)))
     return good
 
 
@@ -164,8 +161,7 @@ def _interpolate(written: list[Setting], recipe: list[Setting], problems: list[P
             value = OmegaConf.select(scope, setting.name, throw_on_missing=True)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         except OmegaConfBaseException as error:
-            reason, remedy = str(error).splitlines()[0], "let ${…} refer to a key that is set"
-            problems.append(Problem("error", setting.name, setting.value, setting.origin.text, reason, remedy))
+            problems.append(setting.problem(str(error).splitlines()[0], "let ${…} refer to a key that is set"))
             continue
         resolved.append(Setting(setting.name, value, setting.origin))
     return resolved
@@ -237,8 +233,9 @@ def _build(table: Settings) -> TrainerConfig:
     config = TrainerConfig()
     for key, setting in table.items():
         tree.put(config, key, setting.value)
-    for name in ["", *tree.sections()]:
-        part = tree.get(config, name) if name else config
-        keys = {f: f"{name}.{f}" if name else f for f in part.__dict__}
-        mark_explicit(part, [f for f, key in keys.items() if key in table and table.explicit(key)])
+    for name in tree.sections():
+        mark_explicit(tree.get(config, name), ())
+    for key, setting in table.items():
+        if setting.origin.explicit:
+            tree.put(config, key, setting.value)  # assigning marks it
     return config

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
+
+from gspo.config.problems import Problem
 
 
 class Layer(IntEnum):
@@ -40,6 +42,10 @@ class Setting:
     value: Any
     origin: Origin
     text: str | None = None
+
+    def problem(self, message: str, remedy: str, level: Literal["error", "warning"] = "error") -> Problem:
+        """What is wrong with this setting."""
+        return Problem(level, self.name, self.value, self.origin.text, message, remedy)
 
 
 class Settings(dict[str, Setting]):

@@ -40,11 +40,12 @@ def _lines(node: yaml.Node | None, prefix: str = "") -> Iterator[tuple[str, int]
             yield from _lines(value, f"{key}.")
 
 
-def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[Setting], list[Problem]]:
-    """The settings of a YAML file with their lines, or the problem that kept it from being read."""
+def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | None = None) -> list[Setting]:
+    """The settings of a YAML file, with their lines unless they have a `label`."""
 
-    def failed(message: str, remedy: str) -> tuple[list[Setting], list[Problem]]:
-        return [], [Problem("error", str(path), None, "config file", message, remedy)]
+    def failed(message: str, remedy: str) -> list[Setting]:
+        problems.append(Problem("error", str(path), None, "config file", message, remedy))
+        return []
 
     if not path.is_file():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
@@ -58,22 +59,21 @@ def read_yaml(path: Path, layer: Layer, label: str | None = None) -> tuple[list[
         lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError) as error:
         reason = " ".join(str(error).split())
-        return failed(
-            f"cannot be read as YAML: {reason}",
-            "fix the line named above; only plain YAML is accepted, no Python objects",
-        )
+        remedy = "fix the line named above; only plain YAML is accepted, no Python objects"
+        return failed(f"cannot be read as YAML: {reason}", remedy)
     if not isinstance(content, dict):
         return failed(f"expected a mapping of keys, found a {type(content).__name__}", "write `section: {key: value}`")
     settings = []
     for name, value in _flatten(content):
         where = label or (f"{path}:{lines[name]}" if name in lines else str(path))
         settings.append(Setting(name, value, Origin(layer, where)))
-    return settings, []
+    return settings
 
 
 def embedded_recipe() -> list[Setting]:
     """The settings of the recipe in this package. Without them a run would silently use other defaults."""
-    settings, problems = read_yaml(RECIPE, Layer.RECIPE, "recipe embedded")
+    problems: list[Problem] = []
+    settings = read_yaml(RECIPE, Layer.RECIPE, problems, "recipe embedded")
     if problems or not settings:
         reason = problems[0] if problems else f"{RECIPE} is empty"
         raise RuntimeError(f"the recipe of gspo is missing or broken; reinstall gspo\n{reason}")
@@ -90,9 +90,9 @@ def parse_value(text: str) -> Any:
         raise ValueError(f"cannot be read as YAML: {' '.join(str(error).split())}") from None
 
 
-def read_overrides(overrides: Sequence[str]) -> tuple[list[Setting], list[Problem]]:
+def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Setting]:
     """Settings from `key=value` and `+key=value`."""
-    settings, problems = [], []
+    settings = []
     for text in overrides:
         origin = Origin(Layer.OVERRIDE, f"override {text}")
         match = OVERRIDE.fullmatch(text)
@@ -106,7 +106,7 @@ def read_overrides(overrides: Sequence[str]) -> tuple[list[Setting], list[Proble
             settings.append(Setting(match[1], parse_value(match[2]), origin, match[2]))
         except ValueError as error:
             problems.append(Problem("error", match[1], match[2], origin.text, str(error), "put the value in quotes"))
-    return settings, problems
+    return settings
 
 
 def read_python(config: Section | Mapping[str, Any]) -> list[Setting]:

@@ -46,11 +46,13 @@ def type_name(tp: Any) -> str:
     return "null" if tp is type(None) else getattr(tp, "__name__", str(tp))
 
 
-def _walk(cls: type, prefix: str, instance: Any) -> Iterator[Leaf]:
+def _walk(cls: type, prefix: str, instance: Any) -> Iterator[Leaf | tuple[str, type]]:
+    """Every leaf, and every section as (its key, its class), in the order of the schema."""
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
         name, tp, value = f"{prefix}{f.name}", hints[f.name], getattr(instance, f.name)
         if isinstance(tp, type) and issubclass(tp, Section):
+            yield name, tp
             yield from _walk(tp, f"{name}.", value)
         else:
             info: KeyInfo = f.metadata["key"]
@@ -80,22 +82,13 @@ def _without_literals(tp: Any) -> Any:
 @cache
 def leaves() -> dict[str, Leaf]:
     """Every key of the schema that has a value, in the order of the schema."""
-    return {leaf.key: leaf for leaf in _walk(TrainerConfig, "", TrainerConfig())}
+    return {item.key: item for item in _walk(TrainerConfig, "", TrainerConfig()) if isinstance(item, Leaf)}
 
 
 @cache
 def sections() -> dict[str, type]:
     """Every key that is a section, with its class."""
-
-    def walk(cls: type, prefix: str) -> Iterator[tuple[str, type]]:
-        hints = typing.get_type_hints(cls)
-        for f in dataclasses.fields(cls):
-            tp = hints[f.name]
-            if isinstance(tp, type) and issubclass(tp, Section):
-                yield f"{prefix}{f.name}", tp
-                yield from walk(tp, f"{prefix}{f.name}.")
-
-    return dict(walk(TrainerConfig, ""))
+    return dict(item for item in _walk(TrainerConfig, "", TrainerConfig()) if isinstance(item, tuple))
 
 
 def leaf_of(name: str) -> Leaf | None:
@@ -111,9 +104,7 @@ def leaf_of(name: str) -> Leaf | None:
 
 def get(config: Any, name: str) -> Any:
     """The value of a dotted key in a config tree."""
-    for part in name.split("."):
-        config = getattr(config, part)
-    return config
+    return operator.attrgetter(name)(config)
 
 
 def put(config: Any, name: str, value: Any) -> None:

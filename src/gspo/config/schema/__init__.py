@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from gspo.config.schema.actor import ActorConfig, PolicyLossConfig, RefConfig
-from gspo.config.schema.algorithm import AlgoConfig, FilterGroupsConfig, KLControlConfig
-from gspo.config.schema.critic import CriticConfig, CriticModelConfig
+from gspo.config.schema.actor import ActorConfig, RefConfig
+from gspo.config.schema.algorithm import AlgoConfig
+from gspo.config.schema.critic import CriticConfig
 from gspo.config.schema.data import DataConfig
-from gspo.config.schema.fields import Section, key, section
-from gspo.config.schema.model import FSDPConfig, ModelConfig, OptimConfig
-from gspo.config.schema.reward import (
-    CustomRewardFunctionConfig,
-    OverlongBufferConfig,
-    RewardConfig,
-    RewardKwargs,
-    RewardModelConfig,
-)
-from gspo.config.schema.rollout import RolloutConfig, ValKwargs
+from gspo.config.schema.fields import Section, key
+from gspo.config.schema.model import ModelConfig
+from gspo.config.schema.reward import CustomRewardFunctionConfig, RewardConfig, RewardModelConfig
+from gspo.config.schema.rollout import RolloutConfig
 from gspo.config.schema.trainer import PPOTrainerConfig
 
 
-@section
 class ActorRolloutRefConfig(Section):
     """The policy in its three roles: trained, generating, and frozen as the reference."""
 
@@ -29,7 +22,6 @@ class ActorRolloutRefConfig(Section):
     ref: RefConfig = key(factory=RefConfig, doc="The frozen reference model.")
 
 
-@section
 class TrainerConfig(Section):
     """The configuration of a run."""
 
@@ -43,29 +35,3 @@ class TrainerConfig(Section):
         factory=CustomRewardFunctionConfig, doc="Your own reward function."
     )
     trainer: PPOTrainerConfig = key(factory=PPOTrainerConfig, doc="The run.")
-
-
-__all__ = [
-    "ActorConfig",
-    "ActorRolloutRefConfig",
-    "AlgoConfig",
-    "CriticConfig",
-    "CriticModelConfig",
-    "CustomRewardFunctionConfig",
-    "DataConfig",
-    "FSDPConfig",
-    "FilterGroupsConfig",
-    "KLControlConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "OverlongBufferConfig",
-    "PPOTrainerConfig",
-    "PolicyLossConfig",
-    "RefConfig",
-    "RewardConfig",
-    "RewardKwargs",
-    "RewardModelConfig",
-    "RolloutConfig",
-    "TrainerConfig",
-    "ValKwargs",
-]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from gspo.algo.settings import LOSSES, Aggregation, BehaviourMode, KLKind, RatioLevel
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 
 
-@section
 class PolicyLossConfig(Section):
     """The policy loss by name, and constants that only some losses use."""
 
@@ -18,7 +17,6 @@ class PolicyLossConfig(Section):
     tau_neg: float = key(default=1.05, doc="Loss sapo: temperature of the gate for all other advantages.", gt=0)
 
 
-@section
 class ActorConfig(Section):
     """The policy: loss, clipping, mini-batches and optimiser. Mini-batch sizes count prompts."""
 
@@ -29,20 +27,22 @@ class ActorConfig(Section):
     )
     ppo_mini_batch_size: int = key(
         default=256,
-        doc="Prompts per optimiser step. A rollout batch makes data.train_batch_size / this optimiser steps.",
+        doc="Prompts per optimiser step. A training step makes data.train_batch_size / ppo_mini_batch_size optimiser "
+        "steps per epoch.",
         gt=0,
         unit="prompts",
     )
     ppo_micro_batch_size_per_gpu: int | None = key(
         default=None,
-        doc="Responses per forward pass; null = fill forward passes by tokens. Setting it switches use_dynamic_bsz off, "
-        "unless that key is set too.",
+        doc="Responses per forward pass; null = fill forward passes by tokens. Setting it switches use_dynamic_bsz "
+        "off, unless that key is set too.",
         gt=0,
         unit="responses",
     )
     use_dynamic_bsz: bool = key(
         default=True,
-        doc="Fill each forward pass with up to ppo_max_token_len_per_gpu tokens instead of a fixed number of responses.",
+        doc="Fill each forward pass with up to ppo_max_token_len_per_gpu tokens instead of a fixed number of "
+        "responses.",
     )
     ppo_max_token_len_per_gpu: int = key(
         default=16384,
@@ -53,8 +53,8 @@ class ActorConfig(Section):
     ppo_epochs: int = key(default=1, doc="Passes over each rollout batch.", gt=0)
     shuffle: bool = key(
         default=False,
-        doc="Assign groups to mini-batches at random, anew for every step and epoch, for the critic too. false keeps the "
-        "order in which they were sampled.",
+        doc="Assign groups to mini-batches at random, anew for every step and epoch, for the critic too. false keeps "
+        "the order in which they were sampled.",
     )
     policy_loss: PolicyLossConfig = key(factory=PolicyLossConfig, doc="The policy loss.")
     importance_sampling_level: RatioLevel | None = key(
@@ -62,7 +62,7 @@ class ActorConfig(Section):
     )
     clip_ratio: float | None = key(
         default=None,
-        doc="Clip range ε on both sides of 1. clip_ratio_low and clip_ratio_high take precedence; null = only those.",
+        doc="Clip range ε on both sides of 1, for the sides that clip_ratio_low and clip_ratio_high do not set.",
         gt=0,
     )
     clip_ratio_low: float | None = key(
@@ -73,8 +73,8 @@ class ActorConfig(Section):
     )
     clip_ratio_c: float | None = key(
         default=3.0,
-        doc="Losses vanilla and dapo: dual clip, the largest ratio that counts where the advantage is negative; null = no "
-        "dual clip.",
+        doc="Losses vanilla and dapo: dual clip, an upper bound of the ratio for negative advantages; null = no dual "
+        "clip.",
         gt=1,
     )
     clip_target: float | None = key(
@@ -88,7 +88,7 @@ class ActorConfig(Section):
         factory=lambda: [0.1, 10.0], doc="Smallest and largest factor by which clip_target may change the clip range."
     )
     loss_agg_mode: Aggregation | None = key(
-        default=None, doc="How the losses of the tokens become one number; null = the loss's default."
+        default=None, doc="How the losses of the tokens are combined into one number; null = the loss's default."
     )
     loss_scale_factor: int | None = key(
         default=None,
@@ -105,13 +105,14 @@ class ActorConfig(Section):
     )
     behav_imp_weight_mode: BehaviourMode = key(
         default="token_mask",
-        doc="Decoupled loss: whether the weight is per token or per sequence, and whether a weight above the cap becomes 0 "
-        "(mask) or the cap (truncate).",
+        doc="Decoupled loss: whether the weight is per token or per sequence, and whether a weight above the cap "
+        "becomes 0 (mask) or the cap (truncate).",
     )
     old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = key(
         default="first_pass",
-        doc="Where the log-probs of π_old come from. recompute: a separate forward pass before the updates. rollout: the "
-        "engine. first_pass: as recompute, but the first mini-batch uses its own training pass, with the same bits.",
+        doc="Where the log-probs of π_old come from. recompute: a separate forward pass before the updates. rollout: "
+        "the engine. first_pass: as recompute, but the first mini-batch uses its own training pass, with the same "
+        "bits.",
     )
     entropy_coeff: float = key(
         default=0.0, doc="Weight of the entropy bonus, which is subtracted from the loss; 0 = none."
@@ -130,13 +131,12 @@ class ActorConfig(Section):
     )
     use_torch_compile: bool = key(
         default=True,
-        doc="Compile the policy's layers when one process trains it. On a GPU in half precision, forward and backward passes "
-        "are also captured as CUDA graphs. On a CPU it needs float32, 4 million parameters or more and a C++ compiler (CXX, "
-        "else g++). Not used with LoRA or mixture-of-experts models.",
+        doc="Compile the policy's layers when one process trains it. On a GPU in half precision, forward and backward "
+        "passes are also captured as CUDA graphs. On a CPU it needs float32, 4 million parameters or more and a C++ "
+        "compiler (CXX, else g++). Not used with LoRA or mixture-of-experts models.",
     )
 
 
-@section
 class RefConfig(Section):
     """The frozen reference model, loaded only when a KL term is on."""
 
@@ -149,7 +149,8 @@ class RefConfig(Section):
     )
     log_prob_use_dynamic_bsz: bool | None = key(
         default=None,
-        doc="Fill the reference's forward passes by tokens; null = by which of the two sizes is set, else as for the policy.",
+        doc="Fill the reference's forward passes by tokens; null = decided by which of the two sizes is set, else as "
+        "for the policy.",
     )
     log_prob_max_token_len_per_gpu: int | None = key(
         default=None,

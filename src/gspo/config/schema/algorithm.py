@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import Literal
 
 from gspo.algo.settings import ESTIMATORS, KLKind
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class FilterGroupsConfig(Section):
     """Dynamic sampling: groups whose responses all have the same reward give no gradient and are replaced."""
 
     enable: bool = key(
         default=False,
-        doc="Train only on groups whose responses differ in `metric`, and generate more groups to replace the others. Needs "
-        "rollout.n of 2 or more.",
+        doc="Train only on groups whose responses differ in `metric`, and generate more groups to replace the others. "
+        "Needs rollout.n of 2 or more.",
     )
     metric: str = key(
         default="seq_reward",
-        doc="What must differ within a group: seq_reward (the reward before KL), seq_final_reward (after KL), acc, score, or "
-        "any number that the reward function returns.",
+        doc="What must differ within a group: seq_reward (the reward before KL), seq_final_reward (after KL), acc, "
+        "score, or any number that the reward function returns.",
     )
     function: str | None = key(
         default=None,
@@ -29,24 +28,25 @@ class FilterGroupsConfig(Section):
     )
     max_num_gen_batches: int = key(
         default=0,
-        doc="Most generation batches per training step; then `on_limit` applies. 0 or less = no limit, but sampling that "
-        "makes no progress still stops.",
+        doc="Most generation batches per training step; then `on_limit` applies. 0 or less = no limit, but sampling "
+        "that makes no progress still stops.",
     )
     strategy: Literal["stream", "rounds"] = key(
         default="stream",
-        doc="stream starts a new group whenever one ends and carries surplus groups over to later steps. rounds generates "
-        "whole generation batches.",
+        doc="stream starts a new group whenever one ends and carries surplus groups over to later steps. rounds "
+        "generates whole generation batches.",
     )
     max_staleness: int = key(
         default=2,
-        doc="Strategy stream: how many training steps old the weights that wrote a carried group may be; 0 = carry none.",
+        doc="Strategy stream: greatest age, in training steps, of the weights that generated a carried group; 0 = "
+        "carry none.",
         ge=0,
         unit="steps",
     )
     on_limit: Literal["raise", "train_partial", "keep_unfiltered"] = key(
         default="raise",
-        doc="What happens at max_num_gen_batches or without progress: stop the run (raise), train on the groups found so far "
-        "(train_partial), or fill the batch with filtered groups (keep_unfiltered).",
+        doc="What happens at max_num_gen_batches or without progress: stop the run (raise), train on the groups found "
+        "so far (train_partial), or fill the batch with filtered groups (keep_unfiltered).",
     )
     max_in_flight: int | None = key(
         default=None,
@@ -56,12 +56,13 @@ class FilterGroupsConfig(Section):
     )
     predict: Literal["off", "skip"] = key(
         default="off",
-        doc="skip leaves out some prompts whose earlier groups were all right or all wrong. off generates for every prompt.",
+        doc="skip leaves out some prompts whose earlier groups were all right or all wrong. off generates for every "
+        "prompt.",
     )
     predict_weight: bool = key(
         default=False,
-        doc="With predict=skip: weight each kept group by 1 / its probability of being generated, which removes the bias of "
-        "skipping.",
+        doc="With predict=skip: weight each kept group by 1 / its probability of being generated, which removes the "
+        "bias of skipping.",
     )
     predict_min_prob: float = key(
         default=0.1, doc="With predict=skip: smallest probability of generating for a prompt.", gt=0, le=1
@@ -74,7 +75,6 @@ class FilterGroupsConfig(Section):
     )
 
 
-@section
 class KLControlConfig(Section):
     """The coefficient of the KL penalty in the reward."""
 
@@ -93,7 +93,6 @@ class KLControlConfig(Section):
     )
 
 
-@section
 class AlgoConfig(Section):
     """How rewards become advantages, and which groups are trained on."""
 

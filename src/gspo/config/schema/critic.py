@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from gspo.config.schema.fields import Section, key, mark_explicit, section
+from gspo.config.schema.fields import Section, key, mark_explicit
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 
 
-@section
 class CriticModelConfig(Section):
     """The model of the value function."""
 
@@ -15,7 +14,6 @@ class CriticModelConfig(Section):
     )
 
 
-@section
 class CriticConfig(Section):
     """The value function, trained when algorithm.adv_estimator is gae."""
 

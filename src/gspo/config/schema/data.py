@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class DataConfig(Section):
     """Prompts: sources, columns, lengths, batch sizes. Sizes count prompts, not responses."""
 
     train_files: str | list[str] = key(
         default="arithmetic",
-        doc="Training data: a built-in task (arithmetic, math, code, mixed, gsm8k, reasoning_gym:NAME), a jsonl or parquet "
-        "file, or a dataset on the Hugging Face hub. The entries of a list are concatenated.",
+        doc="Training data: a built-in task (arithmetic, math, code, mixed, gsm8k, reasoning_gym:NAME), a jsonl or "
+        "parquet file, or a dataset on the Hugging Face hub. The entries of a list are concatenated.",
     )
     val_files: str | list[str] | None = key(
         default=None,
-        doc="Held-out data, named as in train_files; null = the held-out part of each task or hub dataset in train_files. "
-        "Files have no held-out part.",
+        doc="Held-out data, named as in train_files; null = the held-out part of each task or hub dataset in "
+        "train_files. Files have no held-out part.",
     )
     num_train_samples: int | None = key(
         default=None, doc="Use only the first N training prompts; null = all.", ge=1, unit="prompts"
@@ -32,8 +31,8 @@ class DataConfig(Section):
     prompt_key: str = key(default="prompt", doc="Column with the question, as a list of chat messages or as text.")
     ground_truth_key: str = key(
         default="reward_model.ground_truth",
-        doc="Column with the correct answer; dots reach into nested records. Without it, `ground_truth` and `answer` are "
-        "tried. '' = the reward function needs none.",
+        doc="Column with the correct answer; dots reach into nested records. Without it, `ground_truth` and `answer` "
+        "are tried. '' = the reward function needs none.",
     )
     data_source_key: str = key(
         default="data_source", doc="Column with the name of the task, which selects the built-in reward."
@@ -60,7 +59,8 @@ class DataConfig(Section):
     filter_overlong_prompts: bool = key(default=True, doc="Leave out prompts longer than max_prompt_length.")
     truncation: Literal["error", "left", "right", "middle"] = key(
         default="error",
-        doc="With filter_overlong_prompts=false: stop at a prompt that is too long, or drop its left, right or middle part.",
+        doc="With filter_overlong_prompts=false: stop at a prompt that is too long, or drop its left, right or middle "
+        "part.",
     )
     apply_chat_template_kwargs: dict[str, Any] = key(
         factory=dict, doc="Extra arguments of the tokenizer's chat template.", example="{enable_thinking: false}"

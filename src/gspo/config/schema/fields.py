@@ -1,4 +1,4 @@
-"""How a configuration section is declared: `@section` classes whose fields are made by `key`."""
+"""How a configuration section is declared: a subclass of `Section` whose fields are made by `key`."""
 
 from __future__ import annotations
 
@@ -55,37 +55,57 @@ class KeyInfo:
 def key(
     *,
     default: Any = dataclasses.MISSING,
-    doc: str,
     factory: Callable[[], Any] | None = None,
     built_in: Iterable[str] = (),
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-    unit: str = "",
-    example: str = "",
-    may_change_on_resume: bool = False,
+    **info: Any,
 ) -> Any:
-    """A dataclass field that documents itself: default (or factory), documentation, bounds.
+    """A dataclass field that documents itself: default or factory, and the fields of KeyInfo.
 
     Fixed choices are the field's type, a `Literal`. `built_in` names leave it open: users may register more.
     """
     choices = tuple(built_in)
-    info = KeyInfo(doc, choices, ge, gt, le, lt, unit, example, bool(choices), may_change_on_resume)
+    metadata = {"key": KeyInfo(choices=choices, open=bool(choices), **info)}
     if factory is not None:
-        return dataclasses.field(default_factory=factory, metadata={"key": info})
-    return dataclasses.field(default=default, metadata={"key": info})
+        return dataclasses.field(default_factory=factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
 
 
+@dataclass_transform(field_specifiers=(key,))
 class Section:
-    """A part of the configuration. Remembers which fields were set explicitly; recipes fill in only the others."""
+    """A part of the configuration. Subclasses are dataclasses that refuse unknown names and suggest the nearest one.
+
+    A section remembers which fields were set explicitly; recipes fill in only the others.
+    """
+
+    def __init_subclass__(cls) -> None:
+        plain_init = dataclass(cls).__init__
+        names = _names(cls)
+
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            for name in kwargs:
+                if name not in names:
+                    raise TypeError(_unknown(cls, name))
+            plain_init(self, *args, **kwargs)
+            mark_explicit(self, [*names[: len(args)], *kwargs])
+
+        cls.__init__ = __init__
 
     def __setattr__(self, name: str, value: Any) -> None:
-        fields = [f.name for f in dataclasses.fields(self)]  # pyright: ignore[reportArgumentType]
-        if name not in fields:
-            raise AttributeError(_unknown(type(self).__name__, name, fields))
+        if name not in _names(type(self)):
+            raise AttributeError(_unknown(type(self), name))
         object.__setattr__(self, name, value)
         self.__dict__.setdefault("_explicit", set()).add(name)
+
+
+def _names(cls: type) -> list[str]:
+    return [f.name for f in dataclasses.fields(cls)]
+
+
+def _unknown(cls: type, name: str) -> str:
+    known = _names(cls)
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; its fields are {', '.join(known)}"
+    return f"{cls.__name__} has no field {name!r}{hint}"
 
 
 def explicit_fields(part: Section) -> frozenset[str]:
@@ -97,27 +117,3 @@ def mark_explicit(part: T, names: Iterable[str]) -> T:
     """Count exactly the fields `names` of `part` as set explicitly, and all others as defaults. Returns `part`."""
     part.__dict__["_explicit"] = set(names)
     return part
-
-
-@dataclass_transform(field_specifiers=(key,))
-def section(cls: type[T]) -> type[T]:
-    """Class decorator: a dataclass that refuses unknown keyword arguments and suggests the nearest name."""
-    made: Any = dataclass(cls)
-    plain_init = made.__init__
-    names = [f.name for f in dataclasses.fields(made)]
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name not in names:
-                raise TypeError(_unknown(made.__name__, name, names))
-        plain_init(self, *args, **kwargs)
-        mark_explicit(self, [*names[: len(args)], *kwargs])
-
-    made.__init__ = __init__
-    return made
-
-
-def _unknown(owner: str, name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else f"; its fields are {', '.join(known)}"
-    return f"{owner} has no field {name!r}{hint}"

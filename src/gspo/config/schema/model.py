@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class ModelConfig(Section):
     """Which model is trained, and how its forward pass is laid out."""
 
@@ -24,14 +23,14 @@ class ModelConfig(Section):
     )
     override_config: dict[str, Any] = key(
         factory=dict,
-        doc="Values that replace those of the model's own config before the model is built, for the reference and the critic "
-        "too. Checkpoints contain them.",
+        doc="Values that replace those of the model's own config before the model is built, for the reference and the "
+        "critic too. Checkpoints contain them.",
         example="{rope_theta: 1e6}",
     )
     attn_implementation: Literal["sdpa", "eager", "flex_attention"] | None = key(
         default=None,
-        doc="Attention implementation of transformers; null = its own choice. flex_attention applies to training on packed "
-        "sequences only.",
+        doc="Attention implementation of transformers; null = its own choice. flex_attention applies to training on "
+        "packed sequences only.",
     )
     enable_gradient_checkpointing: bool = key(
         default=False, doc="Recompute activations in the backward pass: saves memory, costs time."
@@ -58,7 +57,6 @@ class ModelConfig(Section):
     )
 
 
-@section
 class FSDPConfig(Section):
     """Sharding of a model with strategy=fsdp2. optimizer_offload also works in a single process."""
 
@@ -67,8 +65,8 @@ class FSDPConfig(Section):
     )
     optimizer_offload: bool = key(
         default=False,
-        doc="Keep the optimiser's state in host memory while it is not used. In a single process on a GPU, the float32 master "
-        "weights too.",
+        doc="Keep the optimiser's state in host memory while it is not used. In a single process on a GPU, the float32 "
+        "master weights too.",
         may_change_on_resume=True,
     )
     offload_policy: bool = key(
@@ -86,7 +84,6 @@ class FSDPConfig(Section):
     )
 
 
-@section
 class OptimConfig(Section):
     """AdamW and its learning-rate schedule, which counts training steps."""
 

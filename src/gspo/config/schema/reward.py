@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class OverlongBufferConfig(Section):
     """DAPO's soft punishment of responses near the length limit."""
 
@@ -19,7 +18,6 @@ class OverlongBufferConfig(Section):
     log: bool = key(default=False, doc="Log the penalty as a separate metric.")
 
 
-@section
 class RewardKwargs(Section):
     """Settings of the reward manager."""
 
@@ -29,7 +27,6 @@ class RewardKwargs(Section):
     )
 
 
-@section
 class RewardModelConfig(Section):
     """The reward manager, which turns the result of the reward function into a score."""
 
@@ -42,14 +39,13 @@ class RewardModelConfig(Section):
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
 
-@section
 class RewardConfig(Section):
     """Reward functions and the processes that run them. A reward that failed is missing, never 0."""
 
     functions: list[dict[str, Any]] = key(
         factory=list,
-        doc="Reward functions whose weighted scores are added. Each has a `name` (a built-in reward, or a function in the "
-        "Python file `path`), and optionally `weight` and `kwargs`. Empty = custom_reward_function.",
+        doc="Reward functions whose weighted scores are added. Each has a `name` (a built-in reward, or a function in "
+        "the Python file `path`), and optionally `weight` and `kwargs`. Empty = custom_reward_function.",
         example="[{name: math}, {name: score, path: my_rewards.py, weight: 0.5}]",
     )
     num_workers: int = key(
@@ -85,8 +81,8 @@ class RewardConfig(Section):
     repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases; 0 = none.", ge=0)
     sandbox_level: int | None = key(
         default=None,
-        doc="Isolation level of model-written code. It must be available on this machine; null = 2, or 1 where 2 is not. 0 "
-        "is no isolation and needs allow_unsandboxed_code.",
+        doc="Isolation level of model-written code. It must be available on this machine; null = 2, or 1 where 2 is "
+        "not. 0 is no isolation and needs allow_unsandboxed_code.",
         ge=0,
         le=3,
     )
@@ -95,7 +91,6 @@ class RewardConfig(Section):
     )
 
 
-@section
 class CustomRewardFunctionConfig(Section):
     """Your own reward function."""
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class ValKwargs(Section):
     """How responses to held-out prompts are generated."""
 
@@ -28,19 +27,19 @@ class ValKwargs(Section):
     )
 
 
-@section
 class RolloutConfig(Section):
     """Generation: engine, group size, sampling, memory, asynchronous rollouts."""
 
     name: str = key(
         default="native",
         built_in=("native", "vllm"),
-        doc="Engine: native generates with the trainer's own model code; vllm needs the extra gspo[vllm]. Engines of your "
-        "own, a registered name or module:function, run in worker processes.",
+        doc="Engine: native generates with the trainer's own model code; vllm needs the extra gspo[vllm]. Engines of "
+        "your own, a registered name or module:function, run in worker processes.",
     )
     mode: Literal["sync", "async"] = key(
         default="sync",
-        doc="sync generates and trains in turn; async generates while training, at most max_head_offpolicyness versions ahead.",
+        doc="sync generates and trains in turn; async generates while training, at most max_head_offpolicyness "
+        "versions ahead.",
     )
     n: int = key(default=8, doc="Responses per prompt (the group size).", ge=1, unit="responses")
     temperature: float = key(default=1.0, doc="Sampling temperature. Log-probs in training use the same.", gt=0)
@@ -86,8 +85,8 @@ class RolloutConfig(Section):
     tensor_model_parallel_size: int = key(default=1, doc="With vllm: devices that share one engine.", ge=1)
     enforce_eager: bool = key(
         default=False,
-        doc="Switch compilation and CUDA graphs off. Otherwise the engine compiles its layers on a CPU too, for float32 "
-        "models of 4 million parameters or more where there is a C++ compiler (CXX, else g++).",
+        doc="Switch compilation and CUDA graphs off. Otherwise the engine compiles its layers on a CPU too, for "
+        "float32 models of 4 million parameters or more where there is a C++ compiler (CXX, else g++).",
     )
     enable_chunked_prefill: bool = key(
         default=True, doc="With vllm: process prompts and generate tokens in the same batch."
@@ -97,11 +96,15 @@ class RolloutConfig(Section):
         default=True, doc="Release the memory of the KV cache during training. Asynchronous engines keep it."
     )
     engine_kwargs: dict[str, Any] = key(
-        factory=dict, doc="With vllm: further arguments of its engine.", example="{block_size: 32}"
+        factory=dict,
+        doc="Further arguments of the engine: of vLLM's EngineArgs, or the `options` of an engine of your own. The "
+        "native engine has none.",
+        example="{block_size: 32}",
     )
     max_head_offpolicyness: int = key(
         default=0,
-        doc="With mode=async: how many weight versions (training steps) rollouts may run ahead of training, η; 0 = as sync.",
+        doc="With mode=async: how many weight versions (training steps) rollouts may run ahead of training (η); 0 = "
+        "like sync.",
         ge=0,
         unit="steps",
     )
@@ -114,8 +117,8 @@ class RolloutConfig(Section):
     )
     num_workers: int = key(
         default=1,
-        doc="Number of engines. A single native engine in sync mode runs inside the trainer; otherwise each engine has its "
-        "own process.",
+        doc="Number of engines. A single native engine in sync mode runs inside the trainer; otherwise each engine has "
+        "its own process.",
         ge=1,
         may_change_on_resume=True,
     )
@@ -138,12 +141,13 @@ class RolloutConfig(Section):
     )
     log_prob_use_dynamic_bsz: bool | None = key(
         default=None,
-        doc="Fill forward passes by tokens when π_old is recomputed; null = by which of the two sizes is set, else as in "
-        "training.",
+        doc="Fill forward passes by tokens when π_old is recomputed; null = decided by which of the two sizes is set, "
+        "else as in training.",
     )
     log_prob_max_token_len_per_gpu: int | None = key(
         default=None,
-        doc="Most tokens per forward pass when π_old is recomputed; null = as in training, which makes the ratio exact.",
+        doc="Most tokens per forward pass when π_old is recomputed; null = as in training, which makes the ratio "
+        "exact.",
         gt=0,
         unit="tokens",
     )

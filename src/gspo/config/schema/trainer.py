@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gspo.config.schema.fields import Section, key, section
+from gspo.config.schema.fields import Section, key
 
 
-@section
 class PPOTrainerConfig(Section):
     """The run: length, evaluation, checkpoints, logging, device."""
 
@@ -42,8 +41,8 @@ class PPOTrainerConfig(Section):
     )
     log_val_generations: int = key(
         default=3,
-        doc="How many held-out questions to print at the end of the run, out of those that became right, with the responses "
-        "before and after training.",
+        doc="How many held-out questions to print at the end of the run, out of those that became right, with the "
+        "responses before and after training.",
         ge=0,
         may_change_on_resume=True,
     )
@@ -64,8 +63,8 @@ class PPOTrainerConfig(Section):
     )
     save_freq: int | str = key(
         default="auto",
-        doc="Save a checkpoint every N training steps; auto = as often as costs at most 5 % of the time; 0 or less = only at "
-        "the end.",
+        doc="Save a checkpoint every N training steps; auto = as often as is possible within 5 % of the time; 0 or "
+        "less = only at the end.",
         may_change_on_resume=True,
     )
     max_actor_ckpt_to_keep: int | None = key(
@@ -73,8 +72,8 @@ class PPOTrainerConfig(Section):
     )
     resume_mode: str = key(
         default="auto",
-        doc="auto continues from the newest intact checkpoint of the run, disable starts again, and a path continues from "
-        "that checkpoint or run folder.",
+        doc="auto continues from the newest intact checkpoint of the run, disable starts again, and a path continues "
+        "from that checkpoint or run folder.",
         may_change_on_resume=True,
     )
     seed: int = key(default=0, doc="Seed of all random numbers.", ge=0)
@@ -83,7 +82,8 @@ class PPOTrainerConfig(Section):
         default=None, doc="CPU threads of torch; null = OMP_NUM_THREADS, else one per core.", ge=1
     )
     deterministic: bool = key(
-        default=False, doc="Use only deterministic operations, so that a GPU repeats and resumes to the bit. Slower."
+        default=False,
+        doc="Use only deterministic operations, so that runs on a GPU repeat and resume with the same bits. Slower.",
     )
     backend: Literal["local", "ray"] = key(
         default="local",
@@ -93,16 +93,16 @@ class PPOTrainerConfig(Section):
     nnodes: int = key(default=1, doc="With ray: number of machines that train.", ge=1, may_change_on_resume=True)
     n_gpus_per_node: int | None = key(
         default=None,
-        doc="Trainer ranks per machine, one device each, with strategy=fsdp2 or ray; null = all GPUs (with ray, those that "
-        "rollout workers leave), or 1 without GPUs.",
+        doc="Trainer ranks per machine, one device each, with strategy=fsdp2 or ray; null = all GPUs (with ray, those "
+        "that rollout workers leave), or 1 without GPUs.",
         ge=0,
         may_change_on_resume=True,
     )
     critic_warmup: int = key(default=0, doc="Steps at the start that train only the critic.", ge=0, unit="steps")
     on_alarm: Literal["warn", "pause", "rollback"] = key(
         default="warn",
-        doc="After an alarm (ratio explosion, entropy collapse, …): only warn, save and stop (pause), or return to an earlier "
-        "checkpoint with half the learning rate (rollback).",
+        doc="After an alarm (ratio explosion, entropy collapse, …): only warn, save and stop (pause), or return to an "
+        "earlier checkpoint with half the learning rate (rollback).",
         may_change_on_resume=True,
     )
     max_skipped_steps: int = key(
@@ -114,7 +114,8 @@ class PPOTrainerConfig(Section):
     )
     watchdog_seconds: float = key(
         default=600.0,
-        doc="After this long without progress, name the current stage and write all stacks to the run folder; 0 = never.",
+        doc="After this long without progress, name the current stage and write all stacks to the run folder; 0 = "
+        "never.",
         ge=0,
         unit="seconds",
         may_change_on_resume=True,

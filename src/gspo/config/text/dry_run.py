@@ -14,7 +14,12 @@ def dry_run_text(resolved: ResolvedConfig) -> str:
     objective = resolved_loss(config.actor_rollout_ref.actor)
     clip = f"ratio clipped to [1 - {objective.clip[0]:g}, 1 + {objective.clip[1]:g}]" if objective.clips else "no clip"
     groups = algorithm.filter_groups
-    sampling = f"{groups.strategy}, keeps groups that differ in {groups.metric}" if groups.enable else "off"
+    kept = (
+        f"keeps the groups that {groups.function} accepts"
+        if groups.function
+        else f"keeps groups whose responses differ in {groups.metric}"
+    )
+    sampling = f"{groups.strategy}: {kept}" if groups.enable else "off"
     files = config.data.train_files
     lines = [
         ("model", model.path + (f", LoRA rank {model.lora_rank}" if model.lora_rank else "")),

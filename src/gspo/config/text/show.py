@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 from gspo.config.loading import tree
-from gspo.config.schema.fields import Section
 
 if TYPE_CHECKING:
     from gspo.config.loading.resolve import ResolvedConfig
-
-
-def nested(part: Any) -> Any:
-    """A config tree as nested dictionaries."""
-    if isinstance(part, Section):
-        return {f.name: nested(getattr(part, f.name)) for f in dataclasses.fields(part)}  # pyright: ignore[reportArgumentType]
-    return part
 
 
 def scalar(value: Any) -> str:
