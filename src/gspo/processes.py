@@ -1,7 +1,7 @@
 """What the processes of a run have in common: how they start, die with their parent, end, and report an error.
 
-The reward pool, rollout workers, trainer ranks and Ray actors each keep their own protocol and share this. The sandbox
-does not: what runs inside it imports nothing of gspo.
+The reward pool, rollout workers, trainer ranks and Ray actors each keep their own protocol and share this. What runs
+inside the sandbox does not: it imports nothing of gspo.
 """
 
 from __future__ import annotations
@@ -71,6 +71,15 @@ def is_alive(pid: int) -> bool:
     except OSError:  # it belongs to another user
         return True
     return True
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children of a process, now; none where /proc cannot be read."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return found
 
 
 def describe_exit(code: int) -> str:

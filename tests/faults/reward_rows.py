@@ -55,6 +55,11 @@ def make_pool(function: str = "compute_score", *, timeout: float = 20.0) -> Pool
     return scorer
 
 
+def server_pid(scorer: PoolScorer) -> int:
+    """The fork server of a scorer; 0 when none runs."""
+    return scorer.pool.source.pid if scorer.pool else 0
+
+
 def processes_of_session(session: int) -> list[int]:
     """Ids of the live processes of a session: the reward server starts one of its own."""
     found = []
@@ -71,7 +76,7 @@ def processes_of_session(session: int) -> list[int]:
 
 def _finish(scorer: PoolScorer) -> list[str]:
     """Close the scorer; what is wrong when a process is left."""
-    server = scorer.server_pid
+    server = server_pid(scorer)
     scorer.close()
     left = processes_of_session(server) if server else []
     return [f"processes {left} are left"] if left else []
@@ -187,10 +192,10 @@ def killed_worker(seed: int) -> Row:
         scorer.submit(make_group(texts[start : start + _GROUP_SIZE], start // _GROUP_SIZE))
     pool, kills = scorer.start(), 0
     for _ in range(6):
-        workers = [pid for pid in processes_of_session(scorer.server_pid) if pid != scorer.server_pid]
+        workers = [pid for pid in processes_of_session(server_pid(scorer)) if pid != server_pid(scorer)]
         kills += _kill(rng.choice(workers)) if workers else 0
         _wait_for(pool, rng.randint(5, 10))  # a job is retried once: the next kill must not find it again
-    _kill(scorer.server_pid)
+    _kill(server_pid(scorer))
     rollouts = [rollout for group in scorer.collect() for rollout in group.rollouts]
     problems = [
         f"response {i} gave {r.reward}, {r.failure}"

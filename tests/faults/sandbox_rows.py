@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gspo.processes import children_of
 from gspo.rewards.graders.code import grade_code, same_output
 from gspo.sandbox import Sandbox, examine_level
 from tests.faults.programs.attack import Attack, Outcome, World, make_world
@@ -47,7 +48,7 @@ def attack_fault(sandbox: Sandbox, attack: Attack, world: World) -> str:
         faults.append("touched something")
     if seconds > 2 * DEADLINE + SLACK:
         faults.append(f"took {seconds:.1f} s")
-    if world.left_over() or (left := sandbox.processes()):
+    if world.left_over() or (left := [child for pid in sandbox.server_pids() for child in children_of(pid)]):
         faults.append(f"left processes {world.left_over() or left}")
     after = sandbox.run("print(int(input()) * 2)", b"21\n", wall=HONEST_WALL)
     if after.stdout != b"42\n":

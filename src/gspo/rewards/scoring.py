@@ -41,8 +41,8 @@ class _Pending:
 class PoolScorer:
     """Scores in the worker pool while generation goes on. Groups that only need cheap built-ins never leave the process.
 
-    The pool starts with the first group that needs it. One response is one job, except for functions that need the
-    whole group; so a response that hangs or kills its worker fails alone.
+    One response is one job, except for functions that need the whole group; so a response that hangs or kills its
+    worker fails alone.
     """
 
     def __init__(
@@ -62,9 +62,7 @@ class PoolScorer:
         self._in_threads = any(isinstance(spec, RewardFunction) for spec in specs)
         self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
         self._timeout, self._memory, self._retries = timeout, memory, retries
-        self._pool: WorkerPool | None = None
-        self._source: WorkerSource | None = None
-        self._info: dict[str, Any] = {}
+        self.pool: WorkerPool | None = None  # starts with the first group that needs it
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
         self._pending: list[_Pending] = []
 
@@ -74,7 +72,7 @@ class PoolScorer:
             self._pending.append(_Pending(group, graded=self._cheap.grade(group.prompt, responses)))
             return
         pool = self.start(group.prompt.data_source)
-        parts = [responses] if self._info["whole_group"] else [[response] for response in responses]
+        parts = [responses] if pool.source.info["whole_group"] else [[response] for response in responses]
         jobs = [pool.submit((group.prompt, part)) for part in parts if part]
         self._pending.append(_Pending(group, jobs=jobs))
 
@@ -89,27 +87,24 @@ class PoolScorer:
 
         What the rows of `data_source` need is imported before workers are forked.
         """
-        if self._pool is None:
-            self._source = self._make_workers(data_source)
-            self._info = self._source.info
+        if self.pool is None:
             # Built-in graders keep their own deadlines and never hang. More of them at once would only make the
             # programs that they run miss theirs.
             growth = {"max_workers": self._num_workers} if all(map(_is_builtin, self._specs)) else {}
-            self._pool = WorkerPool(
-                self._source, num_workers=self._num_workers, timeout=self._timeout, retries=self._retries, **growth
+            self.pool = WorkerPool(
+                self._make_workers(data_source),
+                num_workers=self._num_workers,
+                timeout=self._timeout,
+                retries=self._retries,
+                **growth,
             )
-        return self._pool
-
-    @property
-    def server_pid(self) -> int:
-        """The process that all workers descend from; 0 when none runs."""
-        return self._source.pid if isinstance(self._source, ForkedWorkers) else 0
+        return self.pool
 
     def close(self) -> None:
         self._pending = []
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
 
     def _make_workers(self, data_source: str) -> WorkerSource:
         if self._in_threads:
@@ -135,7 +130,8 @@ class PoolScorer:
         return graded
 
     def _job_failure(self, prompt: Prompt, index: int, error: JobFailed) -> str:
-        names = ", ".join(self._info.get("names") or [f"for data_source {prompt.data_source!r}"])
+        info = self.pool.source.info if self.pool else {}
+        names = ", ".join(info.get("names") or [f"for data_source {prompt.data_source!r}"])
         return f"reward function {names} failed on row {prompt.uid!r}, response {index}: {error}"
 
     def _with_rewards(self, group: Group, graded: Sequence[Graded]) -> Group:

@@ -19,8 +19,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
+
+from gspo.processes import children_of
 
 from .inside import wire
 from .inside.plain import MAX_BYTES
@@ -237,12 +238,3 @@ class ServerHandle:
         if self.process.stderr is not None:
             self.process.stderr.close()
         self.process.returncode = 0
-
-
-def children_of(pid: int) -> list[int]:
-    """The direct children of a process, now."""
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in thread.read_text().split()]
-    return found

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from . import levels
-from .fork_server import ServerHandle, children_of
+from .fork_server import ServerHandle
 from .inside import plain
 from .relay import Relay, is_alive
 from .result import CallResult, RunResult, SandboxError
@@ -118,10 +118,6 @@ class Sandbox:
         """Processes of the servers that are idle now."""
         with self._lock:
             return [server.pid for server in self._idle]
-
-    def processes(self) -> list[int]:
-        """Children that idle servers still have: none, unless one survived its end."""
-        return [child for pid in self.server_pids() for child in children_of(pid)]
 
     def close(self) -> None:
         """End every fork server; one that another thread uses ends when that thread is done."""

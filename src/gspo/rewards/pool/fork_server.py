@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.processes import adopt_orphans, describe_exit, die_with_parent, kill_group, outlive_parent
+from gspo.processes import adopt_orphans, children_of, describe_exit, die_with_parent, kill_group, outlive_parent
 from gspo.registry import import_name
 from gspo.rewards.pool import frames
 
@@ -152,11 +152,7 @@ def _stop(pid: int, workers: set[int]) -> str:
 def _kill_orphans(workers: set[int]) -> None:
     """Kill the server's children that are not workers: processes that dead workers left behind."""
     for _ in range(64):  # the children of a killed orphan become this process's own, and are found in the next round
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children") as file:
-                orphans = [int(word) for word in file.read().split() if int(word) not in workers]
-        except OSError:
-            return
+        orphans = [pid for pid in children_of(os.getpid()) if pid not in workers]
         if not orphans:
             return
         for pid in orphans:

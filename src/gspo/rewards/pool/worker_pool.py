@@ -84,7 +84,7 @@ class WorkerPool:
         assert num_workers >= 1 and timeout > 0
         self.counts = PoolCounts()
         self.limit = WorkerLimit(num_workers, max_workers, timeout)
-        self._source = source
+        self.source = source
         self._timeout, self._retries = timeout, retries
         self._workers: set[_Worker] = set()
         self._dying: set[_Worker] = set()
@@ -141,7 +141,7 @@ class WorkerPool:
             _fail(job, self._closed_because)
         for worker in [*self._workers, *self._dying]:
             self._drop(worker)
-        self._source.close()
+        self.source.close()
         self._selector.close()
         self._wake_out.close()
 
@@ -156,7 +156,7 @@ class WorkerPool:
         starting = sum(not worker.ready for worker in self._workers)
         missing = min(len(self._queue) - starting, self.limit.now - len(self._workers))
         if missing > 0:
-            for handle in self._source.start(missing):
+            for handle in self.source.start(missing):
                 self.counts.started += 1
                 worker = _Worker(handle, Channel(handle.sock), time.monotonic(), ready=handle.ready)
                 self._workers.add(worker)
@@ -268,12 +268,12 @@ class WorkerPool:
         for worker in [w for w in self._workers if (w.job or not w.ready) and now >= self._due(w)]:
             if worker.ready and not worker.stack_requested:
                 worker.stack_requested = True
-                self._source.request_stack(worker.handle)
+                self.source.request_stack(worker.handle)
             else:
                 late.append(worker)
-        stacks = [self._source.stack(worker.handle) for worker in late]
+        stacks = [self.source.stack(worker.handle) for worker in late]
         for worker in late:  # all before any is reaped, so that none waits for another
-            self._source.kill(worker.handle)
+            self.source.kill(worker.handle)
         for worker, stack in zip(late, stacks):
             if worker.job is None:
                 self._on_death(worker)
@@ -304,14 +304,14 @@ class WorkerPool:
 
     def _lower_priority(self, worker: _Worker) -> None:
         worker.low_priority = True
-        self._source.lower_priority(worker.handle)
+        self.source.lower_priority(worker.handle)
 
     def _drop(self, worker: _Worker) -> str:
         """Forget a worker and end it. Returns how it ended."""
         self._workers.discard(worker)
         self._dying.discard(worker)
         self._selector.unregister(worker.handle.sock)
-        return self._source.stop(worker.handle)
+        return self.source.stop(worker.handle)
 
 
 def _fail(job: _Job, reason: str) -> None:

@@ -44,9 +44,13 @@ class WorkerHandle:
 
 
 class WorkerSource(Protocol):
-    """Starts and ends workers. Called from one thread at a time. `info` is what the handler's factory returned."""
+    """Starts and ends workers. Called from one thread at a time. `info` is what the handler's factory returned.
+
+    The methods that return None do nothing here; a source implements those that its workers need.
+    """
 
     info: Any
+    pid: int = 0  # the process that all workers descend from; 0 when they are threads of this one
 
     def start(self, num_workers: int) -> list[WorkerHandle]:
         """Start workers: at least one, at most `num_workers`."""
@@ -58,11 +62,9 @@ class WorkerSource(Protocol):
 
     def kill(self, worker: WorkerHandle) -> None:
         """Begin to end a worker; `stop` must follow."""
-        ...
 
     def request_stack(self, worker: WorkerHandle) -> None:
         """Ask a worker for its stack, which `stack` returns a moment later."""
-        ...
 
     def stack(self, worker: WorkerHandle) -> str:
         """The stack of a worker as text; "" when there is none."""
@@ -70,14 +72,12 @@ class WorkerSource(Protocol):
 
     def lower_priority(self, worker: WorkerHandle) -> None:
         """Give a stuck worker less processor time. There is no way back."""
-        ...
 
     def close(self) -> None:
         """End all workers; returns when they are gone."""
-        ...
 
 
-class ForkedWorkers:
+class ForkedWorkers(WorkerSource):
     """Workers forked from a server that has imported the reward function; see `gspo.rewards.pool.fork_server`."""
 
     def __init__(self, factory: str, args: tuple[Any, ...], *, memory: int = 1024) -> None:
@@ -89,11 +89,6 @@ class ForkedWorkers:
             self._setup = dataclasses.replace(self._setup, preload=False)
             self._launch()
 
-    @property
-    def pid(self) -> int:
-        """The server's process, which leads its own session."""
-        return self._server.pid
-
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -102,9 +97,10 @@ class ForkedWorkers:
                 pass_fds=[theirs.fileno()],
                 env=_environment(),
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                stdout=2,  # what a reward function prints must not mix with what the trainer prints
                 start_new_session=True,  # Ctrl-C is for the trainer alone
             )
+        self.pid = self._server.pid
         self._control = ours
         ours.settimeout(LOAD_TIMEOUT)
         try:
@@ -182,7 +178,7 @@ class ForkedWorkers:
             self._server.wait()
 
 
-class ThreadWorkers:
+class ThreadWorkers(WorkerSource):
     """Threads of this process, for functions that exist only here (closures, notebook cells).
 
     A hung thread cannot be killed: it is reported like a hung process, abandoned and replaced. There is no memory
@@ -210,34 +206,15 @@ class ThreadWorkers:
         worker.sock.close()
         return "its thread was abandoned"
 
-    def kill(self, worker: WorkerHandle) -> None:
-        pass
-
-    def request_stack(self, worker: WorkerHandle) -> None:
-        pass
-
     def stack(self, worker: WorkerHandle) -> str:
         frame = sys._current_frames().get(worker.thread.ident or 0) if worker.thread else None
         return "".join(traceback.format_stack(frame)[-8:]).rstrip() if frame else ""
-
-    def lower_priority(self, worker: WorkerHandle) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def _environment() -> dict[str, str]:
     """The trainer's environment, with gspo importable, one thread per process and a fixed hash seed."""
     single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     return python_environment(PYTHONHASHSEED="0", GSPO_REWARD_WORKER="1", **single)
-
-
-def _has_fileno(stream: Any) -> bool:
-    try:
-        return stream.fileno() >= 0
-    except (AttributeError, OSError, ValueError):
-        return False
 
 
 def _user_part(dump: str) -> str:
