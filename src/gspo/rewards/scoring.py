@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeGuard
 
 from gspo.rewards import builtin
@@ -27,15 +27,6 @@ from gspo.rewards.signatures import Response
 from gspo.types import Group, Prompt, Reward, Rollout
 
 AnyReward = RewardSpec | RewardFunction
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A submitted group: graded already, or with the jobs that grade it."""
-
-    group: Group
-    graded: list[Graded] | None = None
-    jobs: Sequence[Future[Any]] = ()
 
 
 class PoolScorer:
@@ -64,23 +55,22 @@ class PoolScorer:
         self._timeout, self._memory, self._retries = timeout, memory, retries
         self.pool: WorkerPool | None = None  # starts with the first group that needs it
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[Group, Callable[[], list[Graded]]]] = []  # groups, and what waits for their results
 
     def submit(self, group: Group) -> None:
         responses = responses_of(group)
         if self._cheap and all(_is_cheap(spec, group.prompt.data_source) for spec in self._specs):
-            self._pending.append(_Pending(group, graded=self._cheap.grade(group.prompt, responses)))
+            graded = self._cheap.grade(group.prompt, responses)
+            self._pending.append((group, lambda: graded))
             return
         pool = self.start(group.prompt.data_source)
         parts = [responses] if pool.source.info["whole_group"] else [[response] for response in responses]
         jobs = [pool.submit((group.prompt, part)) for part in parts if part]
-        self._pending.append(_Pending(group, jobs=jobs))
+        self._pending.append((group, partial(self._results, group, jobs)))
 
     def collect(self) -> list[Group]:
         pending, self._pending = self._pending, []
-        return [
-            self._with_rewards(one.group, self._results(one) if one.graded is None else one.graded) for one in pending
-        ]
+        return [self._with_rewards(group, results()) for group, results in pending]
 
     def start(self, data_source: str = "") -> WorkerPool:
         """Start the pool if it is not running; RewardError when the reward function cannot be loaded.
@@ -115,24 +105,24 @@ class PoolScorer:
             memory=self._memory,
         )
 
-    def _results(self, pending: _Pending) -> list[Graded]:
+    def _results(self, group: Group, jobs: Sequence[Future[Any]]) -> list[Graded]:
         """The answers of the workers, checked. A job without a result is a failure of each of its responses."""
-        prompt, graded = pending.group.prompt, list[Graded]()
-        size = len(pending.group.rollouts) // max(len(pending.jobs), 1)
-        for job in pending.jobs:
+        graded: list[Graded] = []
+        size = len(group.rollouts) // max(len(jobs), 1)
+        for job in jobs:
             try:
                 items = job.result()
                 if not isinstance(items, list) or len(items) != size:
                     raise JobFailed("its worker did not answer with a list of results")
                 graded += map(from_json, items)
             except JobFailed as error:
-                graded += [self._job_failure(prompt, len(graded) + i, error) for i in range(size)]
+                head = f"{self._name_for(group.prompt)} failed on row {group.prompt.uid!r}"
+                graded += [f"{head}, response {len(graded) + i}: {error}" for i in range(size)]
         return graded
 
-    def _job_failure(self, prompt: Prompt, index: int, error: JobFailed) -> str:
-        info = self.pool.source.info if self.pool else {}
-        names = ", ".join(info.get("names") or [f"for data_source {prompt.data_source!r}"])
-        return f"reward function {names} failed on row {prompt.uid!r}, response {index}: {error}"
+    def _name_for(self, prompt: Prompt) -> str:
+        names = self.pool.source.info["names"] if self.pool else []
+        return f"reward function {', '.join(names) or f'for data_source {prompt.data_source!r}'}"
 
     def _with_rewards(self, group: Group, graded: Sequence[Graded]) -> Group:
         """The group with a reward, or a failure and no reward, on each rollout."""
