@@ -30,14 +30,7 @@ def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -
             token_ids = token_ids[:-1]
     if not token_ids:
         raise DataError(row.uid, "has an empty prompt; expected at least one token", field="prompt")
-    return Prompt(
-        uid=row.uid,
-        messages=row.messages,
-        token_ids=tuple(int(t) for t in token_ids),
-        data_source=row.data_source,
-        ground_truth=row.ground_truth,
-        extra=row.extra,
-    )
+    return Prompt(row.uid, row.messages, tuple(map(int, token_ids)), row.data_source, row.ground_truth, row.extra)
 
 
 def _apply(row: Row, tokenizer: Any, kwargs: dict[str, Any]) -> str:

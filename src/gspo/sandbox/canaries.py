@@ -13,7 +13,7 @@ from pathlib import Path
 from .fork_server import ServerHandle
 from .judge import DEFAULT_MEMORY, run_script
 from .levels import CanaryReport, LevelReport
-from .result import RunResult, SandboxError
+from .result import SandboxError
 
 WALL = 20.0
 
@@ -83,8 +83,9 @@ def _honest_problem(server: ServerHandle, level: int) -> str:
 
 
 def _try_canary(server: ServerHandle, name: str) -> CanaryReport:
-    with tempfile.TemporaryDirectory(prefix="gspo-canary-") as name_of_folder, _listener() as (port, contacted):
-        folder, secret = Path(name_of_folder), secrets.token_hex(16)
+    """Run a canary and look for its effects: printed text, changed files, a connection, a stopped judge."""
+    with tempfile.TemporaryDirectory(prefix="gspo-canary-") as path, _listener() as (port, contacted):
+        folder, secret = Path(path), secrets.token_hex(16)
         folder.chmod(0o777)
         for file in ("secret", "victim"):
             (folder / file).write_text(secret)
@@ -94,15 +95,11 @@ def _try_canary(server: ServerHandle, name: str) -> CanaryReport:
             source = source.replace(mark, str(value))
         result = run_script(server, source, b"", WALL, DEFAULT_MEMORY)
         harmed = {file.name: file.read_text() for file in folder.iterdir()} != {"secret": secret, "victim": secret}
-        succeeded = _succeeded(result, secret) or harmed or contacted()
-    said = result.stderr.decode(errors="replace").strip().splitlines()
-    return CanaryReport(name, not succeeded, said[-1] if said else "refused" if not succeeded else "done")
-
-
-def _succeeded(result: RunResult, secret: str) -> bool:
-    text = result.stdout.decode(errors="replace")
-    stopped_judge = result.timed_out or result.signal == signal.SIGSTOP
-    return secret in text or DONE in text or stopped_judge
+        printed = result.stdout.decode(errors="replace")
+        stopped_judge = result.timed_out or result.signal == signal.SIGSTOP
+        succeeded = secret in printed or DONE in printed or stopped_judge or harmed or contacted()
+    errors = result.stderr.decode(errors="replace").strip().splitlines()
+    return CanaryReport(name, not succeeded, errors[-1] if errors else "done" if succeeded else "refused")
 
 
 @contextlib.contextmanager

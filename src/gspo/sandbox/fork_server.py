@@ -47,6 +47,10 @@ class Child:
         self.stderr = PipeReader(STDERR_LIMIT)
         self.requests = PipeWriter() if linked else None
         self.replies = PipeReader(2 * MAX_BYTES) if linked else None
+        pipes = [p for p in (self.stdout, self.stderr, self.requests, self.replies) if p is not None]
+        self.readers = [p for p in pipes if isinstance(p, PipeReader)]
+        self.own_fds = [p.fd for p in pipes]
+        self.child_fds = [p.child_fd for p in pipes]
         self.started = time.monotonic()
         self.wall = 0.0
         self.status: int | None = None
@@ -55,18 +59,6 @@ class Child:
     @property
     def ended(self) -> bool:
         return self.status is not None or self.error is not None
-
-    def readers(self) -> list[PipeReader]:
-        return [c for c in (self.stdout, self.stderr, self.replies) if c is not None]
-
-    def child_fds(self) -> list[int]:
-        fds = [self.stdout.child_fd, self.stderr.child_fd]
-        if self.requests is not None and self.replies is not None:
-            fds += [self.requests.child_fd, self.replies.child_fd]
-        return fds
-
-    def own_fds(self) -> list[int]:
-        return [c.fd for c in self.readers()] + ([self.requests.fd] if self.requests is not None else [])
 
     def result(self, timed_out: bool) -> RunResult:
         """How it ended; raises SandboxError when it could not be confined or the server failed."""
@@ -116,12 +108,12 @@ class ServerHandle:
         inputs = [sealed_file(_LETTERS[kind] + source.encode("utf-8", "surrogatepass")), sealed_file(stdin)]
         request = wire.REQUEST.pack(wire.RUN, child.number, memory, cpu)
         try:
-            socket.send_fds(self._channel, [request], [*inputs, *child.child_fds()])
+            socket.send_fds(self._channel, [request], [*inputs, *child.child_fds])
         except OSError as error:
-            close_all(child.own_fds())
+            close_all(child.own_fds)
             raise SandboxError(f"the sandbox's fork server is gone: {error}") from error
         finally:
-            close_all([*inputs, *child.child_fds()])
+            close_all([*inputs, *child.child_fds])
         self.children[child.number] = child
         return child
 
@@ -137,7 +129,7 @@ class ServerHandle:
         poll.register(self._channel, select.POLLIN)
         sources: dict[int, Callable[[], Any]] = {}
         for child in self.children.values():
-            for reader in child.readers():
+            for reader in child.readers:
                 if not reader.closed:
                     poll.register(reader.fd, select.POLLIN)
                     sources[reader.fd] = reader.read
@@ -172,9 +164,9 @@ class ServerHandle:
                 child.error = f"the fork server did not answer within {GRACE_SECONDS:g} s"
                 break
             self.step(give_up - time.monotonic())
-        for reader in child.readers():
+        for reader in child.readers:
             reader.drain()
-        close_all(child.own_fds())
+        close_all(child.own_fds)
         self.children.pop(child.number, None)
 
     def _read_message(self) -> None:
@@ -219,7 +211,7 @@ class ServerHandle:
     def close(self) -> None:
         """End the server and all its children; returns when they are gone."""
         for child in list(self.children.values()):
-            close_all(child.own_fds())
+            close_all(child.own_fds)
         self.children.clear()
         self._channel.close()
         try:
