@@ -56,20 +56,16 @@ def kill_group(pid: int) -> None:
 def is_alive(pid: int) -> bool:
     """Whether a process runs. A zombie, which ended and was not yet collected by its parent, does not."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except FileNotFoundError:
         if Path("/proc/self").exists():
             return False
     except OSError:
         return True
-    else:
-        return text.rpartition(")")[2].split()[0] not in ("Z", "X")
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to another user
-        return True
+    except OSError as error:  # any other than ProcessLookupError: it belongs to another user
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

@@ -69,7 +69,7 @@ def run_canaries(level: int) -> LevelReport:
         server.close()
     broken = [report.name for report in reports if not report.refused]
     reason = f"a program could {', '.join(broken)}" if broken else honest
-    return LevelReport(level, not reason, reason, reports, server.network_namespace, server.pid_namespace)
+    return LevelReport(level, not reason, reason, reports)
 
 
 def _honest_problem(server: ServerHandle, level: int) -> str:

@@ -89,12 +89,10 @@ class ServerHandle:
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             self.process, self._inner_pid = launch(level, far.fileno(), with_numpy)
-        ready = self._receive(START_SECONDS)
-        if ready is None:
+        if self._receive(START_SECONDS) is None:
             reason = self._stderr_tail()
             self.close()
             raise SandboxError(f"the sandbox's fork server did not start at level {level}: {reason}")
-        self.network_namespace, self.pid_namespace = bool(ready.status & 1), bool(ready.status & 2)
 
     @property
     def pid(self) -> int:

@@ -43,8 +43,6 @@ class LevelReport:
     granted: bool
     reason: str
     canaries: tuple[CanaryReport, ...] = ()
-    network_namespace: bool = False
-    pid_namespace: bool = False
 
 
 _reports: dict[tuple[int, int], LevelReport] = {}
