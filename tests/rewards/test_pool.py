@@ -61,15 +61,6 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_groups_come_back_in_order_of_submission_whatever_takes_long(scorer: PoolScorer) -> None:
-    for number, text in enumerate(["pause 0.3", "a", "pause 0.1", "bb"]):
-        scorer.submit(make_group([text, "ccc"], number))
-    groups = scorer.collect()
-    assert [group.submission for group in groups] == [0, 1, 2, 3]
-    assert [scores(list(group.rollouts)) for group in groups] == [[9, 3], [1, 3], [9, 3], [2, 3]]
-    assert scorer.collect() == []
-
-
 def test_failures_are_missing_and_named(scorer: PoolScorer) -> None:
     rollouts = score_all(scorer, ["abc", "raise it", "abcd", *NONSENSE])
     assert scores(rollouts) == [3, None, 4] + [None] * len(NONSENSE)
