@@ -60,7 +60,10 @@ def test_nothing_of_the_tests_is_in_it(wheel: set[str]) -> None:
 
 
 def test_no_attack_program_is_in_it(wheel: set[str]) -> None:
+    """Each attack is recognised by its longest line, unless that is a common one."""
+    longest = [max(map(str.strip, attack.source.splitlines()), key=len) for attack in ATTACKS.values()]
+    marks = [line for line in longest if len(line) >= 30]
+    programs = "".join(file.read_text() for file in (ROOT / "tests" / "faults" / "programs").glob("*.py"))
+    assert sum(mark in programs for mark in marks) > 30, "the attacks are no longer recognised by their text"
     shipped = texts(wheel)
-    assert len(ATTACKS) > 40
-    for attack in ATTACKS.values():
-        assert not [file for file, text in shipped.items() if attack.source.strip() in text], attack.name
+    assert not [(file, mark) for mark in marks for file, text in shipped.items() if mark in text]
