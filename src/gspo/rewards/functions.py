@@ -1,6 +1,6 @@
 """Reward functions in four signatures, loaded by path and name. Every failure names the function and the row.
 
-gspo        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str that knows its tokens).
+gspo        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str with its tokens).
 verl        `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
 TRL         `(completions, **columns) -> list`: called once with all responses of a group.
 AReaL       `(prompt, completions, prompt_ids, completion_ids, **data) -> float`: called once per response.
@@ -117,7 +117,7 @@ def parse_spec(text: str) -> RewardSpec:
 
 
 def load_function(spec: RewardSpec) -> RewardFunction:
-    """Import the function that `spec` names; RewardError names what is missing and what is there instead."""
+    """Import the function that `spec` names; RewardError names the missing function and those that exist."""
     assert spec.path is not None
     module = load_module(spec.path)
     fn: Any = module

@@ -162,7 +162,7 @@ def make_scorer(
     """The scorer for a reward: None (each row's built-in), a name, "file.py:function", a function, or several of these.
 
     `memory` is in MiB per worker; `num_workers=0` means one per core. A test of model-written code gets half of
-    `timeout`, so that the sandbox grades a program that hangs as wrong before its reward is given up.
+    `timeout`: the sandbox then grades a program that hangs as wrong before the job itself reaches its deadline.
     """
     code = {"timeout": timeout / 2, "level": sandbox_level, "allow_unsandboxed": allow_unsandboxed_code}
     shaping = {"format": format_weight, "repetition": repetition_penalty}

@@ -7,11 +7,11 @@ function once and forks a worker within a few milliseconds of each request.
        │         (waits for each reply)                 (waits for a request)                │
        └──── the worker's own socket: payload ──▶ ◀── result, or the socket closes ─────────┘
 
-Who ends what: the trainer asks the server to kill and reap a worker, so the id of a worker's process cannot be reused
-before. When the control socket closes (the trainer ended, in whatever way) the server kills all workers and ends. A
-worker dies with its server (PR_SET_PDEATHSIG). Processes that a worker leaves behind become children of the server
-(subreaper), which kills them. The server itself uses PR_SET_PDEATHSIG only while it runs user code on import: the
-signal is tied to the trainer's *thread*, which may end before the pool does.
+Only the server reaps workers, when the trainer requests it: until then a worker's process id is not reused. When the
+control socket closes, the trainer has ended, and the server kills all workers and ends. A worker dies with its server
+(PR_SET_PDEATHSIG). Processes that a worker leaves behind become children of the server (subreaper), which kills them.
+The server itself uses PR_SET_PDEATHSIG only while it imports user code: the signal is tied to the trainer's *thread*,
+which may end before the pool does.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _preload(control: socket.socket, setup: ServerSetup) -> Handler:
 
 
 def _try_in_child(control: socket.socket, setup: ServerSetup) -> None:
-    """Have a child report the info: what this process imports, its workers could not import again for themselves."""
+    """Have a child load the function and report: workers could not import again what this process has imported."""
     server = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -106,7 +106,7 @@ def build_handler(setup: ServerSetup) -> tuple[Handler, Any]:
 def _serve_requests(control: socket.socket, parent: int, setup: ServerSetup, handler: Handler | None) -> None:
     workers: set[int] = set()
     try:
-        # The trainer's death may leave the socket open, in a process that was forked from it: ask for the parent too.
+        # A process that was forked from the trainer may hold the socket open after its death: check the parent too.
         while os.getppid() == parent:
             readable = select.select([control], [], [], _PARENT_CHECK)[0]
             if readable and not _handle_request(control, workers, setup, handler):

@@ -33,7 +33,7 @@ from gspo.rewards.protocol import RewardError
 START_TIMEOUT = 120.0
 MAX_WORKERS = 64
 _REAP_AFTER = 2.0
-# Share of the deadline (of 1 s at most) before its end at which a stuck worker is asked for its stack.
+# How long before its deadline a stuck worker is asked for its stack, as a share of the deadline (at most of 1 s).
 _STACK_LEAD = 0.1
 
 
@@ -108,7 +108,7 @@ class WorkerPool:
                     self._on_event(key, events)
                 self._expire()
                 self._resize()
-        except Exception as error:  # whoever waits for a job must learn that the pool cannot go on
+        except Exception as error:  # unfinished jobs fail with this reason
             self._closed_because = f"the reward pool stopped: {type(error).__name__}: {error}"
         finally:
             self._shut_down()
@@ -161,7 +161,7 @@ class WorkerPool:
         return max(0.0, due - now)
 
     def _due(self, worker: Worker) -> float:
-        """When something must happen to a busy worker: a start that took too long, a stack, a deadline."""
+        """When a busy worker needs attention: its start took too long, its stack is due, its deadline passes."""
         if not worker.ready:
             return worker.since + START_TIMEOUT
         lead = 0.0 if worker.stack_requested else _STACK_LEAD * min(1.0, self._timeout)
@@ -265,7 +265,7 @@ class WorkerPool:
         _fail(job, f"no result within {self._timeout:g} s; its worker was stopped{at}")
         self._workers.discard(worker)
         worker.since = now
-        self._dying.add(worker)  # reaped when its socket closes: a spinning process takes a while to end
+        self._dying.add(worker)  # reaped when its socket closes: a spinning process needs a while to end
 
     def _resize(self) -> None:
         """Raise the limit while jobs wait behind stuck workers; without queued jobs, return to the pool's size."""

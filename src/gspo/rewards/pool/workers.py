@@ -87,7 +87,7 @@ class WorkerSource(Protocol):
         ...
 
     def lower_priority(self, worker: Worker) -> None:
-        """Give a stuck worker less processor time. There is no way back."""
+        """Give a stuck worker less processor time. This cannot be undone."""
 
     def close(self) -> None:
         """End all workers; returns when they are gone."""

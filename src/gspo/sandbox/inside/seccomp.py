@@ -26,7 +26,7 @@ AT_EMPTY_PATH = 0x1000
 AF_UNIX = 1
 O_ACCMODE, O_TRUNC, O_PATH = 0o3, 0o1000, 0o10000000
 
-# The blocking and close-on-exec state, what isatty asks a terminal, the number of bytes that wait.
+# FIONBIO, FIONCLEX, FIOCLEX, TCGETS (isatty), TIOCGWINSZ, FIONREAD.
 IOCTLS = (0x5421, 0x5450, 0x5451, 0x5401, 0x5413, 0x541B)
 # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN: it sends signals.
 FCNTLS = (0, 1, 2, 3, 4, 1030, 1032)
