@@ -43,7 +43,7 @@ def attack_fault(sandbox: Sandbox, attack: Attack, world: World) -> str:
     if outcome.earned:
         faults.append("was rewarded")
     if attack.gained(world, outcome):
-        faults.append("got what it went for")
+        faults.append("reached its goal")
     if world.touched() or world.contacted() or world.victim_harmed():
         faults.append("touched something")
     if seconds > 2 * DEADLINE + SLACK:
@@ -86,8 +86,8 @@ def honest_fault(sandbox: Sandbox, honest: Honest) -> str:
     result = sandbox.run(honest.source, honest.stdin.encode(), wall=HONEST_WALL)
     if result.ok and result.stdout == honest.expected.encode():
         return ""
-    said = result.stderr.decode(errors="replace").strip()[-200:]
-    return f"{honest.name} at level {sandbox.level}: exit {result.exit_code}, signal {result.signal}, {said!r}"
+    output = result.stderr.decode(errors="replace").strip()[-200:]
+    return f"{honest.name} at level {sandbox.level}: exit {result.exit_code}, signal {result.signal}, {output!r}"
 
 
 def honest_programs(level: int) -> list[Honest]:

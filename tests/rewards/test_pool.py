@@ -50,7 +50,7 @@ def scores(rollouts: list[Rollout]) -> list[float | None]:
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20.0
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.01)
 
 
