@@ -81,7 +81,6 @@ class ServerHandle:
     """One fork server process, with or without numpy loaded. Used by one thread at a time."""
 
     def __init__(self, level: int, with_numpy: bool = False) -> None:
-        self.level = level
         self.with_numpy = with_numpy
         self.children: dict[int, Child] = {}
         self.failed = False

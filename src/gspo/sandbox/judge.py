@@ -82,7 +82,7 @@ class Sandbox:
             assert child.requests is not None and child.replies is not None
             child.requests.write(plain.dump_line(request))
             replies = child.replies
-            done = server.pump(lambda: replies.has_line() or not is_alive(child), child.started + wall)
+            done = server.pump(lambda: b"\n" in replies.data or not is_alive(child), child.started + wall)
             server.finish(child)
             if child.error is not None:
                 raise SandboxError(f"the sandbox could not run a program: {child.error}")
@@ -102,7 +102,9 @@ class Sandbox:
             program = server.start("functions", source, b"", memory, _cpu_seconds(wall), linked=True)
             tester = server.start("test", f"{name}\n{test}", b"", memory, _cpu_seconds(wall), linked=True)
             relay = Relay(program, tester)
-            done = server.pump(lambda: relay.advance() or not relay.alive(), program.started + wall)
+            done = server.pump(
+                lambda: relay.advance() or not is_alive(program) or not is_alive(tester), program.started + wall
+            )
             # When the program ended by itself, an error of the tester does not matter: it may not even be confined yet.
             decided = done and program.status is not None
             server.finish(program)

@@ -41,9 +41,6 @@ class Relay:
                 program.requests.write(line)
         return self._verdict is not None
 
-    def alive(self) -> bool:
-        return is_alive(self._program) and is_alive(self._tester)
-
     def result(self, timed_out: bool) -> CallResult:
         """The verdict; without one the test failed."""
         if self._verdict is None:

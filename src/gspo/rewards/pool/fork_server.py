@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import glob
 import json
 import os
 import pickle
@@ -50,7 +51,11 @@ class ServerSetup:
     args: tuple[Any, ...]
     memory: int  # MiB per worker
     path: tuple[str, ...]
-    preload: bool = True  # build the handler before forking; else in each worker
+    preload: bool = True  # load the handler before forking; else in each worker
+
+    def load(self) -> tuple[Handler, Any]:
+        """The function that turns payloads into results, and what the trainer must know about it."""
+        return import_name(self.factory)(*self.args)
 
 
 def main(control_fd: int) -> None:
@@ -74,9 +79,10 @@ def main(control_fd: int) -> None:
 
 
 def _preload(control: socket.socket, setup: ServerSetup) -> Handler:
-    """Build the handler here and report its info, with the number of threads that the imports started."""
-    handler, info = build_handler(setup)
-    frames.send(control, json.dumps({"info": info, "threads": _count_threads()}).encode())
+    """Load the handler here and report its info, with the number of threads that the imports started."""
+    handler, info = setup.load()
+    num_threads = len(glob.glob("/proc/self/task/*"))
+    frames.send(control, json.dumps({"info": info, "threads": num_threads}).encode())
     return handler
 
 
@@ -96,11 +102,6 @@ def _try_in_child(control: socket.socket, setup: ServerSetup) -> None:
             os._exit(status)
     if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
         raise RuntimeError(f"the process that loads the reward function {describe_exit(code)}")
-
-
-def build_handler(setup: ServerSetup) -> tuple[Handler, Any]:
-    """The function that turns payloads into results, and what the trainer must know about it."""
-    return import_name(setup.factory)(*setup.args)
 
 
 def _serve_requests(control: socket.socket, parent: int, setup: ServerSetup, handler: Handler | None) -> None:
@@ -181,7 +182,7 @@ def _fork_worker(
             faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True, chain=False)
             sock = socket.socket(fileno=fds[first])
             if handler is None:
-                handler = build_handler(setup)[0]
+                handler, _ = setup.load()
                 frames.send(sock, b"{}")  # ready
             run_jobs(sock, handler)
         status = 0
@@ -216,13 +217,6 @@ def run_jobs(sock: socket.socket, handler: Handler) -> None:
         except (Exception, SystemExit):
             answer = {"error": traceback.format_exc(limit=-12)}
         frames.send(sock, json.dumps(answer).encode())
-
-
-def _count_threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
 
 
 if __name__ == "__main__":

@@ -107,11 +107,12 @@ class ForkedWorkers(WorkerSource):
 
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
+        single_threaded = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gspo.rewards.pool.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=python_environment(PYTHONHASHSEED="0", GSPO_REWARD_WORKER="1", **single_threaded),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a reward function prints must not mix with what the trainer prints
                 start_new_session=True,  # Ctrl-C is for the trainer alone
@@ -225,12 +226,6 @@ class ThreadWorkers(WorkerSource):
     def stack(self, worker: Worker) -> str:
         frame = sys._current_frames().get(worker.thread.ident or 0) if worker.thread else None
         return "".join(traceback.format_stack(frame)[-8:]).rstrip() if frame else ""
-
-
-def _environment() -> dict[str, str]:
-    """The trainer's environment, with gspo importable, one thread per process and a fixed hash seed."""
-    single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return python_environment(PYTHONHASHSEED="0", GSPO_REWARD_WORKER="1", **single)
 
 
 def _user_part(dump: str) -> str:
