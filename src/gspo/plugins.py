@@ -19,7 +19,7 @@ ENTRY_POINTS = "gspo.plugins"
 
 
 class PluginError(ValueError):
-    """A plugin cannot be imported. The message names where it was asked for, and the cause."""
+    """A plugin cannot be imported. The message names the setting or the package that lists it, and the cause."""
 
 
 def import_plugins(names: Sequence[str]) -> None:

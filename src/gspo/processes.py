@@ -1,7 +1,7 @@
 """What the processes of a run have in common: how they start, die with their parent, end, and report an error.
 
-The reward pool, rollout workers, trainer ranks and Ray actors each keep their own protocol and share this. The sandbox
-does not: what runs inside it imports nothing of gspo.
+The reward pool, rollout workers, trainer ranks and Ray actors each keep their own protocol and share this. What runs
+inside the sandbox does not: it imports nothing of gspo.
 """
 
 from __future__ import annotations
@@ -56,21 +56,26 @@ def kill_group(pid: int) -> None:
 def is_alive(pid: int) -> bool:
     """Whether a process runs. A zombie, which ended and was not yet collected by its parent, does not."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except FileNotFoundError:
         if Path("/proc/self").exists():
             return False
     except OSError:
         return True
-    else:
-        return text.rpartition(")")[2].split()[0] not in ("Z", "X")
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it belongs to another user
-        return True
+    except OSError as error:  # any other than ProcessLookupError: it belongs to another user
+        return not isinstance(error, ProcessLookupError)
     return True
+
+
+def children_of(pid: int) -> list[int]:
+    """The direct children of a process, now; none where /proc cannot be read."""
+    found: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, thread.read_text().split())
+    return found
 
 
 def describe_exit(code: int) -> str:

@@ -51,12 +51,12 @@ def test_hub_names_say_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hub_records_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    requests = []
 
     class Package:
         @staticmethod
         def load_dataset(name: str, config: str | None, *, split: str) -> list[dict]:
-            asked.append((name, config, split))
+            requests.append((name, config, split))
             if split == "dev":
                 raise ValueError("Unknown split\nmore")
             return [{"prompt": "x", "ground_truth": 1}, {"prompt": 3, "ground_truth": 1}]
@@ -68,7 +68,7 @@ def test_hub_records_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         load_rows("o/n")
     with pytest.raises(DataError, match=r"o/n\[dev\]: could not be read from the hub \(Unknown split\)"):
         load_rows("o/n", hub_split="dev")
-    assert asked == [("o/n", "c", "test"), ("o/n", None, "train"), ("o/n", None, "dev")]
+    assert requests == [("o/n", "c", "test"), ("o/n", None, "train"), ("o/n", None, "dev")]
 
 
 def test_a_hub_name_is_refused_at_once_when_the_hub_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_show_ends_with_2_on_broken_data(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_the_package_exports_what_users_need():
+def test_the_package_exports_what_a_dataset_of_ones_own_needs() -> None:
     assert (gspo.data.Row, gspo.data.dataset, gspo.data.load_rows) == (Row, dataset, load_rows)
-    with pytest.raises(AttributeError, match=r"module 'gspo\.data' has no attribute 'rowz'"):
-        _ = gspo.data.rowz
+    with pytest.raises(AttributeError, match="nosuchname"):
+        gspo.data.nosuchname  # noqa: B018

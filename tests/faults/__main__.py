@@ -1,4 +1,4 @@
-"""`python -m tests.faults [ROW …] [--seed N] [--json FILE]`: a line a row, a JSON file, and the count."""
+"""`python -m tests.faults [ROW …] [--seed N] [--json FILE]`: prints one line per row and the count, and writes a JSON file."""
 
 from __future__ import annotations
 

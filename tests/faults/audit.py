@@ -1,4 +1,4 @@
-"""An account of every group of a run, from its files: none lost, none trained on twice, none too old."""
+"""Checks the groups that a run recorded: none lost, none trained on twice, none too old."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 from gspo.runs.folder import step_of
 from gspo.runs.group_log import read_groups
 
-PUT_BACK = ("stale_dropped", "surplus")  # these ended nothing: the prompt was generated afresh
+PUT_BACK = ("stale_dropped", "surplus")  # not final: the prompt was generated again
 
 
 def recorded(run: Path) -> list[tuple[int, dict[str, Any]]]:
-    """Every recorded group with the step in whose file it stands, in order."""
+    """Every recorded group with the step of its file, in order."""
     files = sorted((run / "groups").glob("*.gz"), key=lambda file: step_of(file.name))
     return [(step_of(file.name), group) for file in files for group in read_groups(file)]
 
 
 def problems(run: Path) -> list[str]:
-    """What is wrong with a run's account: submissions recorded twice or not at all, prompts trained on twice.
+    """The problems of a run: submissions recorded twice or not at all, prompts trained on twice.
 
-    Every submission must stand once in the files of the steps, or be under way in the newest checkpoint.
+    Every submission must be recorded once in the files of the steps, or be pending in the newest checkpoint.
     """
     checkpoint = sorted((run / "checkpoints").glob("step-*"))[-1]
     state = json.loads((checkpoint / "training" / "state.json").read_text())["sampler"]
     found = Counter(group["submission"] for _, group in recorded(run))
-    under_way = Counter(g["submission"] for part in ("kept", "scored", "unfinished") for g in state[part])
-    under_way.update(group["submission"] for group, _, _ in state.get("untold", []))
-    total = found + under_way
+    pending = Counter(g["submission"] for part in ("kept", "scored", "unfinished") for g in state[part])
+    pending.update(group["submission"] for group, _, _ in state.get("untold", []))
+    total = found + pending
     twice = sorted(s for s, count in total.items() if count > 1)
     lost = sorted(set(range(state["next_submission"])) - set(total))
     unknown = sorted(s for s in total if s >= state["next_submission"])

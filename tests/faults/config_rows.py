@@ -8,9 +8,9 @@ import time
 
 from tests.faults.row import Check, Row
 
-LIMIT = 2.0  # seconds of processor time a check may take
+LIMIT = 2.0  # seconds of processor time that a check may use
 
-# words after `gspo train`, and the name that must be said
+# The words after `gspo train`, and the name that the message must contain.
 BROKEN: tuple[tuple[str, str], ...] = (
     ("data.trian_batch_size=64", "data.train_batch_size"),
     ("actor_rollout_ref.actor.clip_ratio_hgih=4e-4", "clip_ratio_high"),
@@ -34,7 +34,7 @@ BROKEN: tuple[tuple[str, str], ...] = (
     ("nowhere.yaml", "nowhere.yaml"),
 )
 
-# Runs the program and reports what it cost and whether a model library came with it.
+# Runs the program and reports its exit code, its processor time and the model libraries that it loaded.
 _PROBE = """
 import sys, time
 from gspo.cli import main
@@ -57,10 +57,10 @@ def broken_configs(seed: int) -> Row:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, *words.split()], capture_output=True, text=True, timeout=60, check=False
         )
-        said = done.stdout + done.stderr
-        code, seconds, loaded = said.rsplit("probe ", 1)[-1].split()[:3]
+        output = done.stdout + done.stderr
+        code, seconds, loaded = output.rsplit("probe ", 1)[-1].split()[:3]
         slowest = max(slowest, float(seconds))
-        if code != "2" or name not in said or loaded != "none" or float(seconds) > LIMIT:
+        if code != "2" or name not in output or loaded != "none" or float(seconds) > LIMIT:
             bad.append(words)
     detail = f"{len(BROKEN) - len(bad)}/{len(BROKEN)} named, exit 2, no model library, at most {slowest:.1f} s each"
     return Row("D2", "20 broken configs", not bad, detail if not bad else f"not: {bad}", time.monotonic() - start)

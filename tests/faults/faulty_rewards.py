@@ -1,4 +1,4 @@
-"""Reward functions that fail in every way, each told how by the response it grades."""
+"""Reward functions that fail in every way; the response that they grade says how."""
 
 from __future__ import annotations
 

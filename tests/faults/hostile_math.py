@@ -1,4 +1,4 @@
-"""Answers meant to run code, to hang a grader, or to be counted right when they are not."""
+"""Answers that try to run code, to hang a grader, or to be graded right when they are wrong."""
 
 from __future__ import annotations
 

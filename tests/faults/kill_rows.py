@@ -1,4 +1,4 @@
-"""Rows K1 to K5: killed and stopped at any moment, a run goes on to the same bits."""
+"""Rows K1 to K5: a run that is killed or stopped at any moment resumes and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def make_model_apart(folder: Path, **shape: int) -> Path:
 
     child = Child(work, folder.with_suffix(".log"))
     if child.wait() != 0:
-        raise RuntimeError(child.said())
+        raise RuntimeError(child.output())
     return folder
 
 
 def with_bench(check: Callable[[Bench, random.Random], tuple[bool, str]], id: str, title: str) -> Check:
-    """A row that gets a bench in a folder of its own and a generator of its own."""
+    """A row whose check gets its own bench, in its own folder, and its own random generator."""
 
     def run(seed: int) -> Row:
         start = time.monotonic()
@@ -184,13 +184,13 @@ def stop_signals(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         command = _command(bench, name)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         assert process.stdout is not None
-        said = ""
+        output = ""
         for line in process.stdout:
-            said += line
+            output += line
             if line.startswith("step 2/"):
                 process.send_signal(number)
         code = process.wait(timeout=120)
-        saved = "saved in" in said and (bench.folder / name / "checkpoints").exists()
+        saved = "saved in" in output and (bench.folder / name / "checkpoints").exists()
         again = subprocess.run(command, capture_output=True, text=True, timeout=300)
         same = again.returncode == 0 and final_state(bench.folder / name) == bench.reference(*_CLI)
         seen.append((signal.Signals(number).name, code == 128 + number, saved, same))
@@ -209,7 +209,7 @@ def _command(bench: Bench, name: str) -> list[str]:
 
 
 ROWS: dict[str, Check] = {
-    "K1": with_bench(random_kills, "K1", "SIGKILL at random, 5 a run, 10 runs"),
+    "K1": with_bench(random_kills, "K1", "SIGKILL at random, 5 per run, 10 runs"),
     "K2": with_bench(named_kills, "K2", "SIGKILL at 12 named points"),
     "K3": with_bench(repeated_resumes, "K3", "resumes in one epoch, at its end, at the last step, at step 0"),
     "K4": with_bench(kills_while_refilling, "K4", "kill while refilling and with surplus groups"),

@@ -16,7 +16,7 @@ from tests.faults.row import Check
 
 
 def poison(trainer_module: Any, what: str, steps: tuple[int, ...], value: float, log: Path) -> None:
-    """Put `value` into the loss, a gradient or a log-prob in the given steps; note weights that changed all the same."""
+    """Put `value` into the loss, a gradient or a log-prob in `steps`; log whether the weights stayed the same."""
     trainer = trainer_module.Trainer
     train_step = trainer.train_step
 
@@ -70,7 +70,7 @@ def _bad_log_prob(parts: Any, value: float) -> Callable[[], None]:
 
 
 def _swap(owner: Any, name: str, new: Any) -> Callable[[], None]:
-    """Shadow a method of one object; returns what takes the shadow away."""
+    """Replace a method of one object; returns a function that restores it."""
     setattr(owner, name, new)
     return lambda: delattr(owner, name)
 
@@ -90,11 +90,11 @@ def bad_numbers(bench: Bench, rng: random.Random) -> tuple[bool, str]:
             code = child.wait()
             rows = [json.loads(line) for line in (bench.folder / name / "metrics.jsonl").read_text().splitlines()]
             counted = next(r["actor/skipped_updates"] for r in rows if r["step"] == step + 1)
-            if code != 0 or log.read_text().split() != ["same"] or counted != 2 or "non-finite" not in child.said():
+            if code != 0 or log.read_text().split() != ["same"] or counted != 2 or "non-finite" not in child.output():
                 bad.append(name)
     name, log = "in-a-row", bench.folder / "in-a-row.weights"
     child = bench.start(name, prepare=lambda m: poison(m, "loss", (1, 2, 3), float("nan"), log))
-    if child.wait() != 4 or "in a row" not in child.said() or log.read_text().split() != ["same"] * 3:
+    if child.wait() != 4 or "in a row" not in child.output() or log.read_text().split() != ["same"] * 3:
         bad.append("three in a row")
     return (
         not bad,
@@ -118,11 +118,11 @@ def starved(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         child = bench.start(name, reward=reward)
         code = child.wait()
         saved = checkpoint.latest(bench.folder / name / "checkpoints")[0]
-        if code != 3 or reason.replace("_", " ") not in child.said().replace("_", " ") or saved is None:
+        if code != 3 or reason.replace("_", " ") not in child.output().replace("_", " ") or saved is None:
             bad.append(name)
         limited = bench.start(f"{name}-limit", "algorithm.filter_groups.max_num_gen_batches=2", reward=reward)
         text = "num_gen_batches=2 >= max_num_gen_batches=2. Generated too many batches. Please check if your data are too difficult."
-        if limited.wait() != 3 or text not in limited.said():
+        if limited.wait() != 3 or text not in limited.output():
             bad.append(f"{name} with a limit")
         on = bench.start(f"{name}-on", "algorithm.filter_groups.on_limit=keep_unfiltered", reward=reward)
         if on.wait() != 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class Child:
-    """A forked process running `work`; its output goes to a file, its exit code is what `work` returns."""
+    """A forked process running `work`; its output goes to a file, and `work` returns its exit code."""
 
     def __init__(self, work: Callable[[], int], log: Path) -> None:
         self.log = log
@@ -24,7 +24,7 @@ class Child:
             try:
                 code = _run(work, log)
             finally:
-                os._exit(code)  # whatever happened: the parent's clean-up must not run here
+                os._exit(code)  # the parent's clean-up must not run here
 
     def kill_after(self, seconds: float) -> bool:
         """SIGKILL after a while; False when the child had already ended by itself."""
@@ -49,7 +49,7 @@ class Child:
         os.waitpid(self.pid, 0)
         raise TimeoutError(f"process {self.pid} did not end in {timeout} s; its output is in {self.log}")
 
-    def said(self) -> str:
+    def output(self) -> str:
         return self.log.read_text(errors="replace")
 
 

@@ -55,8 +55,13 @@ def make_pool(function: str = "compute_score", *, timeout: float = 20.0) -> Pool
     return scorer
 
 
+def server_pid(scorer: PoolScorer) -> int:
+    """The fork server of a scorer; 0 when none runs."""
+    return scorer.pool.source.pid if scorer.pool else 0
+
+
 def processes_of_session(session: int) -> list[int]:
-    """Ids of the live processes of a session: the reward server starts one of its own."""
+    """Ids of the live processes of a session; the reward server leads its own."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -71,7 +76,7 @@ def processes_of_session(session: int) -> list[int]:
 
 def _finish(scorer: PoolScorer) -> list[str]:
     """Close the scorer; what is wrong when a process is left."""
-    server = scorer.server_pid
+    server = server_pid(scorer)
     scorer.close()
     left = processes_of_session(server) if server else []
     return [f"processes {left} are left"] if left else []
@@ -153,17 +158,17 @@ def too_many_failures(bench: Bench, rng: random.Random) -> tuple[bool, str]:
     many = _train(bench, "many", seed, share=0.6)
     problems = []
     if few.wait() != 0:
-        problems.append(f"5 % failures stopped the run: {few.said()[-500:]}")
+        problems.append(f"5 % failures stopped the run: {few.output()[-500:]}")
     elif not _count_failures(bench.folder / "few"):
         problems.append("no failure was counted in 5 %")
-    code, said = many.wait(), many.said()
+    code, output = many.wait(), many.output()
     if (
         code != EXIT_REWARDS_FAILED
-        or "KeyError" not in said
-        or "sometimes_raising" not in said
-        or "arithmetic/train/" not in said
+        or "KeyError" not in output
+        or "sometimes_raising" not in output
+        or "arithmetic/train/" not in output
     ):
-        problems.append(f"60 % failures gave exit code {code}: {said[-500:]}")
+        problems.append(f"60 % failures gave exit code {code}: {output[-500:]}")
     return not problems, "; ".join(problems) or f"5 % goes on; 60 % stops with exit code {code} and the first exception"
 
 
@@ -179,7 +184,7 @@ def _train(bench: Bench, name: str, seed: str, share: float) -> Child:
 
 
 def killed_worker(seed: int) -> Row:
-    """F5: workers and the server killed from outside: every reward is computed all the same."""
+    """F5: workers and the server killed from outside: every reward is still computed."""
     rng = random.Random(seed)
     scorer = make_pool()
     texts = [f"pause 0.05{'0' * (i % 9)}" for i in range(96)]
@@ -187,10 +192,10 @@ def killed_worker(seed: int) -> Row:
         scorer.submit(make_group(texts[start : start + _GROUP_SIZE], start // _GROUP_SIZE))
     pool, kills = scorer.start(), 0
     for _ in range(6):
-        workers = [pid for pid in processes_of_session(scorer.server_pid) if pid != scorer.server_pid]
+        workers = [pid for pid in processes_of_session(server_pid(scorer)) if pid != server_pid(scorer)]
         kills += _kill(rng.choice(workers)) if workers else 0
         _wait_for(pool, rng.randint(5, 10))  # a job is retried once: the next kill must not find it again
-    _kill(scorer.server_pid)
+    _kill(server_pid(scorer))
     rollouts = [rollout for group in scorer.collect() for rollout in group.rollouts]
     problems = [
         f"response {i} gave {r.reward}, {r.failure}"
@@ -266,7 +271,7 @@ def same_verdicts(seed: int) -> Row:
 
 
 def pair_verdicts(count: int, seed: int, num_threads: int) -> str:
-    """A digit a verdict (1 right, 0 wrong, x none) for the pairs' right and wrong responses in turn."""
+    """One character per verdict (1 right, 0 wrong, x none): of each pair the right response, then the wrong one."""
     work = [(text, pair.truth) for pair in make_pairs(count, seed) for text in (pair.right, pair.wrong)]
     if num_threads == 1:
         return "".join(map(_verdict, work))

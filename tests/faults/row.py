@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was injected (`title`), whether the promise held, and what was seen."""
+    """The injected fault (`title`), whether the promise held, and the details."""
 
     id: str
     title: str
@@ -18,4 +18,4 @@ class Row:
 
 
 Check = Callable[[int], Row]
-"""A row's check: takes the seed that orders its faults."""
+"""A row's check, called with the seed that orders its faults."""

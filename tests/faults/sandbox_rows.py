@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from gspo.processes import children_of
 from gspo.rewards.graders.code import grade_code, same_output
 from gspo.sandbox import Sandbox, examine_level
 from tests.faults.programs.attack import Attack, Outcome, World, make_world
@@ -42,12 +43,12 @@ def attack_fault(sandbox: Sandbox, attack: Attack, world: World) -> str:
     if outcome.earned:
         faults.append("was rewarded")
     if attack.gained(world, outcome):
-        faults.append("got what it went for")
+        faults.append("reached its goal")
     if world.touched() or world.contacted() or world.victim_harmed():
         faults.append("touched something")
     if seconds > 2 * DEADLINE + SLACK:
         faults.append(f"took {seconds:.1f} s")
-    if world.left_over() or (left := sandbox.processes()):
+    if world.left_over() or (left := [child for pid in sandbox.server_pids() for child in children_of(pid)]):
         faults.append(f"left processes {world.left_over() or left}")
     after = sandbox.run("print(int(input()) * 2)", b"21\n", wall=HONEST_WALL)
     if after.stdout != b"42\n":
@@ -85,8 +86,8 @@ def honest_fault(sandbox: Sandbox, honest: Honest) -> str:
     result = sandbox.run(honest.source, honest.stdin.encode(), wall=HONEST_WALL)
     if result.ok and result.stdout == honest.expected.encode():
         return ""
-    said = result.stderr.decode(errors="replace").strip()[-200:]
-    return f"{honest.name} at level {sandbox.level}: exit {result.exit_code}, signal {result.signal}, {said!r}"
+    output = result.stderr.decode(errors="replace").strip()[-200:]
+    return f"{honest.name} at level {sandbox.level}: exit {result.exit_code}, signal {result.signal}, {output!r}"
 
 
 def honest_programs(level: int) -> list[Honest]:

@@ -34,7 +34,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 def damaged_files(bench: Bench, rng: random.Random) -> tuple[bool, str]:
-    """K6: every file of the newest checkpoint damaged in four ways; the older one is used, and it is said."""
+    """K6: every file of the newest checkpoint damaged in four ways; the older one is used, and a message says so."""
     bench.reference()
     bench.start("whole", prepare=lambda m: faults.kill_at(m, "update", 9)).wait()
     run = bench.folder / "whole"
@@ -89,7 +89,7 @@ def full_disk(bench: Bench, rng: random.Random) -> tuple[bool, str]:
 
         child = bench.start(name, prepare=limit)
         code, after = child.wait(), checkpoint.latest(bench.folder / name / "checkpoints")[0]
-        clear = "File too large" in child.said()
+        clear = "File too large" in child.output()
         if code != 6 or after is None or before is None or after.name < before.name or not clear:
             bad.append(f"limit {size}")
         elif not bench.finish(name):
@@ -108,7 +108,7 @@ def _read_only(bench: Bench) -> list[str]:
     code = child.wait()
     for folder in folders:
         folder.chmod(0o755)
-    if code != 6 or "Permission denied" not in child.said():
+    if code != 6 or "Permission denied" not in child.output():
         return ["read-only folder"]
     return [] if bench.finish(name) else ["after a read-only folder"]
 
@@ -128,8 +128,8 @@ def another_computation(bench: Bench, rng: random.Random) -> tuple[bool, str]:
     bad = []
     for number, (key, override) in enumerate(cases.items()):
         child = bench.start("other", override)
-        code, said = child.wait(), child.said()
-        if code != 2 or "cannot be resumed" not in said or key not in said:
+        code, output = child.wait(), child.output()
+        if code != 2 or "cannot be resumed" not in output or key not in output:
             bad.append(key)
         child.log.rename(child.log.with_suffix(f".{number}"))
     same_folder = _same_path_other_weights(bench)
@@ -149,7 +149,7 @@ def _same_path_other_weights(bench: Bench) -> bool:
     bench.start("rows", *settings, prepare=lambda m: faults.kill_at(m, "update", 5)).wait()
     data.write_text("".join(row.format(i + 1) for i in range(64)))
     child = bench.start("rows", *settings)
-    return child.wait() == 2 and "training data" in child.said()
+    return child.wait() == 2 and "training data" in child.output()
 
 
 def second_process(bench: Bench, rng: random.Random) -> tuple[bool, str]:
@@ -160,7 +160,7 @@ def second_process(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         if os.waitpid(first.pid, os.WNOHANG)[0]:
             return False, "the first process ended early"
     second = bench.start("shared")
-    refused = second.wait() == 2 and "in use by process" in second.said()
+    refused = second.wait() == 2 and "in use by process" in second.output()
     same = first.wait() == 0 and final_state(bench.folder / "shared") == bench.reference()
     return refused and same, f"second refused: {refused}; first undisturbed: {same}"
 

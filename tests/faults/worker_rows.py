@@ -1,7 +1,7 @@
 """Rows F6 and K1A: rollout workers killed and stopped under a run; an asynchronous trainer killed at random.
 
-Workers in step with each other give the same bits whatever befalls them. Free-running ones do not promise bits: there
-every group must be accounted for, once, and none trained on too late.
+Workers in step with each other give the same bits through every failure. Asynchronous ones do not promise bits: there
+every group must be recorded once, and none may be trained on too late.
 """
 
 from __future__ import annotations
@@ -207,5 +207,5 @@ def _workers_of(pid: int) -> list[int]:
 
 ROWS: dict[str, Check] = {
     "F6": with_bench(rollout_worker_killed, "F6", "rollout workers killed and stopped, 10 each"),
-    "K1A": with_bench(trainer_killed, "K1A", "async: SIGKILL at random, 5 a run, 2 runs"),
+    "K1A": with_bench(trainer_killed, "K1A", "async: SIGKILL at random, 5 per run, 2 runs"),
 }

@@ -23,7 +23,7 @@ from gspo.rewards.pool.workers import ForkedWorkers
 from gspo.rewards.scoring import PoolScorer
 from gspo.types import Group, Prompt, Rollout
 from tests.faults.faulty_rewards import NONSENSE
-from tests.faults.reward_rows import make_group, processes_of_session, score_all
+from tests.faults.reward_rows import make_group, processes_of_session, score_all, server_pid
 
 FAULTY = "tests.faults.faulty_rewards:compute_score"
 
@@ -38,7 +38,7 @@ def make_pool(timeout: float = 30.0, **kwargs: Any) -> PoolScorer:
 def scorer() -> Iterator[PoolScorer]:
     scorer = make_pool()
     yield scorer
-    server = scorer.server_pid
+    server = server_pid(scorer)
     scorer.close()
     assert processes_of_session(server) == []
 
@@ -50,7 +50,7 @@ def scores(rollouts: list[Rollout]) -> list[float | None]:
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20.0
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "the condition did not become true"
         time.sleep(0.01)
 
 
@@ -59,15 +59,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def test_groups_come_back_in_order_of_submission_whatever_takes_long(scorer: PoolScorer) -> None:
-    for number, text in enumerate(["pause 0.3", "a", "pause 0.1", "bb"]):
-        scorer.submit(make_group([text, "ccc"], number))
-    groups = scorer.collect()
-    assert [group.submission for group in groups] == [0, 1, 2, 3]
-    assert [scores(list(group.rollouts)) for group in groups] == [[9, 3], [1, 3], [9, 3], [2, 3]]
-    assert scorer.collect() == []
 
 
 def test_failures_are_missing_and_named(scorer: PoolScorer) -> None:
@@ -94,7 +85,7 @@ def test_the_memory_limit_is_a_failure_of_that_response_alone(scorer: PoolScorer
 
 def test_hung_rewards_are_killed_with_their_stack_and_capacity_recovers() -> None:
     scorer = make_pool(timeout=1.0)
-    server = scorer.server_pid
+    server = server_pid(scorer)
     rollouts = score_all(scorer, ["spin", "sleep"] * 12)
     assert scores(rollouts) == [None] * 24
     assert all("no result within 1 s" in (r.failure or "") for r in rollouts)
@@ -124,10 +115,10 @@ def test_builtin_graders_keep_their_own_time_and_the_pool_its_size() -> None:
 def test_a_killed_server_is_started_again() -> None:
     scorer = make_pool()
     assert scores(score_all(scorer, ["abc"])) == [3]
-    first = scorer.server_pid
+    first = server_pid(scorer)
     os.kill(first, signal.SIGKILL)
     assert scores(score_all(scorer, ["abcd"] * 4)) == [4] * 4
-    assert scorer.server_pid != first
+    assert server_pid(scorer) != first
     scorer.close()
     assert processes_of_session(first) == []
 
@@ -148,11 +139,11 @@ def test_nothing_is_left_when_the_trainer_is_killed() -> None:
     code = f"""
 from gspo.rewards.compose import as_specs
 from gspo.rewards.scoring import PoolScorer
-from tests.faults.reward_rows import make_group, score_all
+from tests.faults.reward_rows import make_group, score_all, server_pid
 scorer = PoolScorer(as_specs({FAULTY!r}), num_workers=2, timeout=100.0)
 score_all(scorer, ["a", "b", "c"])
 scorer.submit(make_group(["spin", "sleep"]))
-print(scorer.server_pid, flush=True)
+print(server_pid(scorer), flush=True)
 input()
 """
     trainer = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -274,9 +265,9 @@ def test_cheap_builtins_stay_in_process_and_others_go_to_the_pool() -> None:
 
     scorer.submit(group("arithmetic", "75", "70+5=75;75"))
     scorer.submit(group("poetry", "75", "75"))
-    assert scorer.server_pid == 0
+    assert server_pid(scorer) == 0
     scorer.submit(group("gsm8k", "75", "#### 75"))
-    assert scorer.server_pid != 0
+    assert server_pid(scorer) != 0
     right, unknown, number = scorer.collect()
     assert scores([*right.rollouts, *unknown.rollouts, *number.rollouts]) == [1, None, 1]
     assert "'poetry'" in (unknown.rollouts[0].failure or "")

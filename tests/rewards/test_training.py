@@ -71,8 +71,8 @@ def test_a_function_that_fails_is_named_before_training(
     body: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = train(tmp_path, "def score(prompt, response):\n" + body, "reward.timeout=1.0")
-    output = capsys.readouterr()
-    said = output.out + output.err
+    captured = capsys.readouterr()
+    output = captured.out + captured.err
     assert code != 0
     for word in [*words, "score", "arithmetic/"]:
-        assert word in said
+        assert word in output

@@ -119,7 +119,8 @@ class ScriptedScorer:
             tuple(r.with_reward(w, None if w else "scripted failure") for r, w in zip(group.rollouts, rewards))
         )
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._groups = []
 
 
 class SlowScorer(ScriptedScorer):
@@ -144,6 +145,7 @@ class SlowScorer(ScriptedScorer):
 
     def close(self) -> None:
         self._pool.shutdown()
+        self._futures = []
 
 
 class World:

@@ -11,7 +11,7 @@ from tests.faults.programs.attack import World, make_world
 from tests.faults.programs.hostile import ATTACKS, cases_for
 from tests.faults.programs.naive import run_naively
 
-# Where the deadline itself ends the program; a second each, so that only the default level runs them every time.
+# The deadline ends these programs, after one second each: only the default level runs them every time.
 LONG = {"spin", "sleep_stop"}
 
 
@@ -29,7 +29,7 @@ def test_attack_gains_nothing(leveled: Sandbox, world: World, name: str, monkeyp
 
 
 def test_the_attack_on_the_tester_speaks_its_wire(leveled: Sandbox):
-    """It gains nothing by what it says, not because it is not heard."""
+    """On a fair test it passes: the attack is refused for its content, not because its messages are malformed."""
     reward = grade_code(ATTACKS["tester_scope"].source, {"assert_case": ["assert answer(1) == 0"]}, sandbox=leveled)
     assert reward.score == 1.0
 

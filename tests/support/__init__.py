@@ -1,1 +1,1 @@
-"""What several test folders use: a run of seconds, pairs of math answers."""
+"""Helpers of several test folders: a run that takes seconds, pairs of math answers."""

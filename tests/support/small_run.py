@@ -45,7 +45,7 @@ def even_first_byte(prompt: Any, response: str) -> Reward:
 
 
 def config(folder: Path, model: Path, *overrides: str) -> ResolvedConfig:
-    """Four groups of four short answers a step, two optimiser steps, a checkpoint a step."""
+    """Four groups of four short answers per step, two optimiser steps, one checkpoint per step."""
     return load(
         None,
         [

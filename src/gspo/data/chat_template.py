@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from gspo.data.rows import DataError, Row
 from gspo.types import Prompt
 
 Truncation = Literal["error", "left", "right", "middle"]
-TRUNCATIONS: tuple[Truncation, ...] = ("error", "left", "right", "middle")
+TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
 
 
 def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -> Prompt:
@@ -29,14 +30,7 @@ def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -
             token_ids = token_ids[:-1]
     if not token_ids:
         raise DataError(row.uid, "has an empty prompt; expected at least one token", field="prompt")
-    return Prompt(
-        uid=row.uid,
-        messages=row.messages,
-        token_ids=tuple(int(t) for t in token_ids),
-        data_source=row.data_source,
-        ground_truth=row.ground_truth,
-        extra=row.extra,
-    )
+    return Prompt(row.uid, row.messages, tuple(map(int, token_ids)), row.data_source, row.ground_truth, row.extra)
 
 
 def _apply(row: Row, tokenizer: Any, kwargs: dict[str, Any]) -> str:
@@ -94,7 +88,7 @@ def encode_prompts(
 
 
 def _shorten(prompt: Prompt, limit: int, truncation: Truncation) -> Prompt:
-    """The prompt cut to `limit` tokens: `left` drops the beginning, `right` the end, `middle` the middle."""
+    """The prompt cut to `limit` tokens: `left` drops its beginning, `right` its end, `middle` its middle."""
     ids = prompt.token_ids
     if truncation == "error":
         raise DataError(
@@ -103,11 +97,6 @@ def _shorten(prompt: Prompt, limit: int, truncation: Truncation) -> Prompt:
             "data.filter_overlong_prompts=true, or data.truncation to left, right or middle",
             field="prompt",
         )
-    if truncation == "left":
-        kept = ids[len(ids) - limit :]
-    elif truncation == "right":
-        kept = ids[:limit]
-    else:
-        head = limit // 2
-        kept = ids[:head] + ids[len(ids) - (limit - head) :]
-    return Prompt(prompt.uid, prompt.messages, kept, prompt.data_source, prompt.ground_truth, prompt.extra)
+    head = {"left": 0, "right": limit, "middle": limit // 2}[truncation]
+    kept = ids[:head] + ids[len(ids) - (limit - head) :]
+    return dataclasses.replace(prompt, token_ids=kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +27,8 @@ class PromptCursor:
         self._prompts = list(prompts)
         self._by_uid = {p.uid: p for p in self._prompts}
         if len(self._by_uid) != len(self._prompts):
-            raise DataError(_first_duplicate(self._prompts), "is used by two rows; expected unique uids", field="uid")
+            (uid, _), *_ = Counter(p.uid for p in self._prompts).most_common(1)
+            raise DataError(uid, "is used by two rows; expected unique uids", field="uid")
         self._seed = seed
         self._shuffle = shuffle
         self._total_epochs = total_epochs
@@ -92,20 +93,7 @@ class PromptCursor:
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if self._order_epoch != epoch:
-            self._order = self._permutation(epoch)
+            size, seed = len(self._prompts), derive_seed(self._seed, "shuffle", epoch)
+            self._order = permutation(seed, size) if self._shuffle else np.arange(size)
             self._order_epoch = epoch
         return self._order
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if not self._shuffle:
-            return np.arange(len(self._prompts))
-        return permutation(derive_seed(self._seed, "shuffle", epoch), len(self._prompts))
-
-
-def _first_duplicate(prompts: Sequence[Prompt]) -> str:
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.uid in seen:
-            return prompt.uid
-        seen.add(prompt.uid)
-    return ""

@@ -6,15 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gspo.rewards.builtin import reward
-    from gspo.rewards.compose import Overlong
-    from gspo.rewards.functions import RewardSpec
-    from gspo.rewards.graders.code import grade_code
-    from gspo.rewards.graders.math import grade_math
-    from gspo.rewards.protocol import RewardError, Scorer
-    from gspo.rewards.scoring import dry_run, make_scorer
-    from gspo.rewards.signatures import Response
-    from gspo.types import Reward
+    from gspo.rewards.builtin import reward as reward
+    from gspo.rewards.compose import Overlong as Overlong
+    from gspo.rewards.functions import RewardSpec as RewardSpec
+    from gspo.rewards.graders.code import grade_code as grade_code
+    from gspo.rewards.graders.math import grade_math as grade_math
+    from gspo.rewards.protocol import RewardError as RewardError
+    from gspo.rewards.protocol import Scorer as Scorer
+    from gspo.rewards.scoring import dry_run as dry_run
+    from gspo.rewards.scoring import make_scorer as make_scorer
+    from gspo.rewards.signatures import Response as Response
+    from gspo.types import Reward as Reward
 
 _HOMES = {
     "Overlong": "gspo.rewards.compose",
@@ -29,20 +31,6 @@ _HOMES = {
     "make_scorer": "gspo.rewards.scoring",
     "reward": "gspo.rewards.builtin",
 }
-
-__all__ = [
-    "Overlong",
-    "Response",
-    "Reward",
-    "RewardError",
-    "RewardSpec",
-    "Scorer",
-    "dry_run",
-    "grade_code",
-    "grade_math",
-    "make_scorer",
-    "reward",
-]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,8 +14,8 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from gspo.registry import Registry
-from gspo.rewards.functions import RewardFunction, wrap_function
 from gspo.rewards.protocol import RewardError
+from gspo.rewards.shaping import format_reward, length_penalty, repetition_penalty
 from gspo.rewards.signatures import Response
 from gspo.types import Prompt, Reward
 
@@ -49,11 +49,6 @@ def reward(
     return register
 
 
-def names() -> list[str]:
-    """The names of all built-in rewards."""
-    return sorted(REWARDS.names())
-
-
 def registering_modules() -> list[str]:
     """Modules, or files of plugins, that registered rewards: a worker imports them to know the same names."""
     functions = [e.fn for e in REWARDS.items() if e.fn.__module__ not in (__name__, "__main__")]
@@ -73,7 +68,7 @@ def by_name(name: str) -> Builtin:
     if name not in REWARDS:
         hint = f"did you mean {near!r}? " if (near := REWARDS.nearest(name)) else ""
         raise RewardError(
-            f"there is no built-in reward {name!r}; {hint}known names are {', '.join(names())}. "
+            f"there is no built-in reward {name!r}; {hint}known names are {_names()}. "
             f'For a function of your own write "file.py:function"'
         )
     return REWARDS.get(name)
@@ -89,13 +84,12 @@ def by_source(data_source: str) -> Builtin:
             return entry
     raise RewardError(
         f"no built-in reward grades data_source {data_source!r}; set custom_reward_function.path and .name, "
-        f"or use one of the data sources {', '.join(names())}"
+        f"or use one of the data sources {_names()}"
     )
 
 
-def as_function(entry: Builtin, weight: float = 1.0, kwargs: dict[str, Any] | None = None) -> RewardFunction:
-    """A built-in as a loaded reward function."""
-    return wrap_function(entry.fn, name=entry.name, weight=weight, kwargs=kwargs)
+def _names() -> str:
+    return ", ".join(sorted(REWARDS.names()))
 
 
 @reward("arithmetic", cheap=True)
@@ -178,22 +172,16 @@ def reasoning_gym(prompt: Prompt, response: Response) -> Reward:
 @reward("format", cheap=True)
 def formatted(prompt: Prompt, response: Response, *, tags: tuple[str, ...] = ("think", "answer")) -> float:
     """1 when the response is exactly `<think>…</think>` followed by `<answer>…</answer>`."""
-    from gspo.rewards.shaping import format_reward
-
     return format_reward(response, tags)
 
 
 @reward("repetition", cheap=True)
 def repetition(prompt: Prompt, response: Response, *, ngram: int = 4) -> float:
     """0 without repeated phrases, down to -1 when all of them repeat."""
-    from gspo.rewards.shaping import repetition_penalty
-
     return repetition_penalty(response, ngram)
 
 
 @reward("length", cheap=True)
 def length(prompt: Prompt, response: Response, *, max_length: int, free: int = 0) -> float:
     """0 up to `free` tokens, falling to -1 at `max_length`."""
-    from gspo.rewards.shaping import length_penalty
-
     return length_penalty(response.num_tokens, max_length, free)

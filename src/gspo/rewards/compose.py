@@ -48,14 +48,11 @@ class Grader:
     def grade(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
         """A Reward, or the text of a failure, for each response, in order. Never raises."""
         try:
-            functions = self._functions(prompt)
+            functions = [item(prompt.data_source) if callable(item) else item for item in self.rewards]
         except RewardError as error:
             return [f"row {prompt.uid!r}, response {response.index}: {error}" for response in responses]
         columns = [function.grade(prompt, responses) for function in functions]
         return [combine(functions, graded) for graded in zip(*columns)]
-
-    def _functions(self, prompt: Prompt) -> list[RewardFunction]:
-        return [item(prompt.data_source) if callable(item) else item for item in self.rewards]
 
 
 def build_grading(
@@ -71,9 +68,8 @@ def build_grading(
         if module.endswith(".py"):
             load_module(module)
             continue
-        with contextlib.suppress(
-            ImportError
-        ):  # an extra that is not installed: the rows that need it fail with its name
+        # An extra may not be installed: the rows that need it fail with its name.
+        with contextlib.suppress(ImportError):
             importlib.import_module(module)
     grader = Grader(specs)
 
@@ -141,11 +137,10 @@ def as_specs(reward: RewardLike | Sequence[RewardLike] | None) -> list[RewardSpe
     """One or several rewards, in any form that `make_scorer` accepts, as specs (by name) or loaded functions."""
     if reward is None:
         return [DEFAULT]
-    if isinstance(reward, (list, tuple)):
-        if not reward:
-            raise RewardError("the list of rewards is empty, expected at least one")
-        return [_as_spec(item) for item in reward]
-    return [_as_spec(reward)]  # pyright: ignore[reportArgumentType]
+    rewards: Any = reward if isinstance(reward, (list, tuple)) else [reward]
+    if not rewards:
+        raise RewardError("the list of rewards is empty, expected at least one")
+    return [_as_spec(item) for item in rewards]
 
 
 def _as_spec(item: RewardLike) -> RewardSpec | RewardFunction:
@@ -170,10 +165,11 @@ def _resolve(item: RewardSpec | RewardFunction) -> RewardFunction | Callable[[st
         return load_function(item)
     if item.name == DEFAULT.name:
         return functools.cache(lambda source: _default(source, item))
-    return builtin.as_function(builtin.by_name(item.name), item.weight, dict(item.kwargs))
+    entry = builtin.by_name(item.name)
+    return wrap_function(entry.fn, name=entry.name, weight=item.weight, kwargs=item.kwargs)
 
 
 def _default(source: str, spec: RewardSpec) -> RewardFunction:
     """`spec.kwargs` maps a built-in's name to its own settings: {"code": {"timeout": 5}}."""
     entry = builtin.by_source(source)
-    return builtin.as_function(entry, spec.weight, dict(spec.kwargs.get(entry.name, {})))
+    return wrap_function(entry.fn, name=entry.name, weight=spec.weight, kwargs=spec.kwargs.get(entry.name))

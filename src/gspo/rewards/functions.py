@@ -1,6 +1,6 @@
 """Reward functions in four signatures, loaded by path and name. Every failure names the function and the row.
 
-gspo        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str that knows its tokens).
+gspo        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str with its tokens).
 verl        `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
 TRL         `(completions, **columns) -> list`: called once with all responses of a group.
 AReaL       `(prompt, completions, prompt_ids, completion_ids, **data) -> float`: called once per response.
@@ -78,9 +78,19 @@ class RewardFunction:
     def _grade_batch(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
         try:
             values = _awaited(call(self.fn, self.style, prompt, responses))
+            values = values.tolist() if hasattr(values, "tolist") else values
+            if not isinstance(values, (list, tuple)) or len(values) != len(responses):
+                got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
+                raise RewardError(f"it returned {got} for {len(responses)} completions, expected a list of that length")
         except (Exception, SystemExit) as error:
             return [self.failure(prompt, response.index, error) for response in responses]
-        return self._split(prompt, responses, values)
+        return [self._read(prompt, response, value) for response, value in zip(responses, values)]
+
+    def _read(self, prompt: Prompt, response: Response, value: Any) -> Graded:
+        try:
+            return as_reward(value)
+        except RewardError as error:
+            return self.failure(prompt, response.index, error)
 
     async def _grade_concurrently(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
         async def grade(response: Response) -> Graded:
@@ -90,20 +100,6 @@ class RewardFunction:
                 return self.failure(prompt, response.index, error)
 
         return await asyncio.gather(*map(grade, responses))
-
-    def _split(self, prompt: Prompt, responses: Sequence[Response], values: Any) -> list[Graded]:
-        values = values.tolist() if hasattr(values, "tolist") else values
-        if not isinstance(values, (list, tuple)) or len(values) != len(responses):
-            got = f"{len(values)} values" if isinstance(values, (list, tuple)) else type(values).__name__
-            problem = RewardError(f"it returned {got} for {len(responses)} completions, expected a list of that length")
-            return [self.failure(prompt, response.index, problem) for response in responses]
-        graded: list[Graded] = []
-        for response, value in zip(responses, values):
-            try:
-                graded.append(as_reward(value))
-            except RewardError as error:
-                graded.append(self.failure(prompt, response.index, error))
-        return graded
 
     def failure(self, prompt: Prompt, index: int, error: BaseException) -> str:
         """The message of a failed reward: function, row, response, error and the user's part of the traceback."""
@@ -121,7 +117,7 @@ def parse_spec(text: str) -> RewardSpec:
 
 
 def load_function(spec: RewardSpec) -> RewardFunction:
-    """Import the function that `spec` names; RewardError names what is missing and what is there instead."""
+    """Import the function that `spec` names; RewardError names the missing function and those that exist."""
     assert spec.path is not None
     module = load_module(spec.path)
     fn: Any = module

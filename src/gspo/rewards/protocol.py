@@ -1,4 +1,4 @@
-"""The scorer protocol: what the sampler expects of whatever computes rewards."""
+"""The scorer protocol, through which the sampler gets rewards."""
 
 from __future__ import annotations
 

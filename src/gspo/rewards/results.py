@@ -36,14 +36,13 @@ def as_reward(value: Any) -> Reward:
     Other numeric keys of a dict become metrics; texts and None among them are left out, since a metric is a number.
     """
     if isinstance(value, Reward):
-        acc = None if value.acc is None else as_number(value.acc, "acc")
-        return Reward(as_number(value.score), acc, _metrics(value.extra))
-    if isinstance(value, Mapping):
-        if "score" not in value:
-            raise RewardError(f'the returned dict has the keys {sorted(map(str, value))}, expected "score" among them')
-        acc = None if value.get("acc") is None else as_number(value["acc"], '"acc"')
-        return Reward(as_number(value["score"], '"score"'), acc, _metrics(value))
-    return Reward(as_number(value))
+        value = {**value.extra, "score": value.score, "acc": value.acc}
+    if not isinstance(value, Mapping):
+        return Reward(as_number(value))
+    if "score" not in value:
+        raise RewardError(f'the returned dict has the keys {sorted(map(str, value))}, expected "score" among them')
+    acc = None if value.get("acc") is None else as_number(value["acc"], "acc")
+    return Reward(as_number(value["score"]), acc, _metrics(value))
 
 
 def to_json(graded: Graded) -> dict[str, Any]:

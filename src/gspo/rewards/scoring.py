@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeGuard
 
 from gspo.rewards import builtin
@@ -29,20 +29,11 @@ from gspo.types import Group, Prompt, Reward, Rollout
 AnyReward = RewardSpec | RewardFunction
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    """A submitted group: graded already, or with the jobs that grade it."""
-
-    group: Group
-    graded: list[Graded] | None = None
-    jobs: Sequence[Future[Any]] = ()
-
-
 class PoolScorer:
     """Scores in the worker pool while generation goes on. Groups that only need cheap built-ins never leave the process.
 
-    The pool starts with the first group that needs it. One response is one job, except for functions that need the
-    whole group; so a response that hangs or kills its worker fails alone.
+    One response is one job, except for functions that need the whole group; so a response that hangs or kills its
+    worker fails alone.
     """
 
     def __init__(
@@ -62,54 +53,48 @@ class PoolScorer:
         self._in_threads = any(isinstance(spec, RewardFunction) for spec in specs)
         self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
         self._timeout, self._memory, self._retries = timeout, memory, retries
-        self._pool: WorkerPool | None = None
-        self._source: WorkerSource | None = None
-        self._info: dict[str, Any] = {}
+        self.pool: WorkerPool | None = None  # starts with the first group that needs it
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[Group, Callable[[], list[Graded]]]] = []  # groups, and what waits for their results
 
     def submit(self, group: Group) -> None:
         responses = responses_of(group)
         if self._cheap and all(_is_cheap(spec, group.prompt.data_source) for spec in self._specs):
-            self._pending.append(_Pending(group, graded=self._cheap.grade(group.prompt, responses)))
+            graded = self._cheap.grade(group.prompt, responses)
+            self._pending.append((group, lambda: graded))
             return
         pool = self.start(group.prompt.data_source)
-        parts = [responses] if self._info["whole_group"] else [[response] for response in responses]
+        parts = [responses] if pool.source.info["whole_group"] else [[response] for response in responses]
         jobs = [pool.submit((group.prompt, part)) for part in parts if part]
-        self._pending.append(_Pending(group, jobs=jobs))
+        self._pending.append((group, partial(self._results, group, jobs)))
 
     def collect(self) -> list[Group]:
         pending, self._pending = self._pending, []
-        return [
-            self._with_rewards(one.group, self._results(one) if one.graded is None else one.graded) for one in pending
-        ]
+        return [self._with_rewards(group, results()) for group, results in pending]
 
     def start(self, data_source: str = "") -> WorkerPool:
         """Start the pool if it is not running; RewardError when the reward function cannot be loaded.
 
         What the rows of `data_source` need is imported before workers are forked.
         """
-        if self._pool is None:
-            self._source = self._make_workers(data_source)
-            self._info = self._source.info
+        if self.pool is None:
             # Built-in graders keep their own deadlines and never hang. More of them at once would only make the
             # programs that they run miss theirs.
             growth = {"max_workers": self._num_workers} if all(map(_is_builtin, self._specs)) else {}
-            self._pool = WorkerPool(
-                self._source, num_workers=self._num_workers, timeout=self._timeout, retries=self._retries, **growth
+            self.pool = WorkerPool(
+                self._make_workers(data_source),
+                num_workers=self._num_workers,
+                timeout=self._timeout,
+                retries=self._retries,
+                **growth,
             )
-        return self._pool
-
-    @property
-    def server_pid(self) -> int:
-        """The process that all workers descend from; 0 when none runs."""
-        return self._source.pid if isinstance(self._source, ForkedWorkers) else 0
+        return self.pool
 
     def close(self) -> None:
         self._pending = []
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
 
     def _make_workers(self, data_source: str) -> WorkerSource:
         if self._in_threads:
@@ -120,23 +105,24 @@ class PoolScorer:
             memory=self._memory,
         )
 
-    def _results(self, pending: _Pending) -> list[Graded]:
+    def _results(self, group: Group, jobs: Sequence[Future[Any]]) -> list[Graded]:
         """The answers of the workers, checked. A job without a result is a failure of each of its responses."""
-        prompt, graded = pending.group.prompt, list[Graded]()
-        size = len(pending.group.rollouts) // max(len(pending.jobs), 1)
-        for job in pending.jobs:
+        graded: list[Graded] = []
+        size = len(group.rollouts) // max(len(jobs), 1)
+        for job in jobs:
             try:
                 items = job.result()
                 if not isinstance(items, list) or len(items) != size:
                     raise JobFailed("its worker did not answer with a list of results")
                 graded += map(from_json, items)
             except JobFailed as error:
-                graded += [self._job_failure(prompt, len(graded) + i, error) for i in range(size)]
+                head = f"{self._name_for(group.prompt)} failed on row {group.prompt.uid!r}"
+                graded += [f"{head}, response {len(graded) + i}: {error}" for i in range(size)]
         return graded
 
-    def _job_failure(self, prompt: Prompt, index: int, error: JobFailed) -> str:
-        names = ", ".join(self._info.get("names") or [f"for data_source {prompt.data_source!r}"])
-        return f"reward function {names} failed on row {prompt.uid!r}, response {index}: {error}"
+    def _name_for(self, prompt: Prompt) -> str:
+        names = self.pool.source.info["names"] if self.pool else []
+        return f"reward function {', '.join(names) or f'for data_source {prompt.data_source!r}'}"
 
     def _with_rewards(self, group: Group, graded: Sequence[Graded]) -> Group:
         """The group with a reward, or a failure and no reward, on each rollout."""
@@ -176,7 +162,7 @@ def make_scorer(
     """The scorer for a reward: None (each row's built-in), a name, "file.py:function", a function, or several of these.
 
     `memory` is in MiB per worker; `num_workers=0` means one per core. A test of model-written code gets half of
-    `timeout`, so that the sandbox grades a program that hangs as wrong before its reward is given up.
+    `timeout`: the sandbox then grades a program that hangs as wrong before the job itself reaches its deadline.
     """
     code = {"timeout": timeout / 2, "level": sandbox_level, "allow_unsandboxed": allow_unsandboxed_code}
     shaping = {"format": format_weight, "repetition": repetition_penalty}

@@ -48,7 +48,8 @@ def detect_style(fn: Callable[..., Any], name: str) -> Style:
         return "verl"
     if "completions" in names:
         return "areal" if "prompt" in names or "prompt_ids" in names else "trl"
-    if len(positional) >= 2 and len(required) <= 2 and not _required_keywords(parameters):
+    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(positional) >= 2 and len(required) <= 2 and not keywords:
         return "gspo"
     shown = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in parameters)
     raise RewardError(f"reward function {name}({shown}) has an unknown signature; {_EXPECTED}")
@@ -109,10 +110,6 @@ def _accepted(fn: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, An
     bound = fn.keywords if isinstance(fn, functools.partial) else {}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return {k: v for k, v in values.items() if k not in bound and (open_ended or k in parameters)}
-
-
-def _required_keywords(parameters: Sequence[inspect.Parameter]) -> bool:
-    return any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
 
 
 def is_async(fn: Callable[..., Any]) -> bool:

@@ -47,7 +47,7 @@ main()
 class Speed:
     """Programs per second, run one after the other: by the clock, and per second of one core's processor time.
 
-    The clock also counts what else the machine does. The processor time is that of all processes that take part.
+    The clock also counts other work of the machine. Processor time is the sum over all processes involved.
     """
 
     trivial: float

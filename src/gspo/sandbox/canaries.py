@@ -8,13 +8,12 @@ import secrets
 import signal
 import socket
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from .fork_server import ServerHandle
 from .judge import DEFAULT_MEMORY, run_script
 from .levels import CanaryReport, LevelReport
-from .result import RunResult, SandboxError
+from .result import SandboxError
 
 WALL = 20.0
 
@@ -33,23 +32,7 @@ def done_if(good):
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What the canaries attack: a folder with a secret file, a listening socket, this process."""
-
-    folder: Path
-    secret: str
-    port: int
-    pid: int
-
-    def fill(self, source: str) -> str:
-        return (
-            source.replace("@FOLDER@", str(self.folder))
-            .replace("@PORT@", str(self.port))
-            .replace("@PID@", str(self.pid))
-        )
-
-
+# @FOLDER@ holds a secret file, somebody listens on @PORT@, @PID@ is the judge.
 CANARIES: dict[str, str] = {
     "read a file": 'print(open("@FOLDER@/secret").read())',
     "write a file": 'open("@FOLDER@/written", "w").write("x")',
@@ -86,43 +69,37 @@ def run_canaries(level: int) -> LevelReport:
         server.close()
     broken = [report.name for report in reports if not report.refused]
     reason = f"a program could {', '.join(broken)}" if broken else honest
-    granted = not reason
-    return LevelReport(level, granted, reason, reports, server.network_namespace, server.pid_namespace)
+    return LevelReport(level, not reason, reason, reports)
 
 
 def _honest_problem(server: ServerHandle, level: int) -> str:
     """Why an honest program failed; "" when it did not."""
     late = "import wave, fractions\n" if level >= 2 else ""
-    source = (
-        late + "import threading\nt = threading.Thread(target=lambda: print(int(input()) * 7))\nt.start()\nt.join()"
-    )
-    result = run_script(server, source, b"6\n", WALL, DEFAULT_MEMORY)
+    source = "import threading\nt = threading.Thread(target=lambda: print(int(input()) * 7))\nt.start()\nt.join()"
+    result = run_script(server, late + source, b"6\n", WALL, DEFAULT_MEMORY)
     if result.stdout == b"42\n" and result.exit_code == 0:
         return ""
     return f"an honest program failed: {result.stderr.decode(errors='replace').strip()[-300:]}"
 
 
 def _try_canary(server: ServerHandle, name: str) -> CanaryReport:
-    with tempfile.TemporaryDirectory(prefix="gspo-canary-") as name_of_folder, _listener() as (port, contacted):
-        folder, secret = Path(name_of_folder), secrets.token_hex(16)
+    """Run a canary and look for its effects: printed text, changed files, a connection, a stopped judge."""
+    with tempfile.TemporaryDirectory(prefix="gspo-canary-") as path, _listener() as (port, contacted):
+        folder, secret = Path(path), secrets.token_hex(16)
         folder.chmod(0o777)
         for file in ("secret", "victim"):
             (folder / file).write_text(secret)
             (folder / file).chmod(0o666)
-        targets = Targets(folder, secret, port, os.getpid())
-        result = run_script(server, _RAW + targets.fill(CANARIES[name]), b"", WALL, DEFAULT_MEMORY)
-        harmed = sorted(os.listdir(folder)) != ["secret", "victim"] or any(
-            (folder / file).read_text() != secret for file in ("secret", "victim")
-        )
-        succeeded = _succeeded(result, secret) or harmed or contacted()
-    said = result.stderr.decode(errors="replace").strip().splitlines()
-    return CanaryReport(name, not succeeded, said[-1] if said else "refused" if not succeeded else "done")
-
-
-def _succeeded(result: RunResult, secret: str) -> bool:
-    text = result.stdout.decode(errors="replace")
-    stopped_judge = result.timed_out or result.signal == signal.SIGSTOP
-    return secret in text or DONE in text or stopped_judge
+        source = _RAW + CANARIES[name]
+        for mark, value in {"@FOLDER@": folder, "@PORT@": port, "@PID@": os.getpid()}.items():
+            source = source.replace(mark, str(value))
+        result = run_script(server, source, b"", WALL, DEFAULT_MEMORY)
+        harmed = {file.name: file.read_text() for file in folder.iterdir()} != {"secret": secret, "victim": secret}
+        printed = result.stdout.decode(errors="replace")
+        stopped_judge = result.timed_out or result.signal == signal.SIGSTOP
+        succeeded = secret in printed or DONE in printed or stopped_judge or harmed or contacted()
+    errors = result.stderr.decode(errors="replace").strip().splitlines()
+    return CanaryReport(name, not succeeded, errors[-1] if errors else "done" if succeeded else "refused")
 
 
 @contextlib.contextmanager

@@ -19,8 +19,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
+
+from gspo.processes import children_of
 
 from .inside import wire
 from .inside.plain import MAX_BYTES
@@ -46,6 +47,10 @@ class Child:
         self.stderr = PipeReader(STDERR_LIMIT)
         self.requests = PipeWriter() if linked else None
         self.replies = PipeReader(2 * MAX_BYTES) if linked else None
+        pipes = [p for p in (self.stdout, self.stderr, self.requests, self.replies) if p is not None]
+        self.readers = [p for p in pipes if isinstance(p, PipeReader)]
+        self.own_fds = [p.fd for p in pipes]
+        self.child_fds = [p.child_fd for p in pipes]
         self.started = time.monotonic()
         self.wall = 0.0
         self.status: int | None = None
@@ -54,18 +59,6 @@ class Child:
     @property
     def ended(self) -> bool:
         return self.status is not None or self.error is not None
-
-    def readers(self) -> list[PipeReader]:
-        return [c for c in (self.stdout, self.stderr, self.replies) if c is not None]
-
-    def child_fds(self) -> list[int]:
-        fds = [self.stdout.child_fd, self.stderr.child_fd]
-        if self.requests is not None and self.replies is not None:
-            fds += [self.requests.child_fd, self.replies.child_fd]
-        return fds
-
-    def own_fds(self) -> list[int]:
-        return [c.fd for c in self.readers()] + ([self.requests.fd] if self.requests is not None else [])
 
     def result(self, timed_out: bool) -> RunResult:
         """How it ended; raises SandboxError when it could not be confined or the server failed."""
@@ -88,7 +81,6 @@ class ServerHandle:
     """One fork server process, with or without numpy loaded. Used by one thread at a time."""
 
     def __init__(self, level: int, with_numpy: bool = False) -> None:
-        self.level = level
         self.with_numpy = with_numpy
         self.children: dict[int, Child] = {}
         self.failed = False
@@ -96,12 +88,10 @@ class ServerHandle:
         self._channel, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far:
             self.process, self._inner_pid = launch(level, far.fileno(), with_numpy)
-        ready = self._receive(START_SECONDS)
-        if ready is None:
+        if self._receive(START_SECONDS) is None:
             reason = self._stderr_tail()
             self.close()
             raise SandboxError(f"the sandbox's fork server did not start at level {level}: {reason}")
-        self.network_namespace, self.pid_namespace = bool(ready.status & 1), bool(ready.status & 2)
 
     @property
     def pid(self) -> int:
@@ -115,12 +105,12 @@ class ServerHandle:
         inputs = [sealed_file(_LETTERS[kind] + source.encode("utf-8", "surrogatepass")), sealed_file(stdin)]
         request = wire.REQUEST.pack(wire.RUN, child.number, memory, cpu)
         try:
-            socket.send_fds(self._channel, [request], [*inputs, *child.child_fds()])
+            socket.send_fds(self._channel, [request], [*inputs, *child.child_fds])
         except OSError as error:
-            close_all(child.own_fds())
+            close_all(child.own_fds)
             raise SandboxError(f"the sandbox's fork server is gone: {error}") from error
         finally:
-            close_all([*inputs, *child.child_fds()])
+            close_all([*inputs, *child.child_fds])
         self.children[child.number] = child
         return child
 
@@ -136,7 +126,7 @@ class ServerHandle:
         poll.register(self._channel, select.POLLIN)
         sources: dict[int, Callable[[], Any]] = {}
         for child in self.children.values():
-            for reader in child.readers():
+            for reader in child.readers:
                 if not reader.closed:
                     poll.register(reader.fd, select.POLLIN)
                     sources[reader.fd] = reader.read
@@ -171,9 +161,9 @@ class ServerHandle:
                 child.error = f"the fork server did not answer within {GRACE_SECONDS:g} s"
                 break
             self.step(give_up - time.monotonic())
-        for reader in child.readers():
+        for reader in child.readers:
             reader.drain()
-        close_all(child.own_fds())
+        close_all(child.own_fds)
         self.children.pop(child.number, None)
 
     def _read_message(self) -> None:
@@ -218,7 +208,7 @@ class ServerHandle:
     def close(self) -> None:
         """End the server and all its children; returns when they are gone."""
         for child in list(self.children.values()):
-            close_all(child.own_fds())
+            close_all(child.own_fds)
         self.children.clear()
         self._channel.close()
         try:
@@ -237,12 +227,3 @@ class ServerHandle:
         if self.process.stderr is not None:
             self.process.stderr.close()
         self.process.returncode = 0
-
-
-def children_of(pid: int) -> list[int]:
-    """The direct children of a process, now."""
-    found: list[int] = []
-    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += [int(word) for word in thread.read_text().split()]
-    return found

@@ -2,7 +2,7 @@
 
 caller's thread ── run, call, check ──▶ Sandbox
     1. waits for a free slot: at most `num_servers` jobs run at a time
-    2. takes an idle fork server, or starts one (waits for its "ready" message)
+    2. uses an idle fork server, or starts one (waits for its "ready" message)
     3. requests a child, then waits in `pump` for its end, its answer or the deadline
     4. `finish`: requests the child's end, waits for its status, at most 5 s; a server that does not answer is
        closed, and the job is tried once more on a fresh one
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from . import levels
-from .fork_server import ServerHandle, children_of
+from .fork_server import ServerHandle
 from .inside import plain
 from .relay import Relay, is_alive
 from .result import CallResult, RunResult, SandboxError
@@ -82,7 +82,7 @@ class Sandbox:
             assert child.requests is not None and child.replies is not None
             child.requests.write(plain.dump_line(request))
             replies = child.replies
-            done = server.pump(lambda: replies.has_line() or not is_alive(child), child.started + wall)
+            done = server.pump(lambda: b"\n" in replies.data or not is_alive(child), child.started + wall)
             server.finish(child)
             if child.error is not None:
                 raise SandboxError(f"the sandbox could not run a program: {child.error}")
@@ -102,7 +102,9 @@ class Sandbox:
             program = server.start("functions", source, b"", memory, _cpu_seconds(wall), linked=True)
             tester = server.start("test", f"{name}\n{test}", b"", memory, _cpu_seconds(wall), linked=True)
             relay = Relay(program, tester)
-            done = server.pump(lambda: relay.advance() or not relay.alive(), program.started + wall)
+            done = server.pump(
+                lambda: relay.advance() or not is_alive(program) or not is_alive(tester), program.started + wall
+            )
             # When the program ended by itself, an error of the tester does not matter: it may not even be confined yet.
             decided = done and program.status is not None
             server.finish(program)
@@ -118,10 +120,6 @@ class Sandbox:
         """Processes of the servers that are idle now."""
         with self._lock:
             return [server.pid for server in self._idle]
-
-    def processes(self) -> list[int]:
-        """Children that idle servers still have: none, unless one survived its end."""
-        return [child for pid in self.server_pids() for child in children_of(pid)]
 
     def close(self) -> None:
         """End every fork server; one that another thread uses ends when that thread is done."""

@@ -23,7 +23,7 @@ def numpy_parent() -> str:
 
 
 def launch(level: int, descriptor: int, with_numpy: bool) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a server on the socket `descriptor`. Returns the process, and the id of the one whose death ends all."""
+    """Start a server on the socket `descriptor`. Returns the process, and the id of the one to kill to end them all."""
     # The real interpreter: the link of a virtual environment or a shim script may be where the server cannot read.
     python = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
     here = str(Path(__file__).resolve().parent)

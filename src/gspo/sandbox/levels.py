@@ -43,8 +43,6 @@ class LevelReport:
     granted: bool
     reason: str
     canaries: tuple[CanaryReport, ...] = ()
-    network_namespace: bool = False
-    pid_namespace: bool = False
 
 
 _reports: dict[tuple[int, int], LevelReport] = {}
@@ -64,29 +62,19 @@ def examine_level(level: int) -> LevelReport:
 
 def choose(level: int | None, allow_unsandboxed: bool) -> int:
     """The level to use; raises SandboxError with the reason and the remedy when it is not available."""
-    if level == 0 or (level is None and allow_unsandboxed and not _best_level()):
-        return _level_0(allow_unsandboxed)
-    if level is not None and level not in (1, 2, 3):
+    if level is None:
+        if best := next((n for n in range(DEFAULT_LEVEL, 0, -1) if examine_level(n).granted), 0):
+            return best
+        if not allow_unsandboxed:
+            reasons = "; ".join(f"level {n}: {examine_level(n).reason}" for n in (2, 1))
+            raise SandboxError(f"no sandbox level is available ({reasons}). {HOW_TO}")
+        level = 0
+    if level not in (0, 1, 2, 3):
         raise SandboxError(f"sandbox level {level!r}: expected 0, 1, 2 or 3")
-    if level is not None:
-        report = examine_level(level)
-        if not report.granted:
-            raise SandboxError(f"sandbox level {level} is not available: {report.reason}. {HOW_TO}")
-        return level
-    best = _best_level()
-    if not best:
-        reasons = "; ".join(f"level {n}: {examine_level(n).reason}" for n in (2, 1))
-        raise SandboxError(f"no sandbox level is available ({reasons}). {HOW_TO}")
-    return best
-
-
-def _best_level() -> int:
-    return next((n for n in range(DEFAULT_LEVEL, 0, -1) if examine_level(n).granted), 0)
-
-
-def _level_0(allowed: bool) -> int:
-    if not allowed:
+    if level == 0 and not allow_unsandboxed:
         raise SandboxError(f"sandbox level 0 isolates nothing and is not allowed. {HOW_TO}")
-    if os.environ.get("CI", "").lower() in ("true", "1"):
+    if level == 0 and os.environ.get("CI", "").lower() in ("true", "1"):
         raise SandboxError("model-written code is not run without isolation when CI=true. " + HOW_TO)
-    return 0
+    if level and not (report := examine_level(level)).granted:
+        raise SandboxError(f"sandbox level {level} is not available: {report.reason}. {HOW_TO}")
+    return level

@@ -39,9 +39,6 @@ class PipeReader:
         while not self.closed and not self.truncated and self.read():
             pass
 
-    def has_line(self) -> bool:
-        return b"\n" in self.data
-
     def take_line(self) -> bytes | None:
         """The next whole line, removed from the data; None when there is none yet."""
         end = self.data.find(b"\n")

@@ -1,10 +1,10 @@
-"""The judge between a test and the program that it calls: passes lines on, in turn, and takes the verdict.
+"""The judge between a test and the program that it calls: passes lines on and receives the verdict.
 
     tester ── request ──▶ judge ── request ──▶ program     the tester waits for the reply
     tester ◀── reply ──── judge ◀── reply ──── program     the program waits for the next request
     tester ── verdict ──▶ judge                            the judge waits for a line, an end or the deadline
 
-The program's reply may be a callback, which the tester answers like a request; it is one line in turn all the same.
+The program's reply may be a callback, which the tester answers like a request: still one line per turn.
 """
 
 from __future__ import annotations
@@ -40,9 +40,6 @@ class Relay:
                 self._turns += 1
                 program.requests.write(line)
         return self._verdict is not None
-
-    def alive(self) -> bool:
-        return is_alive(self._program) and is_alive(self._tester)
 
     def result(self, timed_out: bool) -> CallResult:
         """The verdict; without one the test failed."""

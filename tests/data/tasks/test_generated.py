@@ -90,10 +90,10 @@ def ages(text: str) -> object:
 def race(text: str) -> object:
     pairs = re.findall(r"(\w+) finished right before (\w+)", text)
     runners = sorted({name for pair in pairs for name in pair})
-    fits = [o for o in itertools.permutations(runners) if all(o.index(a) + 1 == o.index(b) for a, b in pairs)]
-    asked = re.search(r"did (\w+) take", text)
-    assert asked
-    return only(fits).index(asked[1]) + 1  # type: ignore[attr-defined]
+    orders = [o for o in itertools.permutations(runners) if all(o.index(a) + 1 == o.index(b) for a, b in pairs)]
+    match = re.search(r"did (\w+) take", text)
+    assert match
+    return only(orders).index(match[1]) + 1  # type: ignore[attr-defined]
 
 
 def boxes(text: str) -> object:
@@ -102,9 +102,9 @@ def boxes(text: str) -> object:
         state[source] -= int(n)
         state[target] += int(n)
         assert state[source] >= 0
-    asked = re.search(r"in the (\w+) box now", text)
-    assert asked
-    return state[asked[1]]
+    match = re.search(r"in the (\w+) box now", text)
+    assert match
+    return state[match[1]]
 
 
 def lamps(text: str) -> object:

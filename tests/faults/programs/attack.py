@@ -1,4 +1,4 @@
-"""What a hostile program is, what it goes for, and what it got."""
+"""A hostile program, the world that it attacks, and the outcome."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """One named hostile program. `gained` says whether it got what it went for, besides a reward."""
+    """One named hostile program. `gained` tells whether it reached its goal, besides a reward."""
 
     name: str
     kind: Literal["verdict", "host", "resources"]

@@ -43,7 +43,7 @@ def load_arithmetic(split: Literal["train", "val"] = "train", *, limit: int | No
     """
     limit = num_rows(split, limit)
     if limit > MAX_QUESTIONS:
-        raise DataError("arithmetic", f"cannot give {limit} questions; expected at most {MAX_QUESTIONS}")
+        raise DataError("arithmetic", f"cannot make {limit} questions; expected at most {MAX_QUESTIONS}")
     questions = _questions(split, seed)
     return [_row(split, index, terms, seed) for index, terms in enumerate(itertools.islice(questions, limit))]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gspo.data.rows import Row, user_message
@@ -32,26 +32,25 @@ def generate_rows(
     source: str, families: Mapping[str, Family], split: str, *, limit: int | None, seed: int
 ) -> list[Row]:
     """`limit` distinct problems, all families and levels in turn; the same for the same seed."""
-    limit = num_rows(split, limit)
-    kinds = list(itertools.product(LEVELS, families))
-    rows: list[Row] = []
-    seen: set[str] = set()
-    for draw in itertools.count():
-        if len(rows) >= limit:
-            return rows
-        level, name = kinds[draw % len(kinds)]
-        problem = families[name](random.Random(derive_seed(seed, f"{source}/{split}", draw)), level)
-        if problem.question in seen or is_held_out(problem.question) != (split == "val"):
-            continue
-        seen.add(problem.question)
-        rows.append(
-            Row(
-                uid=f"{source}/{split}/{len(rows)}",
-                messages=user_message(f"{problem.question}\n{INSTRUCTION}"),
-                data_source=source,
-                ground_truth=problem.answer,
-                answer=f"{problem.solution}\n\\boxed{{{problem.answer}}}",
-                extra={"family": name, "level": level},
-            )
+    problems = itertools.islice(_problems(source, families, split, seed), num_rows(split, limit))
+    return [
+        Row(
+            uid=f"{source}/{split}/{index}",
+            messages=user_message(f"{problem.question}\n{INSTRUCTION}"),
+            data_source=source,
+            ground_truth=problem.answer,
+            answer=f"{problem.solution}\n\\boxed{{{problem.answer}}}",
+            extra={"family": name, "level": level},
         )
-    raise AssertionError("unreachable")
+        for index, (problem, name, level) in enumerate(problems)
+    ]
+
+
+def _problems(source: str, families: Mapping[str, Family], split: str, seed: int) -> Iterator[tuple[Problem, str, int]]:
+    """Distinct problems of the split without end, each with its family and level."""
+    seen: set[str] = set()
+    for draw, (level, name) in enumerate(itertools.cycle(itertools.product(LEVELS, families))):
+        problem = families[name](random.Random(derive_seed(seed, f"{source}/{split}", draw)), level)
+        if problem.question not in seen and is_held_out(problem.question) == (split == "val"):
+            seen.add(problem.question)
+            yield problem, name, level

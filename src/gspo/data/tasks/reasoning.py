@@ -44,9 +44,9 @@ def boxes(rng: random.Random, level: int) -> Problem:
         counts[target] += n
         moves.append(f"{n} {'goes' if n == 1 else 'go'} from {source} to {target}")
         trail.append(f"{source} {counts[source]}, {target} {counts[target]}")
-    asked = rng.choice(list(counts))
-    question = f"At first {text}. Then {'; '.join(moves)}. How many balls are in the {asked} box now?"
-    return Problem(question, str(counts[asked]), "; ".join(trail) + ".")
+    chosen = rng.choice(list(counts))
+    question = f"At first {text}. Then {'; '.join(moves)}. How many balls are in the {chosen} box now?"
+    return Problem(question, str(counts[chosen]), "; ".join(trail) + ".")
 
 
 def lamps(rng: random.Random, level: int) -> Problem:

@@ -24,8 +24,7 @@ _PHRASE = re.compile(r"answer(?:[ \t]+is|[ \t]*[:=])[ \t]*:?", re.IGNORECASE)
 def extract_answer(response: str) -> str | None:
     """The text of the final answer, or None when there is none."""
     tail = response[-MAX_TAIL:]
-    marked = max(_boxed(tail), _after_hashes(tail), key=lambda found: found[0])
-    for position, answer in (marked, _after_phrase(tail), _last_number(tail)):
+    for position, answer in (_last_marked(tail), _after_phrase(tail), _last_number(tail)):
         if position >= 0 and answer.strip():
             return answer.strip() if len(answer) <= MAX_ANSWER else None
     return None
@@ -33,9 +32,11 @@ def extract_answer(response: str) -> str | None:
 
 def extract_marked(text: str) -> str | None:
     r"""The text in the last `\boxed{}` or after the last `####`, or None."""
-    tail = text[-MAX_TAIL:]
-    position, answer = max(_boxed(tail), _after_hashes(tail), key=lambda found: found[0])
-    return answer.strip() if position >= 0 and answer.strip() else None
+    return _last_marked(text[-MAX_TAIL:])[1].strip() or None
+
+
+def _last_marked(text: str) -> tuple[int, str]:
+    return max(_boxed(text), _after_hashes(text), key=lambda found: found[0])
 
 
 def _boxed(text: str) -> tuple[int, str]:

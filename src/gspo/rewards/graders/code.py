@@ -7,8 +7,8 @@ import json
 import math
 import re
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from gspo.sandbox import DEFAULT_MEMORY, DEFAULT_WALL, Sandbox
@@ -24,12 +24,8 @@ _shared: Sandbox | None = None
 _shared_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One test's outcome."""
-
-    passed: bool
-    timed_out: bool = False
+Case = Callable[..., tuple[bool, bool]]
+"""Runs a test on (sandbox, source, wall=, memory=). Returns whether it passed and whether it reached its deadline."""
 
 
 def grade_code(
@@ -44,21 +40,21 @@ def grade_code(
 
     `tests` is `{"inputs": […], "outputs": […]}` (standard input), the same with `"fn_name"` (calls), or
     `{"assert_case": […]}` (with `"fn_name"`, only that function comes from the program); JSON text works too. Each test
-    may take `timeout` seconds and `memory` bytes. After a test that reached its deadline the rest fail without being
+    may use `timeout` seconds and `memory` bytes. After a test that reached its deadline the rest fail without being
     run. Raises SandboxError when the sandbox itself failed (the reward is then missing, not 0) and ValueError when the
     tests are malformed.
     """
     cases = read_tests(tests)
     source = extract_code(program)
     box = sandbox or shared_sandbox()
-    passed = 0
+    num_passed = 0
     for case in cases:
-        verdict = case.judge(box, source, timeout, memory)
-        passed += verdict.passed
-        if verdict.timed_out:
+        passed, timed_out = case(box, source, wall=timeout, memory=memory)
+        num_passed += passed
+        if timed_out:
             break
-    score = 1.0 if passed == len(cases) else 0.0
-    return Reward(score=score, acc=score, extra={"tests_passed": passed / len(cases)})
+    score = 1.0 if num_passed == len(cases) else 0.0
+    return Reward(score=score, acc=score, extra={"tests_passed": num_passed / len(cases)})
 
 
 def shared_sandbox() -> Sandbox:
@@ -87,48 +83,27 @@ def extract_code(response: str) -> str:
     return "".join(blocks[-1]) if blocks else response
 
 
-@dataclass(frozen=True, slots=True)
-class StdinCase:
-    """Standard input, and the whole standard output that is expected."""
-
-    stdin: str
-    expected: str
-
-    def judge(self, sandbox: Sandbox, source: str, timeout: float, memory: int) -> Verdict:
-        result = sandbox.run(source, self.stdin.encode(), wall=timeout, memory=memory)
-        return Verdict(result.ok and same_output(result.stdout, self.expected), result.timed_out)
+def _run_script(stdin: str, expected: str, sandbox: Sandbox, source: str, **limits: Any) -> tuple[bool, bool]:
+    """Passed when the whole standard output is as expected."""
+    result = sandbox.run(source, stdin.encode(), **limits)
+    return result.ok and same_output(result.stdout, expected), result.timed_out
 
 
-@dataclass(frozen=True, slots=True)
-class CallCase:
-    """Arguments of a function, and the values that it may return (`accepted`, read from JSON)."""
-
-    name: str
-    args: tuple[Any, ...]
-    accepted: tuple[Any, ...]
-
-    def judge(self, sandbox: Sandbox, source: str, timeout: float, memory: int) -> Verdict:
-        result = sandbox.call(source, self.name, self.args, wall=timeout, memory=memory)
-        passed = result.ok and any(same_value(result.value, expected) for expected in self.accepted)
-        return Verdict(passed, result.timed_out)
+def _call_function(
+    name: str, args: tuple[Any, ...], accepted: tuple[Any, ...], sandbox: Sandbox, source: str, **limits: Any
+) -> tuple[bool, bool]:
+    """Passed when the function returns one of the values `accepted`, which were read from JSON."""
+    result = sandbox.call(source, name, args, **limits)
+    return result.ok and any(same_value(result.value, expected) for expected in accepted), result.timed_out
 
 
-@dataclass(frozen=True, slots=True)
-class AssertCase:
-    """The text of a test that asserts something about the program's functions; about one of them if `name` is set."""
-
-    text: str
-    name: str = ""
-
-    def judge(self, sandbox: Sandbox, source: str, timeout: float, memory: int) -> Verdict:
-        result = sandbox.check(source, self.text, name=self.name, wall=timeout, memory=memory)
-        return Verdict(result.ok, result.timed_out)
+def _run_asserts(text: str, name: str, sandbox: Sandbox, source: str, **limits: Any) -> tuple[bool, bool]:
+    """Passed when every assertion holds; with `name`, only that function comes from the program."""
+    result = sandbox.check(source, text, name=name, **limits)
+    return result.ok, result.timed_out
 
 
-Case = StdinCase | CallCase | AssertCase
-
-
-def read_tests(tests: Mapping[str, Any] | str) -> Sequence[Case]:
+def read_tests(tests: Mapping[str, Any] | str) -> list[Case]:
     """The cases of a tests mapping; raises ValueError that names what is wrong."""
     if isinstance(tests, str):
         tests = json.loads(tests)
@@ -144,14 +119,17 @@ def read_tests(tests: Mapping[str, Any] | str) -> Sequence[Case]:
             f"tests: {len(inputs)} inputs and {len(outputs)} outputs; expected the same number, at least one"
         )
     if not tests.get("fn_name"):
-        return [StdinCase(_text(i), _text(o)) for i, o in zip(inputs, outputs)]
+        return [partial(_run_script, _text(i), _text(o)) for i, o in zip(inputs, outputs)]
     values = [_value(o) for o in outputs]
     # Some published sets wrap every expected value in a list of one.
     wrapped = all(isinstance(v, list) and len(v) == 1 for v in values)
-    return [CallCase(tests["fn_name"], _arguments(i), (v, v[0]) if wrapped else (v,)) for i, v in zip(inputs, values)]
+    return [
+        partial(_call_function, tests["fn_name"], _arguments(i), (v, v[0]) if wrapped else (v,))
+        for i, v in zip(inputs, values)
+    ]
 
 
-def _assert_cases(texts: Any, name: str) -> list[AssertCase]:
+def _assert_cases(texts: Any, name: str) -> list[Case]:
     texts = [texts] if isinstance(texts, str) else list(texts)
     if not texts:
         raise ValueError('tests: "assert_case" is empty; expected at least one test')
@@ -160,7 +138,7 @@ def _assert_cases(texts: Any, name: str) -> list[AssertCase]:
             ast.parse(text)
         except (SyntaxError, ValueError, TypeError) as error:
             raise ValueError(f'tests: "assert_case" {str(text)[:80]!r} is not Python: {error}') from None
-    return [AssertCase(text, name) for text in texts]
+    return [partial(_run_asserts, text, name) for text in texts]
 
 
 def _text(value: Any) -> str:
@@ -222,7 +200,10 @@ def _close_text(got: str, expected: str) -> bool:
 
 
 def _close(got: float, expected: float) -> bool:
-    return math.isclose(got, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    try:
+        return math.isclose(got, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    except OverflowError:  # an integer too large for a float
+        return False
 
 
 def same_value(got: Any, expected: Any) -> bool:
@@ -232,7 +213,7 @@ def same_value(got: Any, expected: Any) -> bool:
     """
     kind = type(expected)
     if kind is float:
-        return type(got) in (int, float) and _close_numbers(got, expected)
+        return type(got) in (int, float) and _close(got, expected)
     if kind in (list, tuple):
         return (
             type(got) in (list, tuple)
@@ -242,13 +223,6 @@ def same_value(got: Any, expected: Any) -> bool:
     if kind is dict:
         return type(got) is dict and _same_mapping(got, expected)
     return type(got) is kind and got == expected
-
-
-def _close_numbers(got: int | float, expected: float) -> bool:
-    try:
-        return _close(float(got), expected)
-    except OverflowError:
-        return False
 
 
 def _same_mapping(got: dict, expected: dict) -> bool:

@@ -6,7 +6,6 @@ Nothing in a response is evaluated in this process.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from gspo.rewards.graders.answers import extract_answer, extract_marked
@@ -100,16 +99,9 @@ def _same_items(a: Items, b: Items) -> bool | None:
     if len(a.items) != len(b.items):
         return False
     if {a.brackets, b.brackets} <= {"{}", ""}:
-        return _same_sequence(_ordered(a.items), _ordered(b.items))
-    return _same_sequence(a.items, b.items) if a.brackets == b.brackets else None
-
-
-def _same_sequence(a: Sequence[Number], b: Sequence[Number]) -> bool:
-    return all(map(_same_number, a, b))
-
-
-def _ordered(items: Sequence[Number]) -> list[Number]:
-    return sorted(items, key=lambda number: number.value)
+        ordered = (sorted(items, key=lambda number: number.value) for items in (a.items, b.items))
+        return all(map(_same_number, *ordered))
+    return all(map(_same_number, a.items, b.items)) if a.brackets == b.brackets else None
 
 
 def is_symbolic(text: str, largest: int = 0) -> bool:
@@ -125,11 +117,8 @@ def is_symbolic(text: str, largest: int = 0) -> bool:
     words = re.findall(r"[a-zA-Z]{2,}", re.sub(r"\\[a-zA-Z]+", " ", text))
     if not all(word.lower() in _WORDS or len(word) == 2 for word in words):
         return False
-    return (
-        _depth(text) <= _MAX_DEPTH
-        and not re.search(rf"[0-9]{{{_MAX_DIGITS + 1}}}", text)
-        and powers_are_tame(text, largest)
-    )
+    long_number = re.search(rf"[0-9]{{{_MAX_DIGITS + 1}}}", text)
+    return _depth(text) <= _MAX_DEPTH and not long_number and powers_are_tame(text, largest)
 
 
 def powers_are_tame(text: str, largest: int = 0, most: int = _MAX_POWERS) -> bool:

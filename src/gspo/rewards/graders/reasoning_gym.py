@@ -16,7 +16,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gspo.rewards.graders.math import powers_are_tame
@@ -38,7 +38,7 @@ _FORBIDDEN = re.compile(
     r"|os\.(system|exec|posix_spawn|spawn|fork|forkpty|kill|killpg|remove|rename|rmdir|mkdir|link|symlink|truncate|chmod"
     r"|chown|setxattr|putenv|unsetenv)"
 )
-_guarding = False
+_guarding = False  # whether an answer is being scored: `_audit` refuses actions then
 
 
 def grade_gym(response: str, truth: Any, extra: Mapping[str, Any]) -> Reward:
@@ -78,8 +78,12 @@ def _check_row(truth: str, *recipe: Any) -> None:
 def _score(answer: str, extra: Mapping[str, Any]) -> float:
     from gspo.data.tasks.reasoning_gym import score
 
-    with _guarded():
+    global _guarding
+    _guarding = True
+    try:
         return score(f"<answer>{answer}</answer>", extra)
+    finally:
+        _guarding = False
 
 
 @functools.cache
@@ -126,16 +130,6 @@ def _parse_expression(parse: Any, text: str, *args: Any, **kwargs: Any) -> Any:
     if not tame or not known or re.search(r"\.\s*[a-zA-Z_]", text) or not powers_are_tame(text, most=_MAX_POWERS):
         raise ValueError("this expression is not accepted")
     return parse(text, *args, **kwargs)
-
-
-@contextlib.contextmanager
-def _guarded() -> Iterator[None]:
-    global _guarding
-    _guarding = True
-    try:
-        yield
-    finally:
-        _guarding = False
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:

@@ -7,11 +7,11 @@ function once and forks a worker within a few milliseconds of each request.
        │         (waits for each reply)                 (waits for a request)                │
        └──── the worker's own socket: payload ──▶ ◀── result, or the socket closes ─────────┘
 
-Who ends what: the trainer asks the server to kill and reap a worker, so the id of a worker's process cannot be reused
-before. When the control socket closes (the trainer ended, in whatever way) the server kills all workers and ends. A
-worker dies with its server (PR_SET_PDEATHSIG). Processes that a worker leaves behind become children of the server
-(subreaper), which kills them. The server itself uses PR_SET_PDEATHSIG only while it runs user code on import: the
-signal is tied to the trainer's *thread*, which may end before the pool does.
+Only the server reaps workers, when the trainer requests it: until then a worker's process id is not reused. When the
+control socket closes, the trainer has ended, and the server kills all workers and ends. A worker dies with its server
+(PR_SET_PDEATHSIG). Processes that a worker leaves behind become children of the server (subreaper), which kills them.
+The server itself uses PR_SET_PDEATHSIG only while it imports user code: the signal is tied to the trainer's *thread*,
+which may end before the pool does.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import glob
 import json
 import os
 import pickle
@@ -32,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.processes import adopt_orphans, describe_exit, die_with_parent, kill_group, outlive_parent
+from gspo.processes import adopt_orphans, children_of, describe_exit, die_with_parent, kill_group, outlive_parent
 from gspo.registry import import_name
 from gspo.rewards.pool import frames
 
@@ -50,7 +51,11 @@ class ServerSetup:
     args: tuple[Any, ...]
     memory: int  # MiB per worker
     path: tuple[str, ...]
-    preload: bool = True  # build the handler before forking; else in each worker
+    preload: bool = True  # load the handler before forking; else in each worker
+
+    def load(self) -> tuple[Handler, Any]:
+        """The function that turns payloads into results, and what the trainer must know about it."""
+        return import_name(self.factory)(*self.args)
 
 
 def main(control_fd: int) -> None:
@@ -74,14 +79,15 @@ def main(control_fd: int) -> None:
 
 
 def _preload(control: socket.socket, setup: ServerSetup) -> Handler:
-    """Build the handler here and report its info, with the number of threads that the imports started."""
-    handler, info = build_handler(setup)
-    frames.send(control, json.dumps({"info": info, "threads": _count_threads()}).encode())
+    """Load the handler here and report its info, with the number of threads that the imports started."""
+    handler, info = setup.load()
+    num_threads = len(glob.glob("/proc/self/task/*"))
+    frames.send(control, json.dumps({"info": info, "threads": num_threads}).encode())
     return handler
 
 
 def _try_in_child(control: socket.socket, setup: ServerSetup) -> None:
-    """Have a child report the info: what this process imports, its workers could not import again for themselves."""
+    """Have a child load the function and report: workers could not import again what this process has imported."""
     server = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -98,15 +104,10 @@ def _try_in_child(control: socket.socket, setup: ServerSetup) -> None:
         raise RuntimeError(f"the process that loads the reward function {describe_exit(code)}")
 
 
-def build_handler(setup: ServerSetup) -> tuple[Handler, Any]:
-    """The function that turns payloads into results, and what the trainer must know about it."""
-    return import_name(setup.factory)(*setup.args)
-
-
 def _serve_requests(control: socket.socket, parent: int, setup: ServerSetup, handler: Handler | None) -> None:
     workers: set[int] = set()
     try:
-        # The trainer's death may leave the socket open, in a process that was forked from it: ask for the parent too.
+        # A process that was forked from the trainer may hold the socket open after its death: check the parent too.
         while os.getppid() == parent:
             readable = select.select([control], [], [], _PARENT_CHECK)[0]
             if readable and not _handle_request(control, workers, setup, handler):
@@ -152,11 +153,7 @@ def _stop(pid: int, workers: set[int]) -> str:
 def _kill_orphans(workers: set[int]) -> None:
     """Kill the server's children that are not workers: processes that dead workers left behind."""
     for _ in range(64):  # the children of a killed orphan become this process's own, and are found in the next round
-        try:
-            with open(f"/proc/self/task/{os.getpid()}/children") as file:
-                orphans = [int(word) for word in file.read().split() if int(word) not in workers]
-        except OSError:
-            return
+        orphans = [pid for pid in children_of(os.getpid()) if pid not in workers]
         if not orphans:
             return
         for pid in orphans:
@@ -185,7 +182,7 @@ def _fork_worker(
             faulthandler.register(signal.SIGUSR1, file=stack_file, all_threads=True, chain=False)
             sock = socket.socket(fileno=fds[first])
             if handler is None:
-                handler = build_handler(setup)[0]
+                handler, _ = setup.load()
                 frames.send(sock, b"{}")  # ready
             run_jobs(sock, handler)
         status = 0
@@ -220,13 +217,6 @@ def run_jobs(sock: socket.socket, handler: Handler) -> None:
         except (Exception, SystemExit):
             answer = {"error": traceback.format_exc(limit=-12)}
         frames.send(sock, json.dumps(answer).encode())
-
-
-def _count_threads() -> int:
-    try:
-        return len(os.listdir("/proc/self/task"))
-    except OSError:
-        return 1
 
 
 if __name__ == "__main__":

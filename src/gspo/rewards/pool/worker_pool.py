@@ -1,7 +1,7 @@
 """A pool of workers with a deadline per job, a retry after a worker's death, and growth when workers hang.
 
     any thread                      the pool's thread                            workers
-    submit(payload) ──▶ inbox ────▶ waits for: a new job, an answer, ── job ──▶  run the handler,
+    submit(payload) ──▶ queue ────▶ waits for: a new job, an answer, ── job ──▶  run the handler,
                                     a closed socket, the next       ◀─ JSON ──  wait for the next job
     Future.result() ◀── result ──── deadline; whichever comes first
         waits                         └── start, stop, kill ──▶ WorkerSource
@@ -25,15 +25,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.rewards.pool.frames import Channel, pack
+from gspo.rewards.pool.frames import pack
 from gspo.rewards.pool.growth import WorkerLimit
-from gspo.rewards.pool.workers import WorkerHandle, WorkerSource
+from gspo.rewards.pool.workers import Job, Worker, WorkerSource
 from gspo.rewards.protocol import RewardError
 
 START_TIMEOUT = 120.0
 MAX_WORKERS = 64
 _REAP_AFTER = 2.0
-# Share of the deadline (of 1 s at most) before its end at which a stuck worker is asked for its stack.
+# How long before its deadline a stuck worker is asked for its stack, as a share of the deadline (at most of 1 s).
 _STACK_LEAD = 0.1
 
 
@@ -51,24 +51,6 @@ class PoolCounts:
     latest_kill: float = 0.0  # the most seconds between a deadline and the kill of its worker
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    data: bytes
-    future: Future[Any]
-    deaths: int = 0  # of workers that ran it
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    handle: WorkerHandle
-    channel: Channel
-    since: float  # when it got its job, was started, or was killed
-    ready: bool = False
-    job: _Job | None = None
-    stack_requested: bool = False
-    low_priority: bool = False
-
-
 class WorkerPool:
     """Runs jobs on workers. `submit` may be called from any thread; `close` leaves nothing running."""
 
@@ -84,14 +66,13 @@ class WorkerPool:
         assert num_workers >= 1 and timeout > 0
         self.counts = PoolCounts()
         self.limit = WorkerLimit(num_workers, max_workers, timeout)
-        self._source = source
+        self.source = source
         self._timeout, self._retries = timeout, retries
-        self._workers: set[_Worker] = set()
-        self._dying: set[_Worker] = set()
-        self._queue: deque[_Job] = deque()
+        self._workers: set[Worker] = set()
+        self._dying: set[Worker] = set()
+        self._queue: deque[Job] = deque()
         self._failed_starts = 0
-        self._lock = threading.Lock()
-        self._inbox: list[_Job] = []
+        self._lock = threading.Lock()  # between a job's submission and the end of the pool
         self._closing = False
         self._closed_because = "the reward pool was closed"
         self._wake_out, self._wake_in = socket.socketpair()
@@ -103,11 +84,11 @@ class WorkerPool:
 
     def submit(self, payload: Any) -> Future[Any]:
         """Queue a job. Its future returns the handler's result or raises JobFailed."""
-        job = _Job(pack(pickle.dumps(payload)), Future())
+        job = Job(pack(pickle.dumps(payload)), Future())
         with self._lock:
             if self._closing:
                 raise RewardError(self._closed_because)
-            self._inbox.append(job)
+            self._queue.append(job)
         self._wake_in.send(b"x")
         return job.future
 
@@ -122,13 +103,12 @@ class WorkerPool:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._take_inbox()
                 self._assign()
                 for key, events in self._selector.select(self._wait_time()):
                     self._on_event(key, events)
                 self._expire()
                 self._resize()
-        except Exception as error:  # whoever waits for a job must learn that the pool cannot go on
+        except Exception as error:  # unfinished jobs fail with this reason
             self._closed_because = f"the reward pool stopped: {type(error).__name__}: {error}"
         finally:
             self._shut_down()
@@ -136,19 +116,14 @@ class WorkerPool:
     def _shut_down(self) -> None:
         with self._lock:
             self._closing = True
-            unfinished = [*self._inbox, *self._queue, *(w.job for w in self._workers if w.job)]
+            unfinished = [*self._queue, *(w.job for w in self._workers if w.job)]
         for job in unfinished:
             _fail(job, self._closed_because)
         for worker in [*self._workers, *self._dying]:
             self._drop(worker)
-        self._source.close()
+        self.source.close()
         self._selector.close()
         self._wake_out.close()
-
-    def _take_inbox(self) -> None:
-        with self._lock:
-            jobs, self._inbox = self._inbox, []
-        self._queue.extend(job for job in jobs if job.future.set_running_or_notify_cancel())
 
     def _assign(self) -> None:
         """Give queued jobs to idle workers, and start workers for the rest within the limit."""
@@ -156,11 +131,10 @@ class WorkerPool:
         starting = sum(not worker.ready for worker in self._workers)
         missing = min(len(self._queue) - starting, self.limit.now - len(self._workers))
         if missing > 0:
-            for handle in self._source.start(missing):
+            for worker in self.source.start(missing):
                 self.counts.started += 1
-                worker = _Worker(handle, Channel(handle.sock), time.monotonic(), ready=handle.ready)
                 self._workers.add(worker)
-                self._selector.register(handle.sock, selectors.EVENT_READ, worker)
+                self._selector.register(worker.channel.sock, selectors.EVENT_READ, worker)
                 if self.limit.now > self.limit.size:
                     self._lower_priority(worker)
             self._hand_out()
@@ -168,8 +142,11 @@ class WorkerPool:
     def _hand_out(self) -> None:
         idle = [worker for worker in self._workers if worker.ready and worker.job is None]
         while self._queue and idle:
+            job = self._queue.popleft()
+            if not job.future.running() and not job.future.set_running_or_notify_cancel():
+                continue
             worker = idle.pop()
-            worker.job, worker.since, worker.stack_requested = self._queue.popleft(), time.monotonic(), False
+            worker.job, worker.since, worker.stack_requested = job, time.monotonic(), False
             worker.channel.outgoing = worker.job.data
             self._write(worker)
 
@@ -183,15 +160,15 @@ class WorkerPool:
             due = min(due, self.limit.next_growth(w.since for w in busy))
         return max(0.0, due - now)
 
-    def _due(self, worker: _Worker) -> float:
-        """When something must happen to a busy worker: a start that took too long, a stack, a deadline."""
+    def _due(self, worker: Worker) -> float:
+        """When a busy worker needs attention: its start took too long, its stack is due, its deadline passes."""
         if not worker.ready:
             return worker.since + START_TIMEOUT
         lead = 0.0 if worker.stack_requested else _STACK_LEAD * min(1.0, self._timeout)
         return worker.since + self._timeout - lead
 
     def _on_event(self, key: selectors.SelectorKey, events: int) -> None:
-        worker: _Worker | None = key.data
+        worker: Worker | None = key.data
         if worker is None:
             with contextlib.suppress(BlockingIOError):
                 self._wake_out.recv(4096)
@@ -203,16 +180,16 @@ class WorkerPool:
         if events & selectors.EVENT_READ and worker in self._workers:
             self._read(worker)
 
-    def _write(self, worker: _Worker) -> None:
+    def _write(self, worker: Worker) -> None:
         try:
             worker.channel.write()
         except OSError:
             self._on_death(worker)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if worker.channel.outgoing else 0)
-        self._selector.modify(worker.handle.sock, events, worker)
+        self._selector.modify(worker.channel.sock, events, worker)
 
-    def _read(self, worker: _Worker) -> None:
+    def _read(self, worker: Worker) -> None:
         try:
             data = worker.channel.read()
         except (OSError, EOFError, ValueError):
@@ -221,7 +198,7 @@ class WorkerPool:
         if data is not None:
             self._on_answer(worker, data)
 
-    def _on_answer(self, worker: _Worker, data: bytes) -> None:
+    def _on_answer(self, worker: Worker, data: bytes) -> None:
         if not worker.ready:
             worker.ready, self._failed_starts = True, 0
             return
@@ -243,7 +220,7 @@ class WorkerPool:
         else:
             job.future.set_result(result)
 
-    def _on_death(self, worker: _Worker) -> None:
+    def _on_death(self, worker: Worker) -> None:
         how, job = self._drop(worker), worker.job
         if job is None:
             self._failed_starts += not worker.ready
@@ -253,11 +230,11 @@ class WorkerPool:
                 while self._queue:
                     _fail(self._queue.popleft(), reason)
             return
-        job.deaths += 1
-        if job.deaths <= self._retries:
+        job.num_deaths += 1
+        if job.num_deaths <= self._retries:
             self._queue.appendleft(job)
         else:
-            _fail(job, f"the worker died on it {job.deaths} times; the last time {how}")
+            _fail(job, f"the worker died on it {job.num_deaths} times; the last time {how}")
 
     def _expire(self) -> None:
         """Request the stacks of workers close to their deadline; kill those past it and fail their jobs."""
@@ -268,19 +245,19 @@ class WorkerPool:
         for worker in [w for w in self._workers if (w.job or not w.ready) and now >= self._due(w)]:
             if worker.ready and not worker.stack_requested:
                 worker.stack_requested = True
-                self._source.request_stack(worker.handle)
+                self.source.request_stack(worker)
             else:
                 late.append(worker)
-        stacks = [self._source.stack(worker.handle) for worker in late]
+        stacks = [self.source.stack(worker) for worker in late]
         for worker in late:  # all before any is reaped, so that none waits for another
-            self._source.kill(worker.handle)
+            self.source.kill(worker)
         for worker, stack in zip(late, stacks):
             if worker.job is None:
                 self._on_death(worker)
             else:
                 self._time_out(worker, worker.job, stack)
 
-    def _time_out(self, worker: _Worker, job: _Job, stack: str) -> None:
+    def _time_out(self, worker: Worker, job: Job, stack: str) -> None:
         now = time.monotonic()
         self.counts.timeouts += 1
         self.counts.latest_kill = max(self.counts.latest_kill, now - worker.since - self._timeout)
@@ -288,7 +265,7 @@ class WorkerPool:
         _fail(job, f"no result within {self._timeout:g} s; its worker was stopped{at}")
         self._workers.discard(worker)
         worker.since = now
-        self._dying.add(worker)  # reaped when its socket closes: a spinning process takes a while to end
+        self._dying.add(worker)  # reaped when its socket closes: a spinning process needs a while to end
 
     def _resize(self) -> None:
         """Raise the limit while jobs wait behind stuck workers; without queued jobs, return to the pool's size."""
@@ -302,18 +279,18 @@ class WorkerPool:
             for worker in self._workers:
                 self._lower_priority(worker)
 
-    def _lower_priority(self, worker: _Worker) -> None:
+    def _lower_priority(self, worker: Worker) -> None:
         worker.low_priority = True
-        self._source.lower_priority(worker.handle)
+        self.source.lower_priority(worker)
 
-    def _drop(self, worker: _Worker) -> str:
+    def _drop(self, worker: Worker) -> str:
         """Forget a worker and end it. Returns how it ended."""
         self._workers.discard(worker)
         self._dying.discard(worker)
-        self._selector.unregister(worker.handle.sock)
-        return self._source.stop(worker.handle)
+        self._selector.unregister(worker.channel.sock)
+        return self.source.stop(worker)
 
 
-def _fail(job: _Job, reason: str) -> None:
+def _fail(job: Job, reason: str) -> None:
     if not job.future.done():
         job.future.set_exception(JobFailed(reason))

@@ -2,7 +2,7 @@
 
 WorkerPool's thread ── start, stop ──▶ WorkerSource    waits: for the fork server's reply, milliseconds
                     ── kill, request_stack ──▶         does not wait
-                    ◀── WorkerHandle.sock ──▶ worker   waits for payloads; the pool never waits for one worker
+                    ◀── Worker.channel ──▶ worker   waits for payloads; the pool never waits for one worker
 """
 
 from __future__ import annotations
@@ -18,66 +18,82 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from gspo.processes import kill_group, python_environment
 from gspo.rewards.pool import frames
 from gspo.rewards.pool.fork_server import MAX_STARTS, Handler, ServerSetup, run_jobs
+from gspo.rewards.pool.frames import Channel
 from gspo.rewards.protocol import RewardError
 
 LOAD_TIMEOUT = 120.0
 STUCK_NICENESS = 10
 
 
-@dataclass(slots=True)
-class WorkerHandle:
-    """One worker as the pool sees it: its socket, and what a WorkerSource needs to end it."""
+@dataclass(slots=True, eq=False)
+class Job:
+    """One payload on its way to a worker, and the future that gets its result."""
 
-    sock: socket.socket
+    data: bytes
+    future: Future[Any]
+    num_deaths: int = 0  # of workers that ran it
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker: the channel to it, what its source needs to end it, and what it is doing."""
+
+    channel: Channel
     ready: bool = True  # False: the worker loads the function first, then sends one message
     pid: int = 0
     stack_file: IO[bytes] | None = None
     thread: threading.Thread | None = None
+    since: float = field(default_factory=time.monotonic)  # when it was started, got its job, or was killed
+    job: Job | None = None
+    stack_requested: bool = False
+    low_priority: bool = False
 
 
 class WorkerSource(Protocol):
-    """Starts and ends workers. Called from one thread at a time. `info` is what the handler's factory returned."""
+    """Starts and ends workers. Called from one thread at a time. `info` is what the handler's factory returned.
+
+    The methods that return None do nothing here; a source implements those that its workers need.
+    """
 
     info: Any
+    pid: int = 0  # the process that all workers descend from; 0 when they are threads of this one
 
-    def start(self, num_workers: int) -> list[WorkerHandle]:
+    def start(self, num_workers: int) -> list[Worker]:
         """Start workers: at least one, at most `num_workers`."""
         ...
 
-    def stop(self, worker: WorkerHandle) -> str:
+    def stop(self, worker: Worker) -> str:
         """End a worker, whatever it is doing. Returns how it ended."""
         ...
 
-    def kill(self, worker: WorkerHandle) -> None:
+    def kill(self, worker: Worker) -> None:
         """Begin to end a worker; `stop` must follow."""
-        ...
 
-    def request_stack(self, worker: WorkerHandle) -> None:
+    def request_stack(self, worker: Worker) -> None:
         """Ask a worker for its stack, which `stack` returns a moment later."""
-        ...
 
-    def stack(self, worker: WorkerHandle) -> str:
+    def stack(self, worker: Worker) -> str:
         """The stack of a worker as text; "" when there is none."""
         ...
 
-    def lower_priority(self, worker: WorkerHandle) -> None:
-        """Give a stuck worker less processor time. There is no way back."""
-        ...
+    def lower_priority(self, worker: Worker) -> None:
+        """Give a stuck worker less processor time. This cannot be undone."""
 
     def close(self) -> None:
         """End all workers; returns when they are gone."""
-        ...
 
 
-class ForkedWorkers:
+class ForkedWorkers(WorkerSource):
     """Workers forked from a server that has imported the reward function; see `gspo.rewards.pool.fork_server`."""
 
     def __init__(self, factory: str, args: tuple[Any, ...], *, memory: int = 1024) -> None:
@@ -89,22 +105,19 @@ class ForkedWorkers:
             self._setup = dataclasses.replace(self._setup, preload=False)
             self._launch()
 
-    @property
-    def pid(self) -> int:
-        """The server's process, which leads its own session."""
-        return self._server.pid
-
     def _launch(self) -> None:
         ours, theirs = socket.socketpair()
+        single_threaded = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         with theirs:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gspo.rewards.pool.fork_server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=python_environment(PYTHONHASHSEED="0", GSPO_REWARD_WORKER="1", **single_threaded),
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                stdout=2,  # what a reward function prints must not mix with what the trainer prints
                 start_new_session=True,  # Ctrl-C is for the trainer alone
             )
+        self.pid = self._server.pid
         self._control = ours
         ours.settimeout(LOAD_TIMEOUT)
         try:
@@ -120,7 +133,7 @@ class ForkedWorkers:
             raise RewardError(reply["error"])
         self.info, self._num_threads = reply["info"], reply["threads"]
 
-    def start(self, num_workers: int) -> list[WorkerHandle]:
+    def start(self, num_workers: int) -> list[Worker]:
         """Start at most MAX_STARTS workers; a server that was killed is started again."""
         num_workers = min(num_workers, MAX_STARTS)
         try:
@@ -130,13 +143,13 @@ class ForkedWorkers:
             self._launch()
             return self._start(num_workers)
 
-    def _start(self, num_workers: int) -> list[WorkerHandle]:
+    def _start(self, num_workers: int) -> list[Worker]:
         with contextlib.ExitStack() as ours_on_error, contextlib.ExitStack() as theirs_always:
             workers, fds = [], []
             for _ in range(num_workers):
                 ours, theirs = socket.socketpair()
                 stack_file = ours_on_error.enter_context(tempfile.TemporaryFile())
-                workers.append(WorkerHandle(ours_on_error.enter_context(ours), stack_file=stack_file))
+                workers.append(Worker(Channel(ours_on_error.enter_context(ours)), stack_file=stack_file))
                 fds += [theirs_always.enter_context(theirs).fileno(), stack_file.fileno()]
             socket.send_fds(self._control, [b"start"], fds)
             pids = json.loads(frames.receive(self._control))
@@ -145,8 +158,8 @@ class ForkedWorkers:
             worker.pid, worker.ready = pid, self._setup.preload
         return workers
 
-    def stop(self, worker: WorkerHandle) -> str:
-        worker.sock.close()
+    def stop(self, worker: Worker) -> str:
+        worker.channel.sock.close()
         if worker.stack_file:
             worker.stack_file.close()
         try:
@@ -155,20 +168,20 @@ class ForkedWorkers:
         except (OSError, EOFError):
             return "its process ended with the reward server"
 
-    def kill(self, worker: WorkerHandle) -> None:
+    def kill(self, worker: Worker) -> None:
         kill_group(worker.pid)  # the server reaps it in `stop`, so the id still belongs to this worker
 
-    def request_stack(self, worker: WorkerHandle) -> None:
+    def request_stack(self, worker: Worker) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(worker.pid, signal.SIGUSR1)
 
-    def stack(self, worker: WorkerHandle) -> str:
+    def stack(self, worker: Worker) -> str:
         if worker.stack_file is None:
             return ""
         worker.stack_file.seek(0)
         return _user_part(worker.stack_file.read(1 << 16).decode(errors="replace"))
 
-    def lower_priority(self, worker: WorkerHandle) -> None:
+    def lower_priority(self, worker: Worker) -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, worker.pid, STUCK_NICENESS)
 
@@ -182,7 +195,7 @@ class ForkedWorkers:
             self._server.wait()
 
 
-class ThreadWorkers:
+class ThreadWorkers(WorkerSource):
     """Threads of this process, for functions that exist only here (closures, notebook cells).
 
     A hung thread cannot be killed: it is reported like a hung process, abandoned and replaced. There is no memory
@@ -193,51 +206,26 @@ class ThreadWorkers:
         self.info = info
         self._handler = handler
 
-    def start(self, num_workers: int) -> list[WorkerHandle]:
+    def start(self, num_workers: int) -> list[Worker]:
         workers = []
         for _ in range(num_workers):
             ours, theirs = socket.socketpair()
             thread = threading.Thread(target=self._run, args=(theirs,), name="gspo-reward", daemon=True)
             thread.start()
-            workers.append(WorkerHandle(ours, thread=thread))
+            workers.append(Worker(Channel(ours), thread=thread))
         return workers
 
     def _run(self, sock: socket.socket) -> None:
         with sock, contextlib.suppress(EOFError, OSError):
             run_jobs(sock, self._handler)
 
-    def stop(self, worker: WorkerHandle) -> str:
-        worker.sock.close()
+    def stop(self, worker: Worker) -> str:
+        worker.channel.sock.close()
         return "its thread was abandoned"
 
-    def kill(self, worker: WorkerHandle) -> None:
-        pass
-
-    def request_stack(self, worker: WorkerHandle) -> None:
-        pass
-
-    def stack(self, worker: WorkerHandle) -> str:
+    def stack(self, worker: Worker) -> str:
         frame = sys._current_frames().get(worker.thread.ident or 0) if worker.thread else None
         return "".join(traceback.format_stack(frame)[-8:]).rstrip() if frame else ""
-
-    def lower_priority(self, worker: WorkerHandle) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def _environment() -> dict[str, str]:
-    """The trainer's environment, with gspo importable, one thread per process and a fixed hash seed."""
-    single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    return python_environment(PYTHONHASHSEED="0", GSPO_REWARD_WORKER="1", **single)
-
-
-def _has_fileno(stream: Any) -> bool:
-    try:
-        return stream.fileno() >= 0
-    except (AttributeError, OSError, ValueError):
-        return False
 
 
 def _user_part(dump: str) -> str:

@@ -33,16 +33,6 @@ def machine() -> str:
     return name
 
 
-def syscall(number: int, *args: int | ctypes.Array | None) -> int:
-    """A raw system call; raises OSError with the kernel's errno."""
-    values = [a if isinstance(a, ctypes.Array) else ctypes.c_long(a or 0) for a in args]
-    result = _libc.syscall(ctypes.c_long(number), *values)
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"system call {number}: {os.strerror(code)}")
-    return result
-
-
 class Call:
     """A system call prepared beforehand: a fresh child makes it without writing to much memory, which it would copy."""
 
@@ -56,9 +46,13 @@ class Call:
         """Make the call; raises OSError with the kernel's errno."""
         result = self._syscall(*self._values)
         if result < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, f"system call {self._number}: {os.strerror(code)}")
+            raise _last_error(f"system call {self._number}")
         return result
+
+
+def syscall(number: int, *args: int | ctypes.Array) -> int:
+    """A raw system call; raises OSError with the kernel's errno."""
+    return Call(number, *args)()
 
 
 def prctl(option: int, *args: int | ctypes.Array) -> int:
@@ -67,13 +61,16 @@ def prctl(option: int, *args: int | ctypes.Array) -> int:
     values = [a if isinstance(a, ctypes.Array) else ctypes.c_ulong(a) for a in padded]
     result = _libc.prctl(ctypes.c_int(option), *values)
     if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl {option}: {os.strerror(code)}")
+        raise _last_error(f"prctl {option}")
     return result
 
 
 def unshare(flags: int) -> None:
     """unshare(2), which `os` has only from Python 3.12; raises OSError."""
     if _libc.unshare(ctypes.c_int(flags)) < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"unshare {flags:#x}: {os.strerror(code)}")
+        raise _last_error(f"unshare {flags:#x}")
+
+
+def _last_error(call: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(code, f"{call}: {os.strerror(code)}")

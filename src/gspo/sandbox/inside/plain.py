@@ -1,8 +1,8 @@
 """Plain data between processes: exact built-in types as tagged JSON, so that nothing but data is exchanged.
 
-Scalars are written as they are; a container is a list whose first item is its tag: `l` list, `t` tuple, `s` set, `f` frozenset,
-`d` dictionary (pairs), `b` bytes, `i` large integer, `c` complex, `r` an object that stayed in the other process,
-`k` a function of the other process that may be called.
+Scalars are written as they are; a container is a list whose first item is its tag: `l` list, `t` tuple, `s` set,
+`f` frozenset, `d` dictionary (pairs), `b` bytes, `i` large integer, `c` complex, `r` an object that stayed in the other
+process, `k` a function of the other process that may be called.
 """
 
 from __future__ import annotations

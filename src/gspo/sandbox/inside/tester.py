@@ -151,7 +151,7 @@ _ALIASES = {"np": "numpy"}
 
 
 def program_names(tree: ast.AST) -> set[str]:
-    """The names that a test takes from the program: those that neither the test nor Python defines.
+    """The names that a test uses from the program: those that neither the test nor Python defines.
 
     With built-ins and modules from the program, its own `set` or `math` could make any comparison true. Only a test
     that uses no other name is about a function with the name of a built-in.

@@ -10,7 +10,7 @@ MAX_BYTES = 4096
 
 # The request (RUN or KILL), the child's number, bytes of memory, seconds of processor time.
 REQUEST = struct.Struct("=BQQQ")
-# What happened, the child's number, its wait status (of READY: namespaces), whether it was confined, its seconds.
+# What happened, the child's number, its wait status, whether it was confined, its seconds.
 MESSAGE = struct.Struct("=BQi?d")
 
 
