@@ -118,13 +118,9 @@ MEASURED_MATMUL: dict[str, Constant] = {
         0.26 * TFLOPS, "measured", "docs/performance.md, Floor: 65 billion multiply-adds per second and core, 2 cores"
     ),
 }
-MATMUL_SHARE = Constant(
-    0.80, "assumed", "790 of 989 as measured on an H200, assumed for devices that were not measured"
-)
+MATMUL_SHARE = Constant(0.80, "assumed", "790 of 989 as measured on an H200, assumed for all other GPUs")
 BANDWIDTH_SHARE = Constant(0.85, "assumed", "share of the bandwidth in the data sheet that a streaming kernel reaches")
-FLOAT32_SHARE = Constant(
-    0.80, "assumed", "share of the float32 rate that an output head in float32 reaches, as for bf16"
-)
+FLOAT32_SHARE = Constant(0.80, "assumed", "share of the float32 rate that an output head reaches, as for bf16")
 COLLECTIVE_SHARE = Constant(0.70, "assumed", "share of link and network bandwidth in large collectives")
 HOP_S = Constant(10e-6, "assumed", "latency per machine in an NCCL ring, and per exchange inside a machine")
 OVERLAP = Constant(0.70, "assumed", "share of the computation that can overlap with FSDP communication")
@@ -146,9 +142,7 @@ EAGER_LAYER_S = Constant(
     0.9e-3, "measured", "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28"
 )
 DECODE_LAYER_CPU_S = Constant(1.8e-3, "fitted", "generation of `make train` on 2 idle cores, 1.2 s per step")
-ROW_PASSES = Constant(
-    3, "assumed", "passes over the intermediate results of a row in decoding; the three points do not determine it"
-)
+ROW_PASSES = Constant(3, "assumed", "passes over a row's intermediate results in decoding; no point determines it")
 ROW_LAYER_S = Constant(
     24.0e-9,
     "fitted",
@@ -187,9 +181,7 @@ CAPTURED_SHARE = Constant(
     "COMPILED_TRAIN_SHARE to training of smol (0.221 s, predicted slightly low) and of qwen1.5b (0.977 s, in another run "
     "0.912 s). Scoring of 64 short sequences, 14 ms against 131, suggests less",
 )
-OPTIMIZER_BYTES = Constant(
-    30, "assumed", "bytes read and written per parameter: gradient, master, two moments, bf16 copy"
-)
+OPTIMIZER_BYTES = Constant(30, "assumed", "bytes moved per parameter: gradient, master, two moments, bf16 copy")
 OFFLOAD_COPY = Constant(
     32 * GB,
     "fitted",
@@ -199,12 +191,8 @@ OFFLOAD_COPY = Constant(
 
 # Publication and checkpoints
 HOST_COPY = Constant(20 * GB, "assumed", "bytes per second between a device and host memory")
-STORAGE_MACHINE = Constant(
-    2 * GB, "assumed", "bytes per second that one machine writes to shared storage, synced and hashed"
-)
-STORAGE_TOTAL = Constant(
-    100 * GB, "assumed", "bytes per second that the shared storage takes from all machines together"
-)
+STORAGE_MACHINE = Constant(2 * GB, "assumed", "bytes per second from one machine to shared storage, synced and hashed")
+STORAGE_TOTAL = Constant(100 * GB, "assumed", "bytes per second from all machines together to shared storage")
 
 # Memory
 RESERVED = Constant(2 * GIB, "assumed", "CUDA context, NCCL buffers and libraries, per GPU")

@@ -54,9 +54,6 @@ class DecodeCost:
             return SecondsByPart({LAUNCH: parts[LAUNCH]})
         return parts
 
-    def step_seconds(self, rows: float, context: float) -> float:
-        return self.step(rows, context).total
-
     def prefill_seconds(self, groups: float, prompt: float) -> float:
         """Seconds to prefill the prompts of `groups` groups, each once."""
         s, d = self.shape, self.device

@@ -32,9 +32,7 @@ class Prediction:
     trainer_memory: Memory
     rollout_memory: Memory
     slots: int
-    rows: float  # responses that an engine generates at once, on average
-    decode_step_s: float
-    single_step_s: float  # a decode step with a single group
+    rollout: RolloutTime
     group_s: float  # from the start of a group to the end of its last response
     checkpoint_s: float
     trained_tokens: float
@@ -72,81 +70,11 @@ class Prediction:
             "trainer_bytes": self.trainer_memory.at_peak,
             "rollout_bytes": self.rollout_memory.at_peak,
             "slots": self.slots,
-            "rows": self.rows,
-            "decode_step_s": self.decode_step_s,
+            "rows": self.rollout.rows,
+            "decode_step_s": self.rollout.step_s,
             "group_s": self.group_s,
             "checkpoint_s": self.checkpoint_s,
         }
-
-
-@dataclass(frozen=True)
-class TrainingTime:
-    """Seconds of training in one step, by stage and by part."""
-
-    stages: dict[str, float]
-    parts: SecondsByPart
-
-    @property
-    def seconds(self) -> float:
-        return self.parts.total
-
-
-def training_time(shape: ModelShape, device: Device, work: Workload, split: Split) -> TrainingTime:
-    """Seconds of scoring, reference, critic and update on the ranks of a split."""
-    trainer = TrainCost(shape, device, split, work.reshard)
-    found = {"old_log_prob": trainer.score(work), "update_actor": trainer.update(work)}
-    if work.reference:
-        found["ref"] = trainer.reference(work)
-    if work.critic:
-        eager = replace(work, compiled=False)  # only the policy is compiled
-        found["values"], found["update_critic"] = trainer.reference(work), trainer.update(eager)
-    parts = SecondsByPart()
-    for stage in found.values():
-        parts.add(stage)
-    return TrainingTime({name: stage.total for name, stage in found.items()}, parts)
-
-
-def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> Prediction | None:
-    """The prediction for this split; None when it does not fit into the memory of the devices."""
-    model = ModelSize.of(shape, device.number_bytes)
-    alone = trainer_memory(model, device, work, split)
-    if not alone.with_reserve(device).fits(device) or split.engines < 1:
-        return None
-
-    # Pages hold the tokens in use; a slot without pages has room for the longest response.
-    slot_tokens = work.mean_prompt + work.lengths.mean if device.is_gpu else work.slot_tokens
-
-    def rollout_memory(slots: int) -> Memory:
-        engine = engine_memory(model, device, work, tp=split.tp, slots=slots, slot_tokens=slot_tokens)
-        if not split.separate:
-            one_process = split.trainers == 1
-            engine = colocated_memory(alone, engine, device, one_process=one_process)
-        return engine.with_reserve(device)
-
-    wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group_size / split.engines))
-    slots = most_slots(lambda n: rollout_memory(n).fits(device), wanted)
-    if slots == 0:
-        return None
-    rollout, training = (_rollout_time(shape, device, work, split, slots), training_time(shape, device, work, split))
-    publish = publish_seconds(shape, device, split.trainers, split.rollout, split.separate)
-    stages = {"gen": rollout.seconds, **training.stages, "update_weights": publish}
-    step_s, parts = _step_time(work, rollout, training, publish, stages)
-    return Prediction(
-        split=split,
-        eta=work.eta,
-        step_s=step_s,
-        stages=stages,
-        parts=parts,
-        trainer_memory=alone.with_reserve(device) if split.separate else rollout_memory(slots),
-        rollout_memory=rollout_memory(slots),
-        slots=slots,
-        rows=rollout.rows,
-        decode_step_s=rollout.step_s,
-        single_step_s=rollout.single_s,
-        group_s=work.lengths.longest_of(work.group_size) * rollout.step_s,
-        checkpoint_s=checkpoint_seconds(shape, device, split.trainers),
-        trained_tokens=work.rows * work.lengths.mean,
-    )
 
 
 @dataclass(frozen=True)
@@ -155,24 +83,76 @@ class RolloutTime:
 
     seconds: float
     parts: SecondsByPart
-    rows: float  # responses that an engine generates at once
+    rows: float  # responses that an engine generates at once, on average
     step_s: float  # a decode step
     single_s: float  # a decode step with a single group
-    longest_s: float  # until the longest response of a step is finished
+    longest_s: float = 0.0  # until the longest response of a step is finished, where generation never drains
+
+
+def training_time(shape: ModelShape, device: Device, work: Workload, split: Split) -> dict[str, SecondsByPart]:
+    """Seconds of scoring, reference, critic and update on the ranks of a split, by stage."""
+    trainer = TrainCost(shape, device, split)
+    found = {"old_log_prob": trainer.score(work), "update_actor": trainer.update(work)}
+    if work.reference:
+        found["ref"] = trainer.reference(work)
+    if work.critic:
+        eager = replace(work, compiled=False)  # only the policy is compiled
+        found["values"], found["update_critic"] = trainer.reference(work), trainer.update(eager)
+    return found
+
+
+def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> Prediction | None:
+    """The prediction for this split; None when it does not fit into the memory of the devices."""
+    model = ModelSize.of(shape, device.number_bytes)
+    trainer = trainer_memory(model, device, work, split)
+    if not trainer.with_reserve(device).fits(device) or split.engines < 1:
+        return None
+
+    # Pages hold the tokens in use; a slot without pages has room for the longest response.
+    slot_tokens = work.mean_prompt + work.lengths.mean if device.is_gpu else work.slot_tokens
+
+    def rollout_memory(slots: int) -> Memory:
+        engine = engine_memory(model, device, work, tp=split.tp, slots=slots, slot_tokens=slot_tokens)
+        if not split.separate:
+            engine = colocated_memory(trainer, engine, device, one_process=split.trainers == 1)
+        return engine.with_reserve(device)
+
+    wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group_size / split.engines))
+    slots = most_slots(lambda n: rollout_memory(n).fits(device), wanted)
+    if slots == 0:
+        return None
+    rollout, training = _rollout_time(shape, device, work, split, slots), training_time(shape, device, work, split)
+    publish = publish_seconds(shape, device, split.trainers, split.rollout, split.separate)
+    stages = {"gen": rollout.seconds, **{n: s.total for n, s in training.items()}, "update_weights": publish}
+    step_s, parts = _step_time(work, rollout, SecondsByPart.sum(training.values()), publish, stages)
+    return Prediction(
+        split=split,
+        eta=work.eta,
+        step_s=step_s,
+        stages=stages,
+        parts=parts,
+        trainer_memory=trainer.with_reserve(device) if split.separate else rollout_memory(slots),
+        rollout_memory=rollout_memory(slots),
+        slots=slots,
+        rollout=rollout,
+        group_s=work.lengths.longest_of(work.group_size) * rollout.step_s,
+        checkpoint_s=checkpoint_seconds(shape, device, split.trainers),
+        trained_tokens=work.rows * work.lengths.mean,
+    )
 
 
 def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> RolloutTime:
     """Generation for one step: a batch that is waited for, or a stream that never drains."""
     engine, lengths = DecodeCost(shape, device, split.tp, work.eager), work.lengths
     context = work.mean_prompt + lengths.residual_mean
-    single = engine.step_seconds(float(work.group_size), context)
+    single = engine.step(float(work.group_size), context).total
     if not work.eta and not work.max_staleness:
-        parts = SecondsByPart()
-        for groups in work.rounds:
-            asked = groups * work.group_size / split.engines
-            parts.add(generate(engine, asked, split.engines, slots, lengths, work.mean_prompt, work.group_size))
-        rows = min(work.rounds[0] * work.group_size / split.engines, float(slots))
-        return RolloutTime(parts.total, parts, rows, engine.step_seconds(rows, context), single, 0.0)
+        asked = [groups * work.group_size / split.engines for groups in work.rounds]
+        parts = SecondsByPart.sum(
+            generate(engine, rows, split.engines, slots, lengths, work.mean_prompt, work.group_size) for rows in asked
+        )
+        rows = min(asked[0], float(slots))
+        return RolloutTime(parts.total, parts, rows, engine.step(rows, context).total, single)
     running = work.groups_at_once * work.group_size * work.running_share
     rows = min(float(slots), max(1.0, running / split.engines))
     speed, decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
@@ -192,7 +172,7 @@ def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Spli
 
 
 def _step_time(
-    work: Workload, rollout: RolloutTime, training: TrainingTime, publish: float, stages: dict[str, float]
+    work: Workload, rollout: RolloutTime, training: SecondsByPart, publish: float, stages: dict[str, float]
 ) -> tuple[float, SecondsByPart]:
     """Seconds of a step and where they go: the sum of all stages, or with η > 0 the slowest of three at once.
 
@@ -200,16 +180,11 @@ def _step_time(
     right after a publication must be trained on within the next η steps: (η+1) steps include its generation and one
     training.
     """
-    train = SecondsByPart({**training.parts, PUBLISH: publish})
+    train = SecondsByPart({**training, PUBLISH: publish})
     if not work.eta:
-        both = SecondsByPart(rollout.parts)
-        both.add(train)
+        both = SecondsByPart.sum((rollout.parts, train))
         return both.total, both
-    bound = (rollout.longest_s + training.seconds + publish) / (work.eta + 1)
+    bound = (rollout.longest_s + training.total + publish) / (work.eta + 1)
     stages["staleness bound"] = bound
-    return max(
-        (rollout.seconds, rollout.parts),
-        (train.total, train),
-        (bound, SecondsByPart({STALE: bound})),
-        key=lambda p: p[0],
-    )
+    sides = (rollout.seconds, rollout.parts), (train.total, train), (bound, SecondsByPart({STALE: bound}))
+    return max(sides, key=lambda side: side[0])

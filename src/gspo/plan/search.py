@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from gspo.models.shape import ModelShape
 from gspo.plan.constants import Device
 from gspo.plan.memory import ModelSize, trainer_memory
 from gspo.plan.predict import Prediction, predict, training_time
+from gspo.plan.seconds_by_part import SecondsByPart
 from gspo.plan.split import Split
 from gspo.plan.workload import Workload
 
@@ -36,8 +38,6 @@ def search(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Plan
     """The fastest split that fits, of one pool, of two pools, and with eta > 0 of two pools that run at once."""
     if gpus < 1:
         raise ValueError(f"--gpus {gpus}: expected at least 1")
-    best: list[Prediction] = []
-    tried = 0
     sync_work = dataclasses.replace(work, eta=0)
     modes = [
         (sync_work, _one_pool(shape, device, gpus, sync_work)),
@@ -45,33 +45,21 @@ def search(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Plan
     ]
     if work.eta:
         modes.append((work, _two_pools(shape, device, gpus, work)))
-    for mode_work, splits in modes:
-        fastest: Prediction | None = None
-        for split in splits:
-            tried += 1
-            made = predict(shape, device, mode_work, split)
-            if made is not None and (fastest is None or made.step_s < fastest.step_s):
-                fastest = made
-        if fastest is not None:
-            best.append(fastest)
-    return Plan(shape, device, gpus, work, tuple(sorted(best, key=lambda p: p.step_s)), tried)
+    tried = [[predict(shape, device, mode_work, split) for split in splits] for mode_work, splits in modes]
+    fitting = [[made for made in mode if made is not None] for mode in tried]
+    best = [min(mode, key=lambda p: p.step_s) for mode in fitting if mode]
+    return Plan(shape, device, gpus, work, tuple(sorted(best, key=lambda p: p.step_s)), sum(map(len, tried)))
 
 
-def smallest_cluster(shape: ModelShape, device: Device, work: Workload, limit: int = 1024) -> int | None:
-    """The smallest power of two of devices on which some split fits; None if that is above `limit`."""
-    gpus = 1
-    while gpus <= limit:
-        if search(shape, device, gpus, work).best is not None:
-            return gpus
-        gpus *= 2
-    return None
+def smallest_cluster(shape: ModelShape, device: Device, work: Workload) -> int | None:
+    """The smallest power of two of devices, up to 1,024, on which some split fits; None when none does."""
+    sizes = (2**i for i in range(11))
+    return next((gpus for gpus in sizes if search(shape, device, gpus, work).best is not None), None)
 
 
 def _one_pool(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
-    for tp in tensor_parallel(shape, device, gpus):
-        for shard in shard_sizes(gpus):
-            for recompute in _checkpointing(work):
-                yield Split(gpus, gpus, False, tp, shard, recompute)
+    choices = itertools.product(tensor_parallel(shape, device, gpus), shard_sizes(gpus), _checkpointing(work))
+    return (Split(gpus, gpus, False, tp, shard, recompute) for tp, shard, recompute in choices)
 
 
 def _two_pools(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
@@ -85,17 +73,15 @@ def _two_pools(shape: ModelShape, device: Device, gpus: int, work: Workload) -> 
 
 
 def _best_training(shape: ModelShape, device: Device, work: Workload, trainers: int) -> Split | None:
-    best: tuple[float, Split] | None = None
     model = ModelSize.of(shape, device.number_bytes)
-    for shard in shard_sizes(trainers):
-        for recompute in _checkpointing(work):
-            split = Split(trainers, 0, True, 1, shard, recompute)
-            if not trainer_memory(model, device, work, split).with_reserve(device).fits(device):
-                continue
-            seconds = training_time(shape, device, work, split).seconds
-            if best is None or seconds < best[0]:
-                best = (seconds, split)
-    return None if best is None else best[1]
+    shards = itertools.product(shard_sizes(trainers), _checkpointing(work))
+    splits = [Split(trainers, 0, True, 1, shard, recompute) for shard, recompute in shards]
+    fitting = [s for s in splits if trainer_memory(model, device, work, s).with_reserve(device).fits(device)]
+
+    def seconds(split: Split) -> float:
+        return SecondsByPart.sum(training_time(shape, device, work, split).values()).total
+
+    return min(fitting, key=seconds, default=None)
 
 
 def _checkpointing(work: Workload) -> tuple[bool, ...]:

@@ -55,7 +55,7 @@ def _times(best: Prediction) -> list[str]:
     rows = [[name, seconds(s)] for name, s in best.stages.items()]
     parts = [[n, seconds(s), f"{s / best.step_s:.0%}"] for n, s in best.parts.ranked()[:SHOWN_PARTS]]
     engine = (
-        f"each engine: {best.slots:,} slots, {best.rows:,.0f} busy on average; {best.decode_step_s * 1e3:.2f} ms per decode "
+        f"each engine: {best.slots:,} slots, {best.rollout.rows:,.0f} busy on average; {best.rollout.step_s * 1e3:.2f} ms per decode "
         f"step, {seconds(best.group_s)} per group"
     )
     return [
