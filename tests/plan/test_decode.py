@@ -90,10 +90,10 @@ def test_continuous_batching_against_a_count_of_every_response(rows, slots, h200
 def test_steady_work_has_no_tail_and_more_rows_give_more_tokens(seven, h200):
     lengths = Lengths(700.0, 2048, 0.8)
     engine = DecodeCost(seven, h200)
-    speeds = [steady(engine, rows, 128.0, lengths, 8)[0] for rows in (8, 32, 128, 512)]
+    speeds = [rows / steady(engine, rows, 128.0, lengths, 8).total for rows in (8, 32, 128, 512)]
     assert speeds == sorted(speeds)
     batch = generate(engine, 256, 1, 256, lengths, 128.0, 8)
-    assert 256 * lengths.mean / batch.total < steady(engine, 256, 128.0, lengths, 8)[0]
+    assert 256 * lengths.mean / batch.total < 256 / steady(engine, 256, 128.0, lengths, 8).total
 
 
 def test_more_devices_per_engine_read_faster_and_pay_for_their_communication(seven, h200):

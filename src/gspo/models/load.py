@@ -55,10 +55,7 @@ def load_model(
     trust_remote_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The decoder of a folder or hub name, built by its config with `overrides` in it.
-
-    Weights in a pickle are refused, and so are weights that do not fit the config or lack tensors.
-    """
+    """The decoder of a folder or hub name; refuses weights in a pickle, of another shape, or with tensors missing."""
     from transformers import AutoModelForCausalLM
 
     resolved = resolve(path)

@@ -203,10 +203,7 @@ def _gradient_bytes(size: int, is_one: bool, captured: bool) -> tuple[int, int]:
 
 
 def _kept(model: ModelSize, size: int, checkpointing: bool, captured: bool) -> float:
-    """Bytes per token that a forward keeps for its backward.
-
-    With gradient checkpointing: the input of each layer, and all of the one layer that is recomputed.
-    """
+    """Bytes per token kept for the backward; with checkpointing each layer's input and the one layer recomputed."""
     shape = model.shape
     if checkpointing:
         return shape.layers * shape.hidden * size + model.layer_kept + model.other_kept

@@ -155,10 +155,10 @@ def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Spli
         return RolloutTime(parts.total, parts, rows, engine.step(rows, context).total, single)
     running = work.groups_at_once * work.group_size * work.running_share
     rows = min(float(slots), max(1.0, running / split.engines))
-    speed, decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
-    engines = min(float(split.engines), running / rows)
+    decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
+    engines, step = min(float(split.engines), running / rows), decode.total
     responses = work.generated_groups * work.group_size
-    seconds, step = responses * lengths.mean / (engines * speed), decode.total
+    seconds = responses * lengths.mean / (engines * (rows / step))
     parts = decode.times(seconds / step)
     longest = lengths.longest_of(responses) * step
     if not work.eta:  # carried groups continue when the next step generates, not during training

@@ -150,16 +150,8 @@ def comparison_text(found: Comparison) -> str:
 
 def constants_text() -> str:
     """Every device and constant with its source."""
-    rows = [
-        [
-            d.name,
-            f"{d.memory / GB:.0f} GB",
-            f"{d.bandwidth / 1e12:.2f} TB/s",
-            f"{d.matmul / 1e12:.1f} TFLOP/s",
-            d.source,
-        ]
-        for d in DEVICES.values()
-    ]
+    rates = [(f"{d.bandwidth / 1e12:.2f} TB/s", f"{d.matmul / 1e12:.1f} TFLOP/s") for d in DEVICES.values()]
+    rows = [[d.name, f"{d.memory / GB:.0f} GB", *rate, d.source] for d, rate in zip(DEVICES.values(), rates)]
     named = [(name, value) for name, value in vars(constants).items() if isinstance(value, Constant)]
     named += [(f"MEASURED_MATMUL {name}", value) for name, value in constants.MEASURED_MATMUL.items()]
     figures = [[name, f"{value:.4g}", value.kind, value.source] for name, value in named]

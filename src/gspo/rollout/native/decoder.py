@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from gspo.kernels.attention_swap import swapped_attention
 from gspo.kernels.small_batch_linear import SmallBatchLinear
@@ -57,15 +57,12 @@ class Decoder:
         padded = torch.tensor([[*c, *[self._pad] * (width - len(c))] for c in contexts], device=self.device)
         positions = torch.arange(width, device=self.device).expand(len(contexts), width)
         cache = DynamicCache()
-        self.model(
-            input_ids=padded,
-            attention_mask=torch.ones_like(padded),
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            **self._last_only,
-        )
+        self._forward(padded, torch.ones_like(padded), positions, cache)
         return layers_of(cache)
+
+    def _forward(self, ids: Tensor, mask: Tensor | dict[str, Tensor], positions: Tensor, cache: Cache) -> Any:
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        return self.model(**inputs, use_cache=True, **self._last_only)
 
     @property
     def uses_kernel(self) -> bool:
@@ -91,15 +88,7 @@ class Decoder:
         """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache.begin_step` came before."""
         if self._packed is not None:
             return self._packed.logits(tokens, lengths, cache, width)
-        output = self.model(
-            input_ids=tokens[:, None],
-            attention_mask=self._masks.build(lengths, width),
-            position_ids=lengths[:, None],
-            past_key_values=cache,
-            use_cache=True,
-            **self._last_only,
-        )
-        return output.logits[:, -1]
+        return self._forward(tokens[:, None], self._masks.build(lengths, width), lengths[:, None], cache).logits[:, -1]
 
 
 @contextmanager

@@ -58,15 +58,12 @@ class WeightStore(Protocol):
 
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsRef:
         """Copy the tensors to where workers can read them; they may change as soon as this returns."""
-        ...
 
     def discard(self, ref: WeightsRef) -> None:
         """Free a version. Readers that have begun may finish."""
-        ...
 
     def close(self) -> None:
         """Free everything."""
-        ...
 
 
 class SharedWeights:

@@ -112,11 +112,9 @@ class WorkerSlot:
                 self.restart()
 
     def _wait_for_all(self) -> Any:
-        result = None
-        for answer in self._unanswered:
-            result = self._wait(answer)
+        results = [self._wait(answer) for answer in self._unanswered]
         self._unanswered = []
-        return result
+        return results[-1] if results else None
 
     def _wait(self, answer: Future[Any], num_timeouts: float = 1.0) -> Any:
         """The answer, within `num_timeouts` timeouts after the engine is built."""
