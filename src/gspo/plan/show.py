@@ -8,9 +8,8 @@ from gspo.plan import constants
 from gspo.plan.check import Comparison
 from gspo.plan.constants import DEVICES, GB, Constant, Device
 from gspo.plan.memory import Memory
-from gspo.plan.predict import Prediction
+from gspo.plan.predict import Plan, Prediction
 from gspo.plan.scenario import Outcome, Scenario
-from gspo.plan.search import Plan
 from gspo.plan.transfers import daly_interval, useful_share, young_interval
 
 SHOWN_PARTS = 6

@@ -80,8 +80,8 @@ class Simulation:
         """Simulate until `scenario.steps` steps are trained and kept."""
         s = self.scenario
         for worker in range(s.workers):
-            self._schedule_worker_failure(worker)
-        self._schedule_trainer_failure()
+            self._schedule_failure("worker_failed", s.worker_devices, worker)
+        self._schedule_failure("trainer_failed", s.trainer_devices)
         self._start_groups()
         for _ in range(MAX_EVENTS):
             if self.out.steps >= s.steps:
@@ -235,14 +235,10 @@ class Simulation:
         self._train()
         self._start_groups()
 
-    def _schedule_worker_failure(self, worker: int) -> None:
-        if self.scenario.worker_devices and not math.isinf(self.scenario.mtbf_s):
-            mean = self.scenario.mtbf_s / self.scenario.worker_devices
-            self._schedule(float(self.random.exponential(mean)), "worker_failed", worker)
-
-    def _schedule_trainer_failure(self) -> None:
-        if not math.isinf(self.scenario.mtbf_s):
-            self._schedule(float(self.random.exponential(self.scenario.trainer_mtbf_s)), "trainer_failed")
+    def _schedule_failure(self, kind: str, num_devices: int, worker: int | None = None) -> None:
+        """Draw when the next of `num_devices` devices fails."""
+        if num_devices and not math.isinf(self.scenario.mtbf_s):
+            self._schedule(float(self.random.exponential(self.scenario.mtbf_s / num_devices)), kind, worker)
 
     def _on_worker_failed(self, worker: int) -> None:
         out = self.out
@@ -261,7 +257,7 @@ class Simulation:
     def _on_worker_up(self, worker: int) -> None:
         self.is_up[worker] = True
         self._offer(worker)
-        self._schedule_worker_failure(worker)
+        self._schedule_failure("worker_failed", self.scenario.worker_devices, worker)
         self._start_groups()
 
     def _on_trainer_failed(self, _: None) -> None:
@@ -284,7 +280,7 @@ class Simulation:
         self.epoch += 1
         self.blocked = self.halted = True
         self._schedule(s.trainer_restart_s, "trainer_up", self.epoch)
-        self._schedule_trainer_failure()
+        self._schedule_failure("trainer_failed", s.trainer_devices)
 
     def _on_trainer_up(self, epoch: int) -> None:
         if epoch != self.epoch:

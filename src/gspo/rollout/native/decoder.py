@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,15 +38,11 @@ class Decoder:
         self._small_batch = SmallBatchLinear(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         on_cpu = device.type == "cpu"
-        with self.running():
+        with generating(model):
             self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
         forward = inspect.signature(model.forward).parameters
         # Only the last position's logits are needed; a model without this argument computes them all.
         self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
-
-    def running(self) -> AbstractContextManager[None]:
-        """Around everything that runs the model."""
-        return generating(self.model)
 
     def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
         """Keys and values of these token lists, right-padded to the longest: [len(contexts), heads, longest, size].

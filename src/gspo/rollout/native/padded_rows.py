@@ -9,7 +9,7 @@ import torch
 
 from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
-from gspo.rollout.native.decoder import Decoder
+from gspo.rollout.native.decoder import Decoder, generating
 from gspo.rollout.native.padded_cache import LayerKV, SlotCache
 from gspo.rollout.native.runner import Runner
 from gspo.rollout.native.slots import Slots, SlotStart
@@ -35,7 +35,7 @@ class PaddedRows(Runner):
         self._sampling: RowSampling | None = None
 
     def running(self) -> AbstractContextManager[None]:
-        return self._decoder.running()
+        return generating(self._decoder.model)
 
     def decoding(self) -> AbstractContextManager[None]:
         return self._decoder.decoding()
