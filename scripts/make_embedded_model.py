@@ -20,20 +20,56 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gspo.data.chat_template import encode_prompt
 from gspo.data.datasets import load_rows
 from gspo.data.rows import Row
 from gspo.data.tasks.arithmetic import score
 from gspo.models.load import load_model, load_tokenizer
-from gspo.models.tokenizer import build_tokenizer
 from gspo.training.sft import ProgressLine, SftConfig, warm_start
 
 SEED = 0
 NUM_EXAMPLES = 40_000
 SHAPE = {"hidden_size": 144, "num_hidden_layers": 4, "intermediate_size": 384, "num_attention_heads": 4}
 SFT = SftConfig(steps=2800, lr=2e-3, batch_size=128, seed=SEED, max_length=256)
+
+PAD, EOS, SYSTEM, USER, ASSISTANT = "<pad>", "<eos>", "<system>", "<user>", "<assistant>"
+SPECIAL_TOKENS = (PAD, EOS, SYSTEM, USER, ASSISTANT)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('role ' + message['role'] + ' is not one of system, user, assistant') }}"
+    "{% endif %}"
+    "{{ '<' + message['role'] + '>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<eos>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer without merges: an ASCII character is one token, any other one token per UTF-8 byte.
+
+    So every text survives encoding and decoding, and no token is unknown.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
+    core = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=PAD,
+        eos_token=EOS,
+        additional_special_tokens=[SYSTEM, USER, ASSISTANT],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+        padding_side="right",
+    )
 
 
 def save_random_model(folder: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 from gspo.config import load
 from gspo.models.shape import SHAPES
 from gspo.plan.constants import DEVICES, GB
+from gspo.plan.predict import Plan, search
 from gspo.plan.scenario import scenario_of
-from gspo.plan.search import Plan, search
 from gspo.plan.show import seconds
 from gspo.plan.simulate import simulate
 from gspo.plan.workload import Workload, workload_of

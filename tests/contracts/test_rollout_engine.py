@@ -128,6 +128,10 @@ class Rank(RankWorker):
         self._engine = engine
         self._rank, self._world_size = rank, world_size
 
+    @property
+    def engine(self) -> RolloutEngine:
+        return self._engine
+
     def _is_mine(self, number: int) -> bool:
         return number % self._world_size == self._rank
 

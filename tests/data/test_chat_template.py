@@ -6,12 +6,12 @@ import pytest
 
 from gspo.data.chat_template import encode_answer, encode_prompt, encode_prompts
 from gspo.data.rows import DataError, Row, user_message
-from gspo.models.tokenizer import build_tokenizer
+from gspo.models.load import load_tokenizer
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer()
+    return load_tokenizer("embedded")
 
 
 def row(text: str, uid: str = "r") -> Row:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gspo.models.tokenizer import build_tokenizer
+from gspo.models.load import load_tokenizer
 from tests.loop.runs import rows, train
 
 SHAPE = {
@@ -23,7 +23,7 @@ EXPERTS = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok":
 
 def make_moe(folder, kind: str):
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
+    tokenizer = load_tokenizer("embedded")
     ids = {"vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     model = (
         Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **EXPERTS, **ids))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from gspo.data.datasets import load_rows
 from gspo.data.tasks.arithmetic import score
 from gspo.models import embedded_path, resolve
 from gspo.models.load import load_model, load_tokenizer
-from gspo.models.tokenizer import SPECIAL_TOKENS, build_tokenizer
+from gspo.registry import import_file
 
 FOLDER = embedded_path()
+SCRIPT = Path(__file__).parents[2] / "scripts" / "make_embedded_model.py"
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +102,14 @@ def test_the_model_starts_low_and_can_reason(recipe: dict[str, Any], tokenizer: 
     assert 0.2 <= recipe["held_out_sampled"]["worked_out"] <= 0.45
 
 
-def test_tokenizer_is_the_one_its_module_builds(config: dict[str, Any], tokenizer: Any) -> None:
-    built = build_tokenizer()
+def test_tokenizer_is_the_one_its_script_builds(config: dict[str, Any], tokenizer: Any) -> None:
+    script = import_file(SCRIPT)
+    built = script.build_tokenizer()
     assert tokenizer.get_vocab() == built.get_vocab()
     assert tokenizer.chat_template == built.chat_template
     assert len(tokenizer) == config["vocab_size"]
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (config["pad_token_id"], config["eos_token_id"])
-    for token in SPECIAL_TOKENS:
+    for token in script.SPECIAL_TOKENS:
         assert len(tokenizer(token)["input_ids"]) == 1
 
 

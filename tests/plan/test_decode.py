@@ -57,7 +57,7 @@ def test_responses_of_one_length_take_their_steps_in_waves(shape, h200):
     one = generate(engine, 8, 1, 8, lengths, 16, 8)
     by_hand = sum(engine.step(8, 16 + x).total * width for x, width in lengths.grid)
     assert one.total - one[PREFILL] == pytest.approx(by_hand)
-    assert by_hand == pytest.approx(100 * engine.step_seconds(8, 66), rel=1e-3)
+    assert by_hand == pytest.approx(100 * engine.step(8, 66).total, rel=1e-3)
     three = generate(engine, 24, 1, 8, lengths, 16, 8)
     assert three.total == pytest.approx(3 * one.total)
 
@@ -72,7 +72,7 @@ def brute_force(engine: DecodeCost, rows: int, slots: int, lengths: Lengths, pro
     while running:
         end, busy = running[0], len(running)
         context = prompt + lengths.residual_mean
-        seconds += (end - done) * engine.step_seconds(busy, context)
+        seconds += (end - done) * engine.step(busy, context).total
         done = heapq.heappop(running)
         if waiting:
             heapq.heappush(running, done + waiting.pop())
@@ -90,10 +90,10 @@ def test_continuous_batching_against_a_count_of_every_response(rows, slots, h200
 def test_steady_work_has_no_tail_and_more_rows_give_more_tokens(seven, h200):
     lengths = Lengths(700.0, 2048, 0.8)
     engine = DecodeCost(seven, h200)
-    speeds = [steady(engine, rows, 128.0, lengths, 8)[0] for rows in (8, 32, 128, 512)]
+    speeds = [rows / steady(engine, rows, 128.0, lengths, 8).total for rows in (8, 32, 128, 512)]
     assert speeds == sorted(speeds)
     batch = generate(engine, 256, 1, 256, lengths, 128.0, 8)
-    assert 256 * lengths.mean / batch.total < steady(engine, 256, 128.0, lengths, 8)[0]
+    assert 256 * lengths.mean / batch.total < 256 / steady(engine, 256, 128.0, lengths, 8).total
 
 
 def test_more_devices_per_engine_read_faster_and_pay_for_their_communication(seven, h200):

@@ -8,8 +8,7 @@ import pytest
 
 from gspo.models.shape import SHAPES
 from gspo.plan.constants import DEVICES
-from gspo.plan.predict import STALE, predict
-from gspo.plan.search import search, shard_sizes, smallest_cluster, trainer_counts
+from gspo.plan.predict import STALE, predict, search, shard_sizes, smallest_cluster, trainer_counts
 from gspo.plan.split import Split
 
 

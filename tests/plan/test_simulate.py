@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gspo.models.shape import SHAPES
 from gspo.plan.constants import DEVICES
 from gspo.plan.lengths import Lengths
+from gspo.plan.predict import search
 from gspo.plan.scenario import Scenario, scenario_of
-from gspo.plan.search import search
 from gspo.plan.simulate import SimulationError, simulate
 
 CALM: dict[str, Any] = {"mtbf_s": math.inf, "sigma": 0.0, "slow_share": 0.0}

@@ -12,14 +12,14 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gspo.config import ResolvedConfig, load
-from gspo.models.tokenizer import build_tokenizer
+from gspo.models.load import load_tokenizer
 from gspo.types import Reward
 
 
 def make_model(folder: Path, seed: int = 0, **shape: Any) -> Path:
     """A Llama of 30 thousand parameters with the embedded model's tokenizer."""
     torch.manual_seed(seed)
-    tokenizer = build_tokenizer()
+    tokenizer = load_tokenizer("embedded")
     config = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,

@@ -15,15 +15,14 @@ from typer.testing import CliRunner
 
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row, user_message
-from gspo.models.load import load_model
+from gspo.models.load import load_model, load_tokenizer
 from gspo.models.output_head import Head
-from gspo.models.tokenizer import build_tokenizer
 from gspo.training.sft import ProgressLine, SftConfig, SftStep, answer_log_probs, encode_examples, train_sft
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    return build_tokenizer()
+    return load_tokenizer("embedded")
 
 
 def tiny(seed: int = 0) -> LlamaForCausalLM:

@@ -17,7 +17,7 @@ from gspo.exit_codes import EXIT_PROBLEM
 if TYPE_CHECKING:
     from gspo.config import TrainerConfig
     from gspo.plan.constants import Device
-    from gspo.plan.search import Plan
+    from gspo.plan.predict import Plan
     from gspo.plan.workload import Workload
 
 app = typer.Typer(add_completion=False)
@@ -168,7 +168,7 @@ def _workload(
 
 def _search(config: TrainerConfig, model: str | None, device: Device, gpus: int | None, work: Workload) -> Plan:
     from gspo.models.shape import shape_of
-    from gspo.plan.search import search
+    from gspo.plan.predict import search
 
     shape = shape_of(model or config.actor_rollout_ref.model.path)
     count = gpus or config.trainer.nnodes * (config.trainer.n_gpus_per_node or 1)
@@ -176,8 +176,8 @@ def _search(config: TrainerConfig, model: str | None, device: Device, gpus: int 
 
 
 def _report(found: Plan, steps: int | None, changes: dict[str, Any], as_json: bool) -> None:
+    from gspo.plan.predict import smallest_cluster
     from gspo.plan.scenario import scenario_of
-    from gspo.plan.search import smallest_cluster
     from gspo.plan.show import outcome_text, plan_text
     from gspo.plan.simulate import SimulationError, simulate
 

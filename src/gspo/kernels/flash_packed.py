@@ -15,10 +15,7 @@ _NO_WINDOW = -1
 
 
 class Spans(NamedTuple):
-    """The sequences of a packed row in the kernel's form.
-
-    `keys` lists the packed tokens that are keys, sequence by sequence: those of its prefix, then its own.
-    """
+    """The sequences of a packed row in the kernel's form; a sequence's `keys` are those of its prefix, then its own."""
 
     query_starts: Tensor  # [sequences + 1] int32
     key_starts: Tensor  # [sequences + 1] int32
@@ -58,16 +55,9 @@ def supports(model: torch.nn.Module) -> bool:
 
 @torch.library.custom_op("gspo::packed_flash", mutates_args=())
 def packed_flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    keys: Tensor,
-    longest: Tensor,
-    scale: float,
-    left: int,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, query_starts: Tensor, key_starts: Tensor, keys: Tensor, longest: Tensor,
+    scale: float, left: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attention, and the log of its denominators [heads, N]."""
     most_queries, most_keys = longest.tolist()
     out, denominators = torch.ops.aten._flash_attention_forward(
@@ -86,19 +76,9 @@ def _(q, k, v, query_starts, key_starts, keys, longest, scale, left):
 
 @torch.library.custom_op("gspo::packed_flash_backward", mutates_args=())
 def packed_flash_backward(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    denominators: Tensor,
-    query_starts: Tensor,
-    key_starts: Tensor,
-    keys: Tensor,
-    longest: Tensor,
-    scale: float,
-    left: int,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, denominators: Tensor,
+    query_starts: Tensor, key_starts: Tensor, keys: Tensor, longest: Tensor, scale: float, left: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v; those of a prefix are summed over its sequences in float32."""
     most_queries, most_keys = longest.tolist()
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)

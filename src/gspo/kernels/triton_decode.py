@@ -106,18 +106,9 @@ def _merge(parts, peaks, sums, out, SIZE: tl.constexpr, SIZE_PAD: tl.constexpr, 
 
 
 def paged_decode_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    table: Tensor,
-    lengths: Tensor,
-    *,
-    scale: float,
-    softcap: float = 0.0,
-    window: int = 0,
-) -> Tensor:
+    query: Tensor, key: Tensor, value: Tensor, k_pages: Tensor, v_pages: Tensor, table: Tensor, lengths: Tensor, *,
+    scale: float, softcap: float = 0.0, window: int = 0,
+) -> Tensor:  # fmt: skip
     """Attention [N, heads, size] of one new token per row to its pages and to itself; its key and value are stored.
 
     `query` is [N, heads, size], `key` and `value` [N, key heads, size], pages [pages, slots, key heads, size]; row i's

@@ -7,6 +7,10 @@ from pathlib import Path
 EMBEDDED = "embedded"
 
 
+class ModelError(ValueError):
+    """A model that cannot or must not be loaded. The message names the file or key, what was found and the remedy."""
+
+
 def embedded_path() -> Path:
     """The packaged folder of the embedded model: an ordinary Hugging Face folder."""
     return Path(__file__).parent / "embedded"

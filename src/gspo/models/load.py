@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gspo import hub
-from gspo.models import resolve
-from gspo.models.errors import ModelError as ModelError
+from gspo.models import ModelError, resolve
 from gspo.models.overrides import KEY, overridden, override_tokens
 
 if TYPE_CHECKING:
@@ -32,25 +31,19 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> Any:
     """The tokenizer of a folder or hub name ("embedded" for the packaged one)."""
     from transformers import AutoTokenizer
 
-    resolved = resolve(path)
-    cached_only = _only_from_cache(resolved)
-    with _explained(path, "tokenizer"):
-        return AutoTokenizer.from_pretrained(
-            resolved, trust_remote_code=trust_remote_code, local_files_only=cached_only
-        )
+    with _reading(path, "tokenizer") as source:
+        return AutoTokenizer.from_pretrained(**source, trust_remote_code=trust_remote_code)
 
 
 def load_config(path: str, overrides: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False) -> Any:
     """The transformers config of a folder or hub name, with `overrides` in the place of its own values."""
     from transformers import AutoConfig, PreTrainedConfig
 
-    resolved = resolve(path)
-    cached_only = _only_from_cache(resolved)
-    with _explained(path, "config"):
-        own = AutoConfig.from_pretrained(resolved, trust_remote_code=trust_remote_code, local_files_only=cached_only)
+    with _reading(path, "config") as source:
+        own = AutoConfig.from_pretrained(**source, trust_remote_code=trust_remote_code)
         if not overrides:
             return own
-        written, _ = PreTrainedConfig.get_config_dict(resolved, local_files_only=cached_only)
+        written, _ = PreTrainedConfig.get_config_dict(**source)
     return overridden(own, written, overrides)
 
 
@@ -62,28 +55,25 @@ def load_model(
     trust_remote_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The decoder of a folder or hub name, built by its config with `overrides` in it.
-
-    Weights in a pickle are refused, and so are weights that do not fit the config or lack tensors.
-    """
+    """The decoder of a folder or hub name; refuses weights in a pickle, of another shape, or with tensors missing."""
     from transformers import AutoModelForCausalLM
 
     resolved = resolve(path)
     if Path(resolved).is_dir():
         check_weights(Path(resolved))
-    cached_only = _only_from_cache(resolved)
-    config = load_config(path, overrides, trust_remote_code=trust_remote_code) if overrides else None
-    what = f"model with {KEY}={dict(overrides)}" if overrides else "model"
-    with _explained(path, what), no_progress_bars():
+    what, changed = "model", {}
+    if overrides:
+        what = f"model with {KEY}={dict(overrides)}"
+        changed = {"config": load_config(path, overrides, trust_remote_code=trust_remote_code)}
+    with _reading(path, what) as source, no_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            resolved,
+            **source,
+            **changed,
             dtype=dtype,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
-            local_files_only=cached_only,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, by name
-            **({} if config is None else {"config": config}),
         )
     model, info = loaded
     _check_tensors(path, info, overrides)
@@ -175,12 +165,14 @@ def _check_header(file: Path) -> None:
 
 
 @contextmanager
-def _explained(path: str, what: str) -> Iterator[None]:
-    """Turn errors of transformers about a folder or name into a ModelError that names it."""
+def _reading(path: str, what: str) -> Iterator[dict[str, Any]]:
+    """Where `from_pretrained` reads a folder or hub name; its errors become a ModelError that names it."""
     from safetensors import SafetensorError
 
+    resolved = resolve(path)
+    source = {"pretrained_model_name_or_path": resolved, "local_files_only": _only_from_cache(resolved)}
     try:
-        yield
+        yield source
     except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         remedy = "give a folder or hub name with a decoder's config.json, safetensors and tokenizer files"

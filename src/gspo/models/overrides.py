@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gspo.models.errors import ModelError
+from gspo.models import ModelError
 
 KEY = "actor_rollout_ref.model.override_config"
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")  # a generation config has them too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 Kind = Literal["measured", "fitted", "data sheet", "published", "assumed"]
@@ -16,7 +17,7 @@ class Constant(float):
     kind: Kind
     source: str
 
-    def __new__(cls, value: float, kind: Kind, source: str) -> Constant:
+    def __new__(cls, kind: Kind, value: float, source: str) -> Constant:
         constant = super().__new__(cls, value)
         constant.kind, constant.source = kind, source
         return constant
@@ -111,137 +112,114 @@ DEVICES: dict[str, Device] = {
     )
 }  # fmt: skip
 
+measured, fitted, published, assumed = (
+    partial(Constant, kind) for kind in ("measured", "fitted", "published", "assumed")
+)
+
 # Rates
 MEASURED_MATMUL: dict[str, Constant] = {
-    "h200": Constant(790 * TFLOPS, "measured", "best bf16 matrix product seen on one H200"),
-    "cpu": Constant(
-        0.26 * TFLOPS, "measured", "docs/performance.md, Floor: 65 billion multiply-adds per second and core, 2 cores"
-    ),
+    "h200": measured(790 * TFLOPS, "best bf16 matrix product seen on one H200"),
+    "cpu": measured(0.26 * TFLOPS, "docs/performance.md, Floor: 65 billion multiply-adds per second and core, 2 cores"),
 }
-MATMUL_SHARE = Constant(
-    0.80, "assumed", "790 of 989 as measured on an H200, assumed for devices that were not measured"
-)
-BANDWIDTH_SHARE = Constant(0.85, "assumed", "share of the bandwidth in the data sheet that a streaming kernel reaches")
-FLOAT32_SHARE = Constant(
-    0.80, "assumed", "share of the float32 rate that an output head in float32 reaches, as for bf16"
-)
-COLLECTIVE_SHARE = Constant(0.70, "assumed", "share of link and network bandwidth in large collectives")
-HOP_S = Constant(10e-6, "assumed", "latency per machine in an NCCL ring, and per exchange inside a machine")
-OVERLAP = Constant(0.70, "assumed", "share of the computation that can overlap with FSDP communication")
+MATMUL_SHARE = assumed(0.80, "790 of 989 as measured on an H200, assumed for devices that were not measured")
+BANDWIDTH_SHARE = assumed(0.85, "share of the bandwidth in the data sheet that a streaming kernel reaches")
+FLOAT32_SHARE = assumed(0.80, "share of the float32 rate that an output head in float32 reaches, as for bf16")
+COLLECTIVE_SHARE = assumed(0.70, "share of link and network bandwidth in large collectives")
+HOP_S = assumed(10e-6, "latency per machine in an NCCL ring, and per exchange inside a machine")
+OVERLAP = assumed(0.70, "share of the computation that can overlap with FSDP communication")
 
 # Decoding
-DECODE_LAYER_S = Constant(
+DECODE_LAYER_S = fitted(
     37.8e-6,
-    "fitted",
     "time per layer and decode step that does not grow with the batch: docs/performance.md, On a GPU, rollout of smol, "
     "143,300 tok/s at batch 256 and 288,900 at 1,024",
 )
-SAMPLING_PASSES = Constant(
+SAMPLING_PASSES = fitted(
     8.4,
-    "fitted",
     "passes over the float32 logits of a row: fitted together with ROW_LAYER_S and DECODE_LAYER_S to three points, rollout "
     "of smol at batch 256 and 1,024 and of qwen1.5b at 256 (0.41 s); as many constants as points",
 )
-EAGER_LAYER_S = Constant(
-    0.9e-3, "measured", "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28"
+EAGER_LAYER_S = measured(
+    0.9e-3, "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28"
 )
-DECODE_LAYER_CPU_S = Constant(1.8e-3, "fitted", "generation of `make train` on 2 idle cores, 1.2 s per step")
-ROW_PASSES = Constant(
-    3, "assumed", "passes over the intermediate results of a row in decoding; the three points do not determine it"
+DECODE_LAYER_CPU_S = fitted(1.8e-3, "generation of `make train` on 2 idle cores, 1.2 s per step")
+ROW_PASSES = assumed(
+    3, "passes over the intermediate results of a row in decoding; the three points do not determine it"
 )
-ROW_LAYER_S = Constant(
-    24.0e-9,
-    "fitted",
-    "time per row, layer and decode step that neither bytes nor operations explain; see SAMPLING_PASSES",
+ROW_LAYER_S = fitted(
+    24.0e-9, "time per row, layer and decode step that neither bytes nor operations explain; see SAMPLING_PASSES"
 )
 
 # Training
-TRAIN_SHARE = Constant(
+TRAIN_SHARE = fitted(
     0.65,
-    "fitted",
     "share of the rates that training reaches uncompiled, without attention; docs/performance.md, On a GPU: training of qwen1.5b on 8 × "
     "8,192 tokens (3.07 s), and of qwen1.5b and smol eager and padded (4.09 and 0.84 s)",
 )
-COMPILED_TRAIN_SHARE = Constant(
+COMPILED_TRAIN_SHARE = fitted(
     1.0,
-    "fitted",
     "as TRAIN_SHARE, but compiled: docs/performance.md, On a GPU, training of qwen1.5b (0.977 s) and of 8 × 8,192 tokens "
     "(2.38 s). Matrix products alone reach less, 0.5 of 0.58 s in a profile; fusion saves memory passes that TRAFFIC_PASSES "
     "counts",
 )
-ATTENTION_SHARE = Constant(
+ATTENTION_SHARE = fitted(
     0.5,
-    "fitted",
     "share of the rate of matrix products that attention reaches in training, its backward counted as two forwards: "
     "docs/performance.md, On a GPU, training of qwen1.5b on 8 × 8,192 and, offloaded, 2 × 32,768 tokens (2.38 and 4.55 s)",
 )
-TRAIN_SHARE_CPU = Constant(0.37, "fitted", "update of `make train` on 2 idle cores, 0.72 s per step")
-TRAFFIC_PASSES = Constant(2.5, "assumed", "passes per forward over what a layer keeps for its backward")
-LOGIT_PASSES = Constant(4, "assumed", "passes per forward over float32 logits")
-KERNELS_LAYER = Constant(35, "assumed", "kernels that the forward of a layer launches in transformers")
-KERNEL_S = Constant(8e-6, "assumed", "seconds per kernel launched from Python")
-CAPTURED_SHARE = Constant(
+TRAIN_SHARE_CPU = fitted(0.37, "update of `make train` on 2 idle cores, 0.72 s per step")
+TRAFFIC_PASSES = assumed(2.5, "passes per forward over what a layer keeps for its backward")
+LOGIT_PASSES = assumed(4, "passes per forward over float32 logits")
+KERNELS_LAYER = assumed(35, "kernels that the forward of a layer launches in transformers")
+KERNEL_S = assumed(8e-6, "seconds per kernel launched from Python")
+CAPTURED_SHARE = fitted(
     0.32,
-    "fitted",
     "share of the launch time that remains when forward and backward are captured: fitted together with "
     "COMPILED_TRAIN_SHARE to training of smol (0.221 s, predicted slightly low) and of qwen1.5b (0.977 s, in another run "
     "0.912 s). Scoring of 64 short sequences, 14 ms against 131, suggests less",
 )
-OPTIMIZER_BYTES = Constant(
-    30, "assumed", "bytes read and written per parameter: gradient, master, two moments, bf16 copy"
-)
-OFFLOAD_COPY = Constant(
+OPTIMIZER_BYTES = assumed(30, "bytes read and written per parameter: gradient, master, two moments, bf16 copy")
+OFFLOAD_COPY = fitted(
     32 * GB,
-    "fitted",
     "bytes per second in each direction, both at once, of masters and moments in pinned host memory: docs/performance.md, On a "
     "GPU, 8 × 8,192 tokens of qwen1.5b with optimizer_offload (2.95 s against 2.38)",
 )
 
 # Publication and checkpoints
-HOST_COPY = Constant(20 * GB, "assumed", "bytes per second between a device and host memory")
-STORAGE_MACHINE = Constant(
-    2 * GB, "assumed", "bytes per second that one machine writes to shared storage, synced and hashed"
-)
-STORAGE_TOTAL = Constant(
-    100 * GB, "assumed", "bytes per second that the shared storage takes from all machines together"
-)
+HOST_COPY = assumed(20 * GB, "bytes per second between a device and host memory")
+STORAGE_MACHINE = assumed(2 * GB, "bytes per second that one machine writes to shared storage, synced and hashed")
+STORAGE_TOTAL = assumed(100 * GB, "bytes per second that the shared storage takes from all machines together")
 
 # Memory
-RESERVED = Constant(2 * GIB, "assumed", "CUDA context, NCCL buffers and libraries, per GPU")
-FRAGMENTATION = Constant(1.05, "assumed", "what the allocator holds, relative to what is in use")
-LOGIT_COPIES = Constant(
-    4,
-    "assumed",
-    "copies of a chunk of logits alive at once in an unfused head: logits, log-softmax and their gradients",
+RESERVED = assumed(2 * GIB, "CUDA context, NCCL buffers and libraries, per GPU")
+FRAGMENTATION = assumed(1.05, "what the allocator holds, relative to what is in use")
+LOGIT_COPIES = assumed(
+    4, "copies of a chunk of logits alive at once in an unfused head: logits, log-softmax and their gradients"
 )
-DECODE_LOGIT_COPIES = Constant(
+DECODE_LOGIT_COPIES = fitted(
     2,
-    "fitted",
     "copies of the float32 logits of a decode step, in its CUDA graph and from warming it up: docs/performance.md, On a GPU, "
     "rollout of smol, 128 × 8 (5.0 GiB)",
 )
-COMPILED_KEPT = Constant(
+COMPILED_KEPT = fitted(
     0.6,
-    "fitted",
     "what a compiled layer keeps for its backward on a GPU, relative to an eager one: docs/performance.md, On a GPU, peaks "
     "of smol and qwen1.5b with 8,500 tokens per micro-batch, the larger of the two values",
 )
 
 # Failures
-MTBF_DEVICE_S = Constant(
-    54 * 86400 * 16384 / 419,
-    "published",
-    "arXiv 2407.21783, 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs",
+MTBF_DEVICE_S = published(
+    54 * 86400 * 16384 / 419, "arXiv 2407.21783, 3.3.4: 419 unexpected interruptions in 54 days on 16,384 GPUs"
 )
-WORKER_RESTART_S = Constant(120, "assumed", "until a failed rollout worker is replaced and has its weights")
-TRAINER_RESTART_S = Constant(300, "assumed", "until all ranks have restarted and read the checkpoint")
-STRAGGLER_SIGMA = Constant(0.05, "assumed", "standard deviation of log speed over devices")
-SLOW_SHARE = Constant(0.01, "assumed", "share of devices that are permanently slow")
-SLOW_FACTOR = Constant(2.0, "assumed", "how many times slower those are")
+WORKER_RESTART_S = assumed(120, "until a failed rollout worker is replaced and has its weights")
+TRAINER_RESTART_S = assumed(300, "until all ranks have restarted and read the checkpoint")
+STRAGGLER_SIGMA = assumed(0.05, "standard deviation of log speed over devices")
+SLOW_SHARE = assumed(0.01, "share of devices that are permanently slow")
+SLOW_FACTOR = assumed(2.0, "how many times slower those are")
 
 # Work
-MEAN_SHARE = Constant(0.35, "assumed", "mean response length as a share of the longest, unless given")
-KEEP_RATE = Constant(0.5, "assumed", "share of groups that dynamic sampling keeps, unless given")
-LENGTH_SPREAD = Constant(
-    0.8, "assumed", "standard deviation of response lengths relative to their mean, before the cut at the longest"
+MEAN_SHARE = assumed(0.35, "mean response length as a share of the longest, unless given")
+KEEP_RATE = assumed(0.5, "share of groups that dynamic sampling keeps, unless given")
+LENGTH_SPREAD = assumed(
+    0.8, "standard deviation of response lengths relative to their mean, before the cut at the longest"
 )

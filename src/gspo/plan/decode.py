@@ -54,9 +54,6 @@ class DecodeCost:
             return SecondsByPart({LAUNCH: parts[LAUNCH]})
         return parts
 
-    def step_seconds(self, rows: float, context: float) -> float:
-        return self.step(rows, context).total
-
     def prefill_seconds(self, groups: float, prompt: float) -> float:
         """Seconds to prefill the prompts of `groups` groups, each once."""
         s, d = self.shape, self.device
@@ -72,7 +69,7 @@ def generate(
     """Seconds until each of `num_engines` engines has generated `rows` responses, `slots` of them at a time.
 
     With more responses than slots an engine runs full, then drains: the rest of a response observed at a random moment has
-    the survival function ∫S/mean (renewal theory). A length counts with the probability that some engine still has an
+    the survival function ∫S/mean (renewal theory). A length counts with the probability that some engine still has a
     response of that length.
     """
     parts = SecondsByPart({PREFILL: engine.prefill_seconds(rows / group, prompt)})
@@ -97,11 +94,8 @@ def generate(
     return parts
 
 
-def steady(engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, group: int) -> tuple[float, SecondsByPart]:
-    """(tokens per second, seconds of a decode step) of one engine that always generates `rows` responses at once.
-
-    The decode step includes the prefill of new prompts.
-    """
+def steady(engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, group: int) -> SecondsByPart:
+    """Seconds of a decode step of one engine that always generates `rows` responses, prefill of new prompts included."""
     parts = engine.step(rows, prompt + lengths.residual_mean)
     parts.add({PREFILL: engine.prefill_seconds(rows / lengths.mean / group, prompt)})
-    return rows / parts.total, parts
+    return parts

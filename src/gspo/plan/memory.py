@@ -7,6 +7,7 @@ that holds most decides. `gspo plan` estimates the model from its shape; `gspo d
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -146,11 +147,8 @@ def colocated_memory(trainer: Memory, engine: Memory, chip: Chip, *, one_process
 
 def most_slots(fits: Callable[[int], bool], wanted: float) -> int:
     """The largest number of slots up to `wanted` that fits; 0 when not even one does."""
-    low, high = 0, int(max(1.0, wanted))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    sizes = range(1, int(max(1.0, wanted)) + 1)
+    return bisect_left(sizes, True, key=lambda slots: not fits(slots))
 
 
 def logits_bytes(shape: ModelShape, chip: Chip, targets: float) -> float:
@@ -205,10 +203,7 @@ def _gradient_bytes(size: int, is_one: bool, captured: bool) -> tuple[int, int]:
 
 
 def _kept(model: ModelSize, size: int, checkpointing: bool, captured: bool) -> float:
-    """Bytes per token that a forward keeps for its backward.
-
-    With gradient checkpointing: the input of each layer, and all of the one layer that is recomputed.
-    """
+    """Bytes per token kept for the backward; with checkpointing each layer's input and the one layer recomputed."""
     shape = model.shape
     if checkpointing:
         return shape.layers * shape.hidden * size + model.layer_kept + model.other_kept

@@ -1,8 +1,10 @@
-"""The prediction of one step for a given split: seconds of each stage, memory of each device, and what limits it."""
+"""The prediction of one step for a split of the devices, and the search for the fastest split of a cluster."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +20,7 @@ from gspo.plan.workload import Workload
 
 PUBLISH = "publishing weights"
 STALE = "longest responses under the staleness bound"
+MAX_CANDIDATES = 32  # numbers of trainer ranks to try on a large cluster
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,7 @@ class Prediction:
     trainer_memory: Memory
     rollout_memory: Memory
     slots: int
-    rows: float  # responses that an engine generates at once, on average
-    decode_step_s: float
-    single_step_s: float  # a decode step with a single group
+    rollout: RolloutTime
     group_s: float  # from the start of a group to the end of its last response
     checkpoint_s: float
     trained_tokens: float
@@ -72,81 +73,11 @@ class Prediction:
             "trainer_bytes": self.trainer_memory.at_peak,
             "rollout_bytes": self.rollout_memory.at_peak,
             "slots": self.slots,
-            "rows": self.rows,
-            "decode_step_s": self.decode_step_s,
+            "rows": self.rollout.rows,
+            "decode_step_s": self.rollout.step_s,
             "group_s": self.group_s,
             "checkpoint_s": self.checkpoint_s,
         }
-
-
-@dataclass(frozen=True)
-class TrainingTime:
-    """Seconds of training in one step, by stage and by part."""
-
-    stages: dict[str, float]
-    parts: SecondsByPart
-
-    @property
-    def seconds(self) -> float:
-        return self.parts.total
-
-
-def training_time(shape: ModelShape, device: Device, work: Workload, split: Split) -> TrainingTime:
-    """Seconds of scoring, reference, critic and update on the ranks of a split."""
-    trainer = TrainCost(shape, device, split, work.reshard)
-    found = {"old_log_prob": trainer.score(work), "update_actor": trainer.update(work)}
-    if work.reference:
-        found["ref"] = trainer.reference(work)
-    if work.critic:
-        eager = replace(work, compiled=False)  # only the policy is compiled
-        found["values"], found["update_critic"] = trainer.reference(work), trainer.update(eager)
-    parts = SecondsByPart()
-    for stage in found.values():
-        parts.add(stage)
-    return TrainingTime({name: stage.total for name, stage in found.items()}, parts)
-
-
-def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> Prediction | None:
-    """The prediction for this split; None when it does not fit into the memory of the devices."""
-    model = ModelSize.of(shape, device.number_bytes)
-    alone = trainer_memory(model, device, work, split)
-    if not alone.with_reserve(device).fits(device) or split.engines < 1:
-        return None
-
-    # Pages hold the tokens in use; a slot without pages has room for the longest response.
-    slot_tokens = work.mean_prompt + work.lengths.mean if device.is_gpu else work.slot_tokens
-
-    def rollout_memory(slots: int) -> Memory:
-        engine = engine_memory(model, device, work, tp=split.tp, slots=slots, slot_tokens=slot_tokens)
-        if not split.separate:
-            one_process = split.trainers == 1
-            engine = colocated_memory(alone, engine, device, one_process=one_process)
-        return engine.with_reserve(device)
-
-    wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group_size / split.engines))
-    slots = most_slots(lambda n: rollout_memory(n).fits(device), wanted)
-    if slots == 0:
-        return None
-    rollout, training = (_rollout_time(shape, device, work, split, slots), training_time(shape, device, work, split))
-    publish = publish_seconds(shape, device, split.trainers, split.rollout, split.separate)
-    stages = {"gen": rollout.seconds, **training.stages, "update_weights": publish}
-    step_s, parts = _step_time(work, rollout, training, publish, stages)
-    return Prediction(
-        split=split,
-        eta=work.eta,
-        step_s=step_s,
-        stages=stages,
-        parts=parts,
-        trainer_memory=alone.with_reserve(device) if split.separate else rollout_memory(slots),
-        rollout_memory=rollout_memory(slots),
-        slots=slots,
-        rows=rollout.rows,
-        decode_step_s=rollout.step_s,
-        single_step_s=rollout.single_s,
-        group_s=work.lengths.longest_of(work.group_size) * rollout.step_s,
-        checkpoint_s=checkpoint_seconds(shape, device, split.trainers),
-        trained_tokens=work.rows * work.lengths.mean,
-    )
 
 
 @dataclass(frozen=True)
@@ -155,30 +86,82 @@ class RolloutTime:
 
     seconds: float
     parts: SecondsByPart
-    rows: float  # responses that an engine generates at once
+    rows: float  # responses that an engine generates at once, on average
     step_s: float  # a decode step
     single_s: float  # a decode step with a single group
-    longest_s: float  # until the longest response of a step is finished
+    longest_s: float = 0.0  # until the longest response of a step is finished, where generation never drains
+
+
+def training_time(shape: ModelShape, device: Device, work: Workload, split: Split) -> dict[str, SecondsByPart]:
+    """Seconds of scoring, reference, critic and update on the ranks of a split, by stage."""
+    trainer = TrainCost(shape, device, split)
+    found = {"old_log_prob": trainer.score(work), "update_actor": trainer.update(work)}
+    if work.reference:
+        found["ref"] = trainer.reference(work)
+    if work.critic:
+        eager = replace(work, compiled=False)  # only the policy is compiled
+        found["values"], found["update_critic"] = trainer.reference(work), trainer.update(eager)
+    return found
+
+
+def predict(shape: ModelShape, device: Device, work: Workload, split: Split) -> Prediction | None:
+    """The prediction for this split; None when it does not fit into the memory of the devices."""
+    model = ModelSize.of(shape, device.number_bytes)
+    trainer = trainer_memory(model, device, work, split)
+    if not trainer.with_reserve(device).fits(device) or split.engines < 1:
+        return None
+
+    # Pages hold the tokens in use; a slot without pages has room for the longest response.
+    slot_tokens = work.mean_prompt + work.lengths.mean if device.is_gpu else work.slot_tokens
+
+    def rollout_memory(slots: int) -> Memory:
+        engine = engine_memory(model, device, work, tp=split.tp, slots=slots, slot_tokens=slot_tokens)
+        if not split.separate:
+            engine = colocated_memory(trainer, engine, device, one_process=split.trainers == 1)
+        return engine.with_reserve(device)
+
+    wanted = min(float(work.slots), math.ceil(work.groups_at_once * work.group_size / split.engines))
+    slots = most_slots(lambda n: rollout_memory(n).fits(device), wanted)
+    if slots == 0:
+        return None
+    rollout, training = _rollout_time(shape, device, work, split, slots), training_time(shape, device, work, split)
+    publish = publish_seconds(shape, device, split.trainers, split.rollout, split.separate)
+    stages = {"gen": rollout.seconds, **{n: s.total for n, s in training.items()}, "update_weights": publish}
+    step_s, parts = _step_time(work, rollout, SecondsByPart.sum(training.values()), publish, stages)
+    return Prediction(
+        split=split,
+        eta=work.eta,
+        step_s=step_s,
+        stages=stages,
+        parts=parts,
+        trainer_memory=trainer.with_reserve(device) if split.separate else rollout_memory(slots),
+        rollout_memory=rollout_memory(slots),
+        slots=slots,
+        rollout=rollout,
+        group_s=work.lengths.longest_of(work.group_size) * rollout.step_s,
+        checkpoint_s=checkpoint_seconds(shape, device, split.trainers),
+        trained_tokens=work.rows * work.lengths.mean,
+    )
 
 
 def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Split, slots: int) -> RolloutTime:
     """Generation for one step: a batch that is waited for, or a stream that never drains."""
     engine, lengths = DecodeCost(shape, device, split.tp, work.eager), work.lengths
     context = work.mean_prompt + lengths.residual_mean
-    single = engine.step_seconds(float(work.group_size), context)
+    single = engine.step(float(work.group_size), context).total
     if not work.eta and not work.max_staleness:
-        parts = SecondsByPart()
-        for groups in work.rounds:
-            asked = groups * work.group_size / split.engines
-            parts.add(generate(engine, asked, split.engines, slots, lengths, work.mean_prompt, work.group_size))
-        rows = min(work.rounds[0] * work.group_size / split.engines, float(slots))
-        return RolloutTime(parts.total, parts, rows, engine.step_seconds(rows, context), single, 0.0)
+        asked = [groups * work.group_size / split.engines for groups in work.rounds]
+        parts = SecondsByPart.sum(
+            generate(engine, rows, split.engines, slots, lengths, work.mean_prompt, work.group_size) for rows in asked
+        )
+        rows = min(asked[0], float(slots))
+        return RolloutTime(parts.total, parts, rows, engine.step(rows, context).total, single)
     running = work.groups_at_once * work.group_size * work.running_share
     rows = min(float(slots), max(1.0, running / split.engines))
-    speed, decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
-    engines = min(float(split.engines), running / rows)
+    decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
+    engines, step = min(float(split.engines), running / rows), decode.total
     responses = work.generated_groups * work.group_size
-    seconds, step = responses * lengths.mean / (engines * speed), decode.total
+    seconds = responses * lengths.mean / (engines * (rows / step))
     parts = decode.times(seconds / step)
     longest = lengths.longest_of(responses) * step
     if not work.eta:  # carried groups continue when the next step generates, not during training
@@ -192,7 +175,7 @@ def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Spli
 
 
 def _step_time(
-    work: Workload, rollout: RolloutTime, training: TrainingTime, publish: float, stages: dict[str, float]
+    work: Workload, rollout: RolloutTime, training: SecondsByPart, publish: float, stages: dict[str, float]
 ) -> tuple[float, SecondsByPart]:
     """Seconds of a step and where they go: the sum of all stages, or with η > 0 the slowest of three at once.
 
@@ -200,16 +183,103 @@ def _step_time(
     right after a publication must be trained on within the next η steps: (η+1) steps include its generation and one
     training.
     """
-    train = SecondsByPart({**training.parts, PUBLISH: publish})
+    train = SecondsByPart({**training, PUBLISH: publish})
     if not work.eta:
-        both = SecondsByPart(rollout.parts)
-        both.add(train)
+        both = SecondsByPart.sum((rollout.parts, train))
         return both.total, both
-    bound = (rollout.longest_s + training.seconds + publish) / (work.eta + 1)
+    bound = (rollout.longest_s + training.total + publish) / (work.eta + 1)
     stages["staleness bound"] = bound
-    return max(
-        (rollout.seconds, rollout.parts),
-        (train.total, train),
-        (bound, SecondsByPart({STALE: bound})),
-        key=lambda p: p[0],
-    )
+    sides = (rollout.seconds, rollout.parts), (train.total, train), (bound, SecondsByPart({STALE: bound}))
+    return max(sides, key=lambda side: side[0])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The best prediction of each mode, fastest first. `found` is empty when nothing fits."""
+
+    shape: ModelShape
+    device: Device
+    gpus: int
+    work: Workload
+    found: tuple[Prediction, ...]
+    tried: int
+
+    @property
+    def best(self) -> Prediction | None:
+        return self.found[0] if self.found else None
+
+
+def search(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Plan:
+    """The fastest split that fits, of one pool, of two pools, and with eta > 0 of two pools that run at once."""
+    if gpus < 1:
+        raise ValueError(f"--gpus {gpus}: expected at least 1")
+    sync_work = replace(work, eta=0)
+    modes = [
+        (sync_work, _one_pool(shape, device, gpus, sync_work)),
+        (sync_work, _two_pools(shape, device, gpus, sync_work)),
+    ]
+    if work.eta:
+        modes.append((work, _two_pools(shape, device, gpus, work)))
+    tried = [[predict(shape, device, mode_work, split) for split in splits] for mode_work, splits in modes]
+    fitting = [[made for made in mode if made is not None] for mode in tried]
+    best = [min(mode, key=lambda p: p.step_s) for mode in fitting if mode]
+    return Plan(shape, device, gpus, work, tuple(sorted(best, key=lambda p: p.step_s)), sum(map(len, tried)))
+
+
+def smallest_cluster(shape: ModelShape, device: Device, work: Workload) -> int | None:
+    """The smallest power of two of devices, up to 1,024, on which some split fits; None when none does."""
+    sizes = (2**i for i in range(11))
+    return next((gpus for gpus in sizes if search(shape, device, gpus, work).best is not None), None)
+
+
+def _one_pool(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
+    choices = itertools.product(tensor_parallel(shape, device, gpus), shard_sizes(gpus), _checkpointing(work))
+    return (Split(gpus, gpus, False, tp, shard, recompute) for tp, shard, recompute in choices)
+
+
+def _two_pools(shape: ModelShape, device: Device, gpus: int, work: Workload) -> Iterator[Split]:
+    """For each number of ranks: the fastest way to train that fits, with every engine size."""
+    for trainers in trainer_counts(gpus, device.per_machine):
+        best = _best_training(shape, device, work, trainers)
+        if best is None:
+            continue
+        for tp in tensor_parallel(shape, device, gpus - trainers):
+            yield replace(best, rollout=gpus - trainers, tp=tp)
+
+
+def _best_training(shape: ModelShape, device: Device, work: Workload, trainers: int) -> Split | None:
+    model = ModelSize.of(shape, device.number_bytes)
+    shards = itertools.product(shard_sizes(trainers), _checkpointing(work))
+    splits = [Split(trainers, 0, True, 1, shard, recompute) for shard, recompute in shards]
+    fitting = [s for s in splits if trainer_memory(model, device, work, s).with_reserve(device).fits(device)]
+
+    def seconds(split: Split) -> float:
+        return SecondsByPart.sum(training_time(shape, device, work, split).values()).total
+
+    return min(fitting, key=seconds, default=None)
+
+
+def _checkpointing(work: Workload) -> tuple[bool, ...]:
+    return (False, True) if work.checkpointing is None else (work.checkpointing,)
+
+
+def tensor_parallel(shape: ModelShape, device: Device, devices: int) -> list[int]:
+    """Numbers of devices per engine that divide the heads and the devices, within one machine."""
+    sizes = [2**i for i in range(8)]
+    return [t for t in sizes if t <= min(devices, device.per_machine) and shape.heads % t == 0 and devices % t == 0]
+
+
+def shard_sizes(ranks: int) -> list[int]:
+    """Sizes of a shard group: powers of two that divide the ranks, and all ranks."""
+    return sorted({2**i for i in range(14) if 2**i <= ranks and ranks % 2**i == 0} | {ranks})
+
+
+def trainer_counts(gpus: int, per_machine: int) -> list[int]:
+    """Numbers of ranks to try: every number on two machines, whole machines beyond, fewer on large clusters."""
+    if gpus <= 2 * per_machine:
+        return list(range(1, gpus))
+    whole = list(range(per_machine, gpus, per_machine))
+    if len(whole) <= MAX_CANDIDATES:
+        return whole
+    picked = {round(i * (len(whole) - 1) / (MAX_CANDIDATES - 1)) for i in range(MAX_CANDIDATES)}
+    return [whole[i] for i in sorted(picked | {2**i - 1 for i in range(12) if 2**i <= len(whole)})]

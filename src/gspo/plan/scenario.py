@@ -7,14 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.plan.constants import (
-    MTBF_DEVICE_S,
-    SLOW_FACTOR,
-    SLOW_SHARE,
-    STRAGGLER_SIGMA,
-    TRAINER_RESTART_S,
-    WORKER_RESTART_S,
-)
+from gspo.plan import constants
 from gspo.plan.lengths import Lengths
 from gspo.plan.predict import Prediction
 from gspo.plan.transfers import daly_interval
@@ -40,12 +33,12 @@ class Scenario:
     keep_rate: float = 1.0
     worker_devices: int = 1
     trainer_devices: int = 1
-    mtbf_s: float = MTBF_DEVICE_S  # of one device
-    worker_restart_s: float = WORKER_RESTART_S
-    trainer_restart_s: float = TRAINER_RESTART_S
-    sigma: float = STRAGGLER_SIGMA
-    slow_share: float = SLOW_SHARE
-    slow_factor: float = SLOW_FACTOR
+    mtbf_s: float = constants.MTBF_DEVICE_S  # of one device
+    worker_restart_s: float = constants.WORKER_RESTART_S
+    trainer_restart_s: float = constants.TRAINER_RESTART_S
+    sigma: float = constants.STRAGGLER_SIGMA
+    slow_share: float = constants.SLOW_SHARE
+    slow_factor: float = constants.SLOW_FACTOR
     save_interval_s: float | None = None  # None: the best by Daly's formula
     steps: int = 200
     seed: int = 0
@@ -70,12 +63,12 @@ def scenario_of(prediction: Prediction, work: Workload, **changes: Any) -> Scena
     train = sum(s for n, s in prediction.stages.items() if n not in ("gen", "staleness bound"))
     facts: dict[str, Any] = {
         "workers": split.engines,
-        "group_slots": max(1, math.ceil(prediction.rows / (work.group_size * work.running_share))),
+        "group_slots": max(1, math.ceil(prediction.rollout.rows / (work.group_size * work.running_share))),
         "batch": work.prompts,
         "group_size": work.group_size,
         "lengths": work.lengths,
-        "token_s": prediction.decode_step_s,
-        "single_s": min(prediction.single_step_s, prediction.decode_step_s),
+        "token_s": prediction.rollout.step_s,
+        "single_s": min(prediction.rollout.single_s, prediction.rollout.step_s),
         "train_s": train,
         "save_s": prediction.checkpoint_s,
         "eta": prediction.eta or work.max_staleness,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class SecondsByPart(dict[str, float]):
@@ -21,6 +21,13 @@ class SecondsByPart(dict[str, float]):
         """Add the seconds of `other`, multiplied by `times`."""
         for name, seconds in other.items():
             self[name] = self.get(name, 0.0) + seconds * times
+
+    @staticmethod
+    def sum(parts: Iterable[Mapping[str, float]]) -> SecondsByPart:
+        total = SecondsByPart()
+        for part in parts:
+            total.add(part)
+        return total
 
     def times(self, factor: float) -> SecondsByPart:
         return SecondsByPart({name: seconds * factor for name, seconds in self.items()})

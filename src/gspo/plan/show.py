@@ -8,9 +8,8 @@ from gspo.plan import constants
 from gspo.plan.check import Comparison
 from gspo.plan.constants import DEVICES, GB, Constant, Device
 from gspo.plan.memory import Memory
-from gspo.plan.predict import Prediction
+from gspo.plan.predict import Plan, Prediction
 from gspo.plan.scenario import Outcome, Scenario
-from gspo.plan.search import Plan
 from gspo.plan.transfers import daly_interval, useful_share, young_interval
 
 SHOWN_PARTS = 6
@@ -55,7 +54,7 @@ def _times(best: Prediction) -> list[str]:
     rows = [[name, seconds(s)] for name, s in best.stages.items()]
     parts = [[n, seconds(s), f"{s / best.step_s:.0%}"] for n, s in best.parts.ranked()[:SHOWN_PARTS]]
     engine = (
-        f"each engine: {best.slots:,} slots, {best.rows:,.0f} busy on average; {best.decode_step_s * 1e3:.2f} ms per decode "
+        f"each engine: {best.slots:,} slots, {best.rollout.rows:,.0f} busy on average; {best.rollout.step_s * 1e3:.2f} ms per decode "
         f"step, {seconds(best.group_s)} per group"
     )
     return [
@@ -150,16 +149,8 @@ def comparison_text(found: Comparison) -> str:
 
 def constants_text() -> str:
     """Every device and constant with its source."""
-    rows = [
-        [
-            d.name,
-            f"{d.memory / GB:.0f} GB",
-            f"{d.bandwidth / 1e12:.2f} TB/s",
-            f"{d.matmul / 1e12:.1f} TFLOP/s",
-            d.source,
-        ]
-        for d in DEVICES.values()
-    ]
+    rates = [(f"{d.bandwidth / 1e12:.2f} TB/s", f"{d.matmul / 1e12:.1f} TFLOP/s") for d in DEVICES.values()]
+    rows = [[d.name, f"{d.memory / GB:.0f} GB", *rate, d.source] for d, rate in zip(DEVICES.values(), rates)]
     named = [(name, value) for name, value in vars(constants).items() if isinstance(value, Constant)]
     named += [(f"MEASURED_MATMUL {name}", value) for name, value in constants.MEASURED_MATMUL.items()]
     figures = [[name, f"{value:.4g}", value.kind, value.source] for name, value in named]

@@ -12,9 +12,11 @@ checkpoint. Every group ends in exactly one state, and a seed determines the run
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import math
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +80,8 @@ class Simulation:
         """Simulate until `scenario.steps` steps are trained and kept."""
         s = self.scenario
         for worker in range(s.workers):
-            self._schedule_worker_failure(worker)
-        self._schedule_trainer_failure()
+            self._schedule_failure("worker_failed", s.worker_devices, worker)
+        self._schedule_failure("trainer_failed", s.trainer_devices)
         self._start_groups()
         for _ in range(MAX_EVENTS):
             if self.out.steps >= s.steps:
@@ -96,10 +98,14 @@ class Simulation:
         out = self.out
         out.seconds = self.now
         out.in_flight, out.queued, out.training = len(self.groups), len(self.queue), len(self.training or ())
-        for group in self.groups.values():
-            if group.worker >= 0:
-                out.busy_slots_s += self.now - group.started
+        self._count_busy(self.groups.values())
         return out
+
+    def _count_busy(self, groups: Iterable[_Group]) -> None:
+        """Add the time that these groups have held a slot."""
+        for group in groups:
+            if group.worker >= 0:
+                self.out.busy_slots_s += self.now - group.started
 
     def _schedule(self, delay: float, kind: str, payload: Any = None) -> None:
         self.event_number += 1
@@ -128,6 +134,9 @@ class Simulation:
                 self.pending[self.version] += 1
             self._start(number, worker)
 
+    def _offer(self, worker: int) -> None:
+        heapq.heappush(self.free, (len(self.groups_of[worker]), worker))
+
     def _choose_worker(self) -> int | None:
         """The worker with the fewest groups that has a free slot."""
         while self.free:
@@ -140,7 +149,7 @@ class Simulation:
         group = self.groups[number]
         group.worker, group.started, group.attempt = worker, self.now, group.attempt + 1
         self.groups_of[worker].add(number)
-        heapq.heappush(self.free, (len(self.groups_of[worker]), worker))
+        self._offer(worker)
         length, _ = self._draw()
         seconds = length * self._token_s(len(self.groups_of[worker])) * float(self.speed[worker])
         self._schedule(seconds, "done", (number, group.attempt))
@@ -162,25 +171,17 @@ class Simulation:
         group = self.groups.get(number)
         if group is None or group.worker < 0 or group.attempt != attempt:
             return  # its worker failed since, or the run returned to a checkpoint
-        worker, started = group.worker, group.started
-        del self.groups[number]
-        self.groups_of[worker].discard(number)
-        heapq.heappush(self.free, (len(self.groups_of[worker]), worker))
-        self.out.busy_slots_s += self.now - started
+        self._count_busy([self.groups.pop(number)])
+        self.groups_of[group.worker].discard(number)
+        self._offer(group.worker)
         self.pending[group.version] -= 1
         if self._draw()[1] < self.scenario.keep_rate:
-            self._enqueue(group.version)
+            bisect.insort(self.queue, group.version)
+            self.queued[group.version] += 1
         else:
             self.out.filtered += 1
         self._train()
         self._start_groups()
-
-    def _enqueue(self, version: int) -> None:
-        index = len(self.queue)
-        while index and self.queue[index - 1] > version:
-            index -= 1
-        self.queue.insert(index, version)
-        self.queued[version] += 1
 
     def _train(self) -> None:
         """Start training on the oldest batch, unless that could make a group in flight too old."""
@@ -189,9 +190,9 @@ class Simulation:
         while self.queue and self.budget.is_stale(self.queue[0], self.version):
             self.queued[self.queue.popleft()] -= 1
             self.out.stale += 1
-        pending = {v: n for v, n in self.pending.items() if n}
-        queued = {v: n for v, n in self.queued.items() if n}
-        if len(self.queue) < self.scenario.batch or self.budget.must_wait(pending, queued, self.version):
+        if len(self.queue) < self.scenario.batch:
+            return
+        if self.budget.must_wait(+self.pending, +self.queued, self.version):  # + leaves out versions without groups
             return
         self.training = [self.queue.popleft() for _ in range(self.scenario.batch)]
         for version in self.training:
@@ -234,24 +235,20 @@ class Simulation:
         self._train()
         self._start_groups()
 
-    def _schedule_worker_failure(self, worker: int) -> None:
-        if self.scenario.worker_devices and not math.isinf(self.scenario.mtbf_s):
-            mean = self.scenario.mtbf_s / self.scenario.worker_devices
-            self._schedule(float(self.random.exponential(mean)), "worker_failed", worker)
-
-    def _schedule_trainer_failure(self) -> None:
-        if not math.isinf(self.scenario.mtbf_s):
-            self._schedule(float(self.random.exponential(self.scenario.trainer_mtbf_s)), "trainer_failed")
+    def _schedule_failure(self, kind: str, num_devices: int, worker: int | None = None) -> None:
+        """Draw when the next of `num_devices` devices fails."""
+        if num_devices and not math.isinf(self.scenario.mtbf_s):
+            self._schedule(float(self.random.exponential(self.scenario.mtbf_s / num_devices)), kind, worker)
 
     def _on_worker_failed(self, worker: int) -> None:
         out = self.out
         out.worker_failures += 1
-        for number in sorted(self.groups_of[worker]):
-            group = self.groups[number]
-            out.busy_slots_s += self.now - group.started
-            group.worker = -1
-            self.lost.append(number)
-            out.regenerated += 1
+        numbers = sorted(self.groups_of[worker])
+        self._count_busy(self.groups[number] for number in numbers)
+        for number in numbers:
+            self.groups[number].worker = -1
+        self.lost += numbers
+        out.regenerated += len(numbers)
         self.groups_of[worker].clear()
         self.is_up[worker] = False
         self._schedule(self.scenario.worker_restart_s, "worker_up", worker)
@@ -259,8 +256,8 @@ class Simulation:
 
     def _on_worker_up(self, worker: int) -> None:
         self.is_up[worker] = True
-        heapq.heappush(self.free, (len(self.groups_of[worker]), worker))
-        self._schedule_worker_failure(worker)
+        self._offer(worker)
+        self._schedule_failure("worker_failed", self.scenario.worker_devices, worker)
         self._start_groups()
 
     def _on_trainer_failed(self, _: None) -> None:
@@ -273,14 +270,9 @@ class Simulation:
         out.trained -= lost * s.batch
         out.staleness = Counter(self.saved_ages)
         out.rolled_back += lost * s.batch + len(self.groups) + len(self.queue) + len(self.training or ())
-        for group in self.groups.values():
-            if group.worker >= 0:
-                out.busy_slots_s += self.now - group.started
-        self.groups.clear()
-        self.lost.clear()
-        self.queue.clear()
-        self.pending.clear()
-        self.queued.clear()
+        self._count_busy(self.groups.values())
+        for forgotten in (self.groups, self.lost, self.queue, self.pending, self.queued):
+            forgotten.clear()
         self.training = None
         self.version = self.saved_version
         self.groups_of = [set() for _ in range(s.workers)]
@@ -288,7 +280,7 @@ class Simulation:
         self.epoch += 1
         self.blocked = self.halted = True
         self._schedule(s.trainer_restart_s, "trainer_up", self.epoch)
-        self._schedule_trainer_failure()
+        self._schedule_failure("trainer_failed", s.trainer_devices)
 
     def _on_trainer_up(self, epoch: int) -> None:
         if epoch != self.epoch:

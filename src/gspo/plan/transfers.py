@@ -82,8 +82,6 @@ def useful_share(interval_s: float, save_s: float, restart_s: float, mtbf_s: flo
 
     An interval of work τ with its checkpoint δ takes M e^{R/M} (e^{(τ+δ)/M} − 1) seconds on average.
     """
-    if math.isinf(mtbf_s):
-        return interval_s / (interval_s + save_s)
     exponent = (interval_s + save_s) / mtbf_s
     if exponent > 500:
         return 0.0

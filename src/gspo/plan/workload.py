@@ -98,7 +98,7 @@ class Workload:
     @property
     def train_pairs(self) -> float:
         """Pairs of tokens that attend to each other in that forward."""
-        response, prompt = self._mean_square, self.mean_prompt
+        prompt, response = self.mean_prompt, 2 * self.lengths.mean * self.lengths.residual_mean  # of response: E[L²]
         if self.layout == "shared":
             own = self.prompts * prompt**2 / 2
             return own + self.rows * (prompt * self.lengths.mean + response / 2)
@@ -154,10 +154,6 @@ class Workload:
         """Positions whose logits are computed."""
         return self.rows * (self.lengths.longest if self.layout == "plain" else self.lengths.mean)
 
-    @property
-    def _mean_square(self) -> float:
-        return 2 * self.lengths.mean * self.lengths.residual_mean
-
 
 @dataclass(frozen=True, slots=True)
 class LargestForward:
@@ -166,13 +162,6 @@ class LargestForward:
     responses: float
     tokens: float
     is_only: bool
-
-
-def lengths_of(longest: int, mean: float | None, spread: float | None, ignore_eos: bool) -> Lengths:
-    """The lengths of responses; what is not given is assumed (see the constants)."""
-    if ignore_eos:
-        return Lengths(float(longest), longest, 0.0)
-    return Lengths(longest * MEAN_SHARE if mean is None else mean, longest, LENGTH_SPREAD if spread is None else spread)
 
 
 def workload_of(
@@ -191,13 +180,19 @@ def workload_of(
     wanted = roles(config)
     groups = config.algorithm.filter_groups
     carry = groups.max_staleness if groups.enable and groups.strategy == "stream" else 0
+    longest, micro_rows = (
+        plan.max_response_tokens,
+        None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+    )
+    mean = longest * MEAN_SHARE if mean_response is None else mean_response
+    lengths = Lengths(mean, longest, LENGTH_SPREAD if spread is None else spread)
     in_flight = min(groups.max_in_flight or max(plan.generation_batch, plan.prompts), (carry + 1) * plan.prompts)
     return Workload(
         prompts=plan.prompts,
         group_size=plan.group_size,
         mean_prompt=plan.max_prompt_tokens if mean_prompt is None else mean_prompt,
         longest_prompt=plan.max_prompt_tokens,
-        lengths=lengths_of(plan.max_response_tokens, mean_response, spread, rollout.ignore_eos),
+        lengths=Lengths(float(longest), longest, 0.0) if rollout.ignore_eos else lengths,
         mini_batches=plan.num_mini_batches,
         epochs=plan.num_epochs,
         keep_rate=(keep_rate or KEEP_RATE) if groups.enable else 1.0,
@@ -210,8 +205,8 @@ def workload_of(
         reference=wanted["reference"],
         shares_reference=ar.model.lora_rank > 0 and ar.ref.path is None,
         critic=wanted["critic"],
-        token_budget=_budget(config, plan),
-        micro_rows=None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu,
+        token_budget=micro_rows * (plan.max_prompt_tokens + longest) if micro_rows else actor.ppo_max_token_len_per_gpu,
+        micro_rows=micro_rows,
         prefill_tokens=rollout.max_num_batched_tokens,
         slots=rollout.max_num_seqs,
         max_model_len=rollout.max_model_len,
@@ -221,11 +216,3 @@ def workload_of(
         compiled=actor.use_torch_compile and not ar.model.lora_rank and not config.trainer.deterministic,
         offload=actor.fsdp_config.optimizer_offload,
     )
-
-
-def _budget(config: TrainerConfig, plan: BatchPlan) -> int:
-    """The most tokens of one training forward."""
-    actor = config.actor_rollout_ref.actor
-    if actor.use_dynamic_bsz or actor.ppo_micro_batch_size_per_gpu is None:
-        return actor.ppo_max_token_len_per_gpu
-    return actor.ppo_micro_batch_size_per_gpu * math.ceil(plan.max_prompt_tokens + plan.max_response_tokens)

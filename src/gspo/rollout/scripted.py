@@ -26,17 +26,12 @@ class ScriptedEngine(RolloutEngine):
     """A RolloutEngine that recites `script`, one token per response and step.
 
     At most `num_slots` responses run at once (all, when None); the others wait in order of submission. A response
-    is cut at the request's max_tokens ("length"). Every token has the log-prob `log_prob`. `loads` lists the versions
+    is cut at the request's max_tokens ("length"). Every token has the log-prob -1. `loads` lists the versions
     loaded, for tests that check when weights are updated.
     """
 
-    def __init__(
-        self, script: Script, *, num_slots: int | None = None, log_prob: float = -1.0, version: int = 0
-    ) -> None:
-        self._script = script
-        self._num_slots = num_slots
-        self._log_prob = log_prob
-        self._version = version
+    def __init__(self, script: Script, *, num_slots: int | None = None, version: int = 0) -> None:
+        self._script, self._num_slots, self._version = script, num_slots, version
         self._num_arrivals = 0
         self._groups: list[GroupProgress] = []
         self._running: list[SequenceProgress] = []
@@ -90,7 +85,7 @@ class ScriptedEngine(RolloutEngine):
         if not answer.token_ids:
             raise ValueError(f"script for prompt {request.prompt.uid!r}: a response needs at least one token")
         position = len(sequence.begun.token_ids)
-        sequence.begun = sequence.extended([answer.token_ids[position]], [self._log_prob], self._version)
+        sequence.begun = sequence.extended([answer.token_ids[position]], [-1.0], self._version)
         ended = position + 1 == len(answer.token_ids)
         if ended or position + 1 == request.params.max_tokens:
             sequence.finish(sequence.begun, answer.text, "stop" if ended else "length")

@@ -66,18 +66,10 @@ _LIBRARY.impl("paged_attention", _like_attention, "Meta")
 
 
 def _attend_layer(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    paged: int,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *,
+    paged: int, scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, None]:  # fmt: skip
     """Attention of packed new tokens: query, key and value [1, heads, N, size]; returns [1, N, heads, size]."""
     refuse_unsupported(module, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

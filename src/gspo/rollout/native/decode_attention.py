@@ -78,15 +78,9 @@ def sdpa_configs(model: nn.Module) -> list[Any]:
 
 
 def grouped_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    dropout: float = 0.0, scaling: float | None = None, **kwargs: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """Attention of one new token per row: the query heads that share a key head become rows of one product.
 
     The same numbers as transformers' sdpa, which repeats keys and values for every query head when it gets a mask: in a

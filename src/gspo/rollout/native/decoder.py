@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import Cache, DynamicCache
 
 from gspo.kernels.attention_swap import swapped_attention
 from gspo.kernels.small_batch_linear import SmallBatchLinear
@@ -38,15 +38,11 @@ class Decoder:
         self._small_batch = SmallBatchLinear(model)
         self._masks = DecodeMasks(model, max_length, next(model.parameters()).dtype, device)
         on_cpu = device.type == "cpu"
-        with self.running():
+        with generating(model):
             self._packed = PackedDecoder.of(model, self._configs, self._masks, compiled) if on_cpu else None
         forward = inspect.signature(model.forward).parameters
         # Only the last position's logits are needed; a model without this argument computes them all.
         self._last_only: dict[str, int] = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
-
-    def running(self) -> AbstractContextManager[None]:
-        """Around everything that runs the model."""
-        return generating(self.model)
 
     def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
         """Keys and values of these token lists, right-padded to the longest: [len(contexts), heads, longest, size].
@@ -57,15 +53,12 @@ class Decoder:
         padded = torch.tensor([[*c, *[self._pad] * (width - len(c))] for c in contexts], device=self.device)
         positions = torch.arange(width, device=self.device).expand(len(contexts), width)
         cache = DynamicCache()
-        self.model(
-            input_ids=padded,
-            attention_mask=torch.ones_like(padded),
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            **self._last_only,
-        )
+        self._forward(padded, torch.ones_like(padded), positions, cache)
         return layers_of(cache)
+
+    def _forward(self, ids: Tensor, mask: Tensor | dict[str, Tensor], positions: Tensor, cache: Cache) -> Any:
+        inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+        return self.model(**inputs, use_cache=True, **self._last_only)
 
     @property
     def uses_kernel(self) -> bool:
@@ -91,15 +84,7 @@ class Decoder:
         """Logits [B,V] after appending `tokens` [B] at positions `lengths` [B]; `cache.begin_step` came before."""
         if self._packed is not None:
             return self._packed.logits(tokens, lengths, cache, width)
-        output = self.model(
-            input_ids=tokens[:, None],
-            attention_mask=self._masks.build(lengths, width),
-            position_ids=lengths[:, None],
-            past_key_values=cache,
-            use_cache=True,
-            **self._last_only,
-        )
-        return output.logits[:, -1]
+        return self._forward(tokens[:, None], self._masks.build(lengths, width), lengths[:, None], cache).logits[:, -1]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -31,8 +32,7 @@ class SlotCache(Cache):
         self._use_kernel = use_kernel
         self.num_slots = num_slots
         self.max_length = max_length
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
+        self._buffers: dict[int, LayerKV] = {}  # by layer
         self._positions: Tensor | None = None
         self._width = 0
         self._targets: dict[int, Tensor] = {}
@@ -59,17 +59,13 @@ class SlotCache(Cache):
             keys, values = self.update(key[:, :, None], value[:, :, None], layer)
             return attend_grouped(query, keys, values, self.masks[window or None], scale)
         assert self._positions is not None, "begin_step() comes first"
-        if layer not in self._keys:
-            self._allocate(layer, key[:, :, None], value[:, :, None])
         rows, chunks = self._shared.chunks(len(query))
-        keys, values = self._keys[layer], self._values[layer]
+        keys, values = self._buffers_of(layer, key[:, :, None], value[:, :, None])
         return decode_attend(query, key, value, keys, values, self._positions, rows, chunks, scale, window)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> LayerKV:
         """Write one token per row ([B, heads, 1, size]) and return what attention may read."""
-        if layer_idx not in self._keys:
-            self._allocate(layer_idx, key_states, value_states)
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
+        keys, values = self._buffers_of(layer_idx, key_states, value_states)
         return self._write(keys, key_states), self._write(values, value_states)
 
     def store(self, first_row: int, source_rows: Tensor, prefix: Sequence[LayerKV], lengths: Sequence[int]) -> None:
@@ -79,29 +75,30 @@ class SlotCache(Cache):
         """
         self._shared.place(first_row, source_rows.tolist(), lengths)
         last_row = first_row + len(source_rows)
-        for layer_idx, (keys, values) in enumerate(prefix):
-            if layer_idx not in self._keys:
-                self._allocate(layer_idx, keys, values)
-            for buffer, new in ((self._keys[layer_idx], keys), (self._values[layer_idx], values)):
+        for layer_idx, prefilled in enumerate(prefix):
+            for buffer, new in zip(self._buffers_of(layer_idx, *prefilled), prefilled):
                 buffer[first_row:last_row, :, : new.shape[2], : new.shape[3]] = new[source_rows]
 
     def move(self, targets: Tensor, sources: Tensor, width: int) -> None:
         """Copy the first `width` tokens of rows `sources` over rows `targets`."""
         self._shared.move(targets.tolist(), sources.tolist())
-        for buffers in (self._keys, self._values):
-            for buffer in buffers.values():
-                read = buffer[:, :, :width]
-                read[targets] = read[sources]
+        for buffer in chain.from_iterable(self._buffers.values()):
+            read = buffer[:, :, :width]
+            read[targets] = read[sources]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._width
 
-    def _allocate(self, layer_idx: int, keys: Tensor, values: Tensor) -> None:
+    def _buffers_of(self, layer_idx: int, keys: Tensor, values: Tensor) -> LayerKV:
+        """The buffers of a layer, made at first use with the heads and sizes of these keys and values."""
+        if layer_idx not in self._buffers:
+            self._buffers[layer_idx] = self._new_buffer(keys), self._new_buffer(values)
+        return self._buffers[layer_idx]
+
+    def _new_buffer(self, like: Tensor) -> Tensor:
         # Zeros, because masked positions are multiplied by a weight of 0 and must not hold NaN.
-        for buffers, like in ((self._keys, keys), (self._values, values)):
-            size = padded_size(like.shape[3]) if self._use_kernel else like.shape[3]
-            shape = (self.num_slots, like.shape[1], self.max_length, size)
-            buffers[layer_idx] = torch.zeros(shape, dtype=like.dtype, device=like.device)
+        size = padded_size(like.shape[3]) if self._use_kernel else like.shape[3]
+        return like.new_zeros(self.num_slots, like.shape[1], self.max_length, size)
 
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
         num_rows, num_heads, _, size = new.shape

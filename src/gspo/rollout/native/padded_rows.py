@@ -9,18 +9,19 @@ import torch
 
 from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
-from gspo.rollout.native.decoder import Decoder
+from gspo.rollout.native.decoder import Decoder, generating
 from gspo.rollout.native.padded_cache import LayerKV, SlotCache
-from gspo.rollout.native.runner import PageCounts
+from gspo.rollout.native.runner import Runner
 from gspo.rollout.native.slots import Slots, SlotStart
 from gspo.rollout.token_sampling import RowSampling, choose
 
+Prefix = list[LayerKV]
 
-class PaddedRows:
+
+class PaddedRows(Runner):
     """A Runner over padded caches [slots, heads, max_length, size], allocated at first use."""
 
     packs_prefill = False
-    pages = PageCounts()
 
     def __init__(self, decoder: Decoder, num_slots: int, max_length: int) -> None:
         self._decoder = decoder
@@ -34,23 +35,16 @@ class PaddedRows:
         self._sampling: RowSampling | None = None
 
     def running(self) -> AbstractContextManager[None]:
-        return self._decoder.running()
+        return generating(self._decoder.model)
 
     def decoding(self) -> AbstractContextManager[None]:
         return self._decoder.decoding()
 
-    def prefill(self, contexts: Sequence[Sequence[int]]) -> list[LayerKV]:
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> Prefix:
         return self._decoder.prefill(contexts) if any(contexts) else []
 
-    def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
-        return len(sources)
-
     def place(
-        self,
-        prefix: list[LayerKV],
-        sources: Sequence[int],
-        starts: Sequence[SlotStart],
-        params: Sequence[SamplingParams],
+        self, prefix: Prefix, sources: Sequence[int], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
     ) -> None:
         first = self._num_rows
         rows = torch.tensor(sources, device=self.slots.device)
@@ -61,15 +55,9 @@ class PaddedRows:
         self._longest = max(self._longest, *(s.length for s in starts))
         self._sampling = None
 
-    def keep(self, prefix: list[LayerKV], source: int) -> list[LayerKV]:
+    def keep(self, prefix: Prefix, source: int) -> Prefix:
         row = slice(source, source + 1)
         return [(k[row].clone(), v[row].clone()) for k, v in prefix]
-
-    def release(self, prefix: list[LayerKV]) -> None:
-        pass
-
-    def reserve(self, num_steps: int) -> bool:
-        return True
 
     def decode(self) -> None:
         # Rows that ended since the host last checked do not advance, so this width may exceed the longest row.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
 
@@ -17,7 +17,7 @@ from gspo.rollout.engine import SamplingParams
 from gspo.rollout.native.decode_graphs import DecodeGraphs, batch_sizes
 from gspo.rollout.native.paged_model import PagedModel
 from gspo.rollout.native.pages import PageAllocator
-from gspo.rollout.native.runner import PageCounts
+from gspo.rollout.native.runner import PageCounts, Runner
 from gspo.rollout.native.slots import Slots, SlotStart
 from gspo.rollout.token_sampling import RowSampling, choose, cutoff
 
@@ -30,6 +30,9 @@ class _Context:
     length: int
 
 
+Prefix = list[_Context]
+
+
 @dataclass(slots=True)
 class _Row:
     """A running row as the host knows it."""
@@ -40,7 +43,7 @@ class _Row:
     params: SamplingParams
 
 
-class PagedRows:
+class PagedRows(Runner):
     """A Runner over a PagedModel. A decode step runs a batch of one of a few sizes; rows beyond the running ones are idle."""
 
     checks_every_step = False
@@ -64,9 +67,6 @@ class PagedRows:
         self._paged.allocate()
         return self._paged.running()
 
-    def decoding(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
     @property
     def _allocator(self) -> PageAllocator:
         return self._paged.allocator
@@ -75,7 +75,7 @@ class PagedRows:
     def pages(self) -> PageCounts:
         return PageCounts(self._allocator.num_usable, self._allocator.num_free)
 
-    def prefill(self, contexts: Sequence[Sequence[int]]) -> list[_Context]:
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> Prefix:
         kv = self._paged.allocate()
         prefix = [_Context(self._allocator.allocate(-(-len(c) // PAGE)), len(c)) for c in contexts]
         filled = [i for i, c in enumerate(contexts) if len(c)]
@@ -97,11 +97,7 @@ class PagedRows:
         return len(sources)
 
     def place(
-        self,
-        prefix: list[_Context],
-        sources: Sequence[int],
-        starts: Sequence[SlotStart],
-        params: Sequence[SamplingParams],
+        self, prefix: Prefix, sources: Sequence[int], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
     ) -> None:
         self._update_lengths()
         first = len(self._rows)
@@ -125,11 +121,11 @@ class PagedRows:
                 for pages in layer:
                     pages[pairs[:, 1]] = pages[pairs[:, 0]]
 
-    def keep(self, prefix: list[_Context], source: int) -> list[_Context]:
+    def keep(self, prefix: Prefix, source: int) -> Prefix:
         self._allocator.share(prefix[source].pages)
         return [prefix[source]]
 
-    def release(self, prefix: list[_Context]) -> None:
+    def release(self, prefix: Prefix) -> None:
         for context in prefix:
             self._allocator.release(context.pages)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from gspo.rollout.engine import SamplingParams
 from gspo.rollout.native.slots import Slots, SlotStart
@@ -19,60 +20,62 @@ class PageCounts:
     num_free: int = 0
 
 
-class Runner(Protocol):
-    """Runs the rows of a pool: rows 0..B-1, in the order they were placed. A *prefix* is the result of a prefill."""
+class Runner(ABC):
+    """Runs the rows of a pool: rows 0..B-1, in the order they were placed. A *prefix* is the result of a prefill.
+
+    What is not abstract is about memory that may run out; a cache with room for every row inherits it.
+    """
 
     slots: Slots
     checks_every_step: bool  # whether reading `slots.done` after every token is cheap
     packs_prefill: bool  # whether a prefill costs the sum of its contexts, not their number times the longest
 
+    @abstractmethod
     def running(self) -> AbstractContextManager[None]:
         """Around everything that runs the model."""
-        ...
 
     def decoding(self) -> AbstractContextManager[None]:
         """Around `decode`."""
-        ...
+        return nullcontext()
 
+    @abstractmethod
     def prefill(self, contexts: Sequence[Sequence[int]]) -> Any:
         """The prefix that holds these token lists."""
-        ...
 
     def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
         """How many sequences, from the first on, there is memory for; sequence i continues contexts[sources[i]]."""
-        ...
+        return len(sources)
 
+    @abstractmethod
     def place(
         self, prefix: Any, sources: Sequence[int], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
     ) -> None:
         """Append rows; row i continues context sources[i] of `prefix`."""
-        ...
 
+    @abstractmethod
     def keep(self, prefix: Any, source: int) -> Any:
         """A prefix of one context of `prefix`, from which rows can be placed after `prefix` is released."""
-        ...
 
-    def release(self, prefix: Any) -> None:
+    def release(self, prefix: Any) -> None:  # noqa: B027
         """Free a prefix."""
-        ...
 
     def reserve(self, num_steps: int) -> bool:
         """Reserve memory for `num_steps` more tokens of every row; False, with no effect, when there is too little."""
-        ...
+        return True
 
+    @abstractmethod
     def decode(self) -> None:
         """Draw the next token of every row; the host waits for nothing."""
-        ...
 
+    @abstractmethod
     def remove(self, removed: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Remove rows; moves (gap, mover) fill the gaps from the end of the batch."""
-        ...
 
+    @abstractmethod
     def clear(self) -> None:
         """Forget all rows."""
-        ...
 
     @property
     def pages(self) -> PageCounts:
         """How the cache's pages are used; zeros for a cache without pages."""
-        ...
+        return PageCounts()

@@ -40,14 +40,7 @@ class VllmCore:
             raise EngineError(f"vLLM cannot run {settings.model}: {root_cause(error)}") from error
 
     def add(
-        self,
-        name: str,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        key: int,
-        position: int,
-        stops: Sequence[int],
+        self, name: str, token_ids: Sequence[int], params: SamplingParams, key: int, position: int, stops: Sequence[int]
     ) -> None:
         """Queue a response: `token_ids` are its prompt and the `position` tokens it has already."""
         import vllm

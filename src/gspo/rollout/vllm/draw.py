@@ -41,10 +41,6 @@ class _Row:
     params: SamplingParams
     output: Sequence[int]
 
-    @property
-    def position(self) -> int:
-        return self.start + len(self.output)
-
 
 class CounterSampling(LogitsProcessor):
     """Replaces each row of logits by its draw: the log-prob at the drawn token, -inf everywhere else."""
@@ -68,7 +64,7 @@ class CounterSampling(LogitsProcessor):
             self._sampling = RowSampling.of([row.params for row in rows], self._device)
             self._keys = torch.tensor([row.key for row in rows], device=self._device)
             self._changed = False
-        positions = torch.tensor([row.position for row in rows], device=self._device)
+        positions = torch.tensor([row.start + len(row.output) for row in rows], device=self._device)
         draws = None if self._sampling.all_greedy else uniform(self._keys, positions)
         token, log_prob = choose(logits, self._sampling, draws)
         log_prob = log_prob.where(log_prob.isfinite(), NOT_FINITE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -190,21 +191,12 @@ class VllmEngine(RolloutEngine):
 
 
 def build_vllm(spec: EngineSpec) -> VllmEngine:
-    """Build the engine of a spec of kind `vllm`; `spec.options` are further fields of VllmSettings."""
+    """Build the engine of a spec of kind `vllm`, whose options are the fields of VllmSettings that a spec does not have."""
     from gspo.models import resolve
     from gspo.models.load import load_tokenizer
 
-    settings = VllmSettings(
-        model=str(resolve(spec.model)),
-        num_slots=spec.num_slots,
-        max_length=spec.max_length,
-        dtype=spec.dtype,
-        device=spec.device,
-        num_threads=spec.num_threads,
-        trust_remote_code=spec.trust_remote_code,
-        override_config=spec.override_config,
-        **spec.options,
-    )
+    same = {f.name: getattr(spec, f.name) for f in dataclasses.fields(VllmSettings) if hasattr(spec, f.name)}
+    settings = VllmSettings(**same | {"model": str(resolve(spec.model)), **spec.options})
     tokenizer = load_tokenizer(spec.tokenizer, trust_remote_code=spec.trust_remote_code)
     decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
     return VllmEngine(settings, decode, eos_token_ids=spec.eos_token_ids)

@@ -120,8 +120,7 @@ class AsyncFleet(Fleet):
         """Make `weights` live, or the source's when None. Returns when no worker draws tokens from older ones."""
         ref = self._publish(weights, version)
         with self._lock:
-            self._ref, self._version = ref, version
-            self._published.append((ref, []))
+            self._go_live(ref, version)
             loads = {slot: self._load(slot) for slot in self._slots_with_worker()}
         for slot, answer in loads.items():
             # A worker that is not ready has drawn nothing, and will load these weights before it does.
@@ -168,20 +167,13 @@ class AsyncFleet(Fleet):
             with self._lock:
                 self._recover()
 
-    def _prepare(self) -> None:
-        """Apply pending joins and removals, and publish the first weights. Under the lock."""
-        joined, removed = self._apply_membership()
-        if self._ref is None:
-            self._ref = self._publish(None, self._version)
-            self._published.append((self._ref, []))
-            joined = self._slots
-        for slot in joined:
-            self._load(slot)
-        for slot in removed:
-            self._abandoned += slot.take_assigned()
-            self._pending.pop(slot.index, None)
-            self._close_in_background(slot)
-        self._reassign_abandoned()
+    def _go_live(self, ref: WeightsRef, version: int) -> None:
+        super()._go_live(ref, version)
+        self._published.append((ref, []))
+
+    def _withdraw(self, slot: WorkerSlot) -> list[GroupRequest]:
+        self._pending.pop(slot.index, None)
+        return slot.take_assigned()
 
     def _assign(self, requests: Sequence[GroupRequest]) -> None:
         """Send groups to slots, each to the least loaded. A slot in a back-off gets them when it has a worker again."""

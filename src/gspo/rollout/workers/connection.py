@@ -53,8 +53,6 @@ class Connection(Protocol):
 
     def kill(self, reason: str = "it was killed") -> None:
         """End the worker at once, whatever it does; unanswered calls fail with WorkerDied and `reason`."""
-        ...
 
     def close(self) -> None:
         """End the worker, gently if it answers, and wait until it is gone. May be called twice."""
-        ...

@@ -22,10 +22,7 @@ Counter = tuple[bytes, int]  # counts the readers of an export: a file in shared
 
 
 class CudaWeightsRef:
-    """A version's tensors in one block of GPU memory.
-
-    Every pickling exports the block again, because torch counts one reader per export.
-    """
+    """A version's tensors in one block of GPU memory; pickling exports it anew, as torch counts one reader per export."""
 
     def __init__(self, block: Tensor, layout: Layout) -> None:
         self.block, self.layout = block, layout

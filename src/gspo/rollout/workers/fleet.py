@@ -126,6 +126,30 @@ class Fleet(RolloutEngine):
             self._notify(f"{slot.name} is removed; its {len(slot.assigned)} groups go to the others")
         return [slot for slot in joined if slot not in removed], removed
 
+    def _prepare(self) -> None:
+        """Apply pending joins and removals, and publish the first weights. AsyncFleet calls it under the lock."""
+        joined, removed = self._apply_membership()
+        if self._ref is None:
+            self._go_live(self._publish(None, self._version), self._version)
+            joined = self._slots
+        for slot in joined:
+            self._load(slot)
+        for slot in removed:
+            self._abandoned += self._withdraw(slot)
+            self._close_in_background(slot)
+        self._reassign_abandoned()
+
+    @abstractmethod
+    def _load(self, slot: WorkerSlot) -> Any:
+        """Send the live weights to a slot's worker."""
+
+    @abstractmethod
+    def _withdraw(self, slot: WorkerSlot) -> list[GroupRequest]:
+        """Take back the groups of a removed slot."""
+
+    def _go_live(self, ref: WeightsRef, version: int) -> None:
+        self._ref, self._version = ref, version
+
     def _publish(self, weights: Mapping[str, Tensor] | None, version: int) -> WeightsRef:
         """Put weights, the source's when None, where workers can read them."""
         if weights is not None:
@@ -138,10 +162,7 @@ class Fleet(RolloutEngine):
         try:
             return action()
         except WorkerSlotLost as lost:
-            self._give_up(slot, lost)
-            return None
-
-    def _give_up(self, slot: WorkerSlot, cause: WorkerSlotLost) -> None:
+            cause = lost
         with self._lock:
             self._num_lost += 1
             self._slots = [s for s in self._slots if s is not slot]
@@ -152,6 +173,7 @@ class Fleet(RolloutEngine):
             self._loss_message = f"{cause}\nno rollout worker is left"
             raise WorkersLost(self._loss_message) from cause
         self._notify(f"{cause}\nit is given up; {len(self._slots)} rollout workers go on")
+        return None
 
     def _reassign_abandoned(self) -> None:
         """Assign the groups of slots that were given up; while no slot is left they wait for one that joins."""

@@ -53,36 +53,28 @@ class LockstepFleet(Fleet):
         done: dict[int, Group] = {}
         while waiting:
             self._prepare()
-            slots, lost = list(self._slots), []
+            slots = self.slots
             shares = [(slot, waiting[i :: len(slots)]) for i, slot in enumerate(slots)]
-            sent = [
-                (slot, share, slot.connection.send(RolloutWorker.generate, [r for _, r in share]))
+            asked = [
+                (slot, share, slot.ask(RolloutWorker.generate, [r for _, r in share], num_timeouts=EVALUATION_TIMEOUTS))
                 for slot, share in shares
                 if share
             ]
-            for slot, share, answer in sent:
-                groups = self._or_give_up(
-                    slot,
-                    lambda slot=slot, share=share, answer=answer: slot.ask(
-                        RolloutWorker.generate,
-                        [request for _, request in share],
-                        num_timeouts=EVALUATION_TIMEOUTS,
-                        sent=answer,
-                    ),
-                )
+            waiting = []
+            for slot, share, wait_for_groups in asked:
+                groups = self._or_give_up(slot, wait_for_groups)
                 if groups is None:
-                    lost += share
+                    waiting += share
                 else:
                     done |= dict(zip((place for place, _ in share), groups))
-            waiting = lost
         self._reassign_abandoned()
         return [done[place] for place in range(len(requests))]
 
     def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Make `weights` live, or the source's when None, and assign everything in flight again."""
         _, removed = self._apply_membership()
-        before, self._ref = self._ref, self._publish(weights, version)
-        self._version = version
+        before = self._ref
+        self._go_live(self._publish(weights, version), version)
         everybody = [*removed, *self._slots]
         for slot in everybody:
             slot.call(RolloutWorker.load_weights, self._ref, version)
@@ -106,7 +98,7 @@ class LockstepFleet(Fleet):
     def unfinished(self) -> list[GroupRequest]:
         found: list[GroupRequest] = []
         for slot in [s for s in self._slots if s.assigned]:
-            begun = self._or_give_up(slot, lambda slot=slot: slot.ask(RolloutWorker.unfinished)) or {}
+            begun = self._or_give_up(slot, slot.ask(RolloutWorker.unfinished)) or {}
             found += with_partial(slot.assigned.values(), begun)
         found += self._abandoned
         self._reassign_abandoned()
@@ -127,19 +119,12 @@ class LockstepFleet(Fleet):
         for slot in self.slots:
             self._or_give_up(slot, slot.answer)
 
-    def _prepare(self) -> None:
-        """Apply pending joins and removals, and publish the first weights."""
-        joined, removed = self._apply_membership()
-        if self._ref is None:
-            self._ref = self._publish(None, self._version)
-            joined = self._slots
-        for slot in joined:
-            slot.call(RolloutWorker.load_weights, self._ref, self._version)
-        for slot in removed:
-            begun = self._or_give_up(slot, lambda slot=slot: slot.ask(RolloutWorker.take_back)) or {}
-            self._abandoned += with_partial(slot.take_assigned(), begun)
-            self._close_in_background(slot)
-        self._reassign_abandoned()
+    def _load(self, slot: WorkerSlot) -> None:
+        slot.call(RolloutWorker.load_weights, self._ref, self._version)
+
+    def _withdraw(self, slot: WorkerSlot) -> list[GroupRequest]:
+        begun = self._or_give_up(slot, slot.ask(RolloutWorker.take_back)) or {}
+        return with_partial(slot.take_assigned(), begun)
 
     def _assign(self, requests: Sequence[GroupRequest]) -> None:
         """Send groups to slots in order of submission, each to the least loaded."""

@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from functools import cache
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import IO, Any
@@ -139,7 +140,8 @@ class ProcessConnection:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # processes that it started and left behind
         code = self._process.wait()
-        cause = self._kill_reason or _describe_exit(code)
+        by_whom = " (by a user, or by the system when memory ran out)" if code == -signal.SIGKILL else ""
+        cause = self._kill_reason or describe_exit(code) + by_whom
         with self._lock:
             self._ending = f"{self.name}: {cause}{self._log_tail()}"
             waiting, self._waiting = list(self._waiting), deque()
@@ -157,35 +159,27 @@ class ProcessConnection:
         return f"; the end of its log:\n{text}" if text else ""
 
 
-def _describe_exit(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "was killed by SIGKILL (by a user, or by the system when memory ran out)"
-    return describe_exit(code)
+@cache
+def _spawner() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="gspo-spawn")
 
 
-_spawner: ThreadPoolExecutor | None = None
-
-
-def _forget_spawner() -> None:
-    global _spawner
-    _spawner = None
-
-
-os.register_at_fork(after_in_child=_forget_spawner)
+os.register_at_fork(after_in_child=_spawner.cache_clear)
 
 
 def _spawn(fd: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
     """Start the process from a thread that lives as long as this program: the child dies with its parent *thread*."""
-    global _spawner
-    if _spawner is None:
-        _spawner = ThreadPoolExecutor(1, thread_name_prefix="gspo-spawn")
-    return _spawner.submit(
-        subprocess.Popen,
-        [sys.executable, "-P", "-m", "gspo.rollout.workers.process_main", str(fd), str(os.getpid())],
-        pass_fds=[fd],
-        env=python_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        start_new_session=True,  # Ctrl-C reaches the trainer alone
-    ).result()
+    return (
+        _spawner()
+        .submit(
+            subprocess.Popen,
+            [sys.executable, "-P", "-m", "gspo.rollout.workers.process_main", str(fd), str(os.getpid())],
+            pass_fds=[fd],
+            env=python_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches the trainer alone
+        )
+        .result()
+    )

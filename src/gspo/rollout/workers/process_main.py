@@ -12,7 +12,6 @@ import pickle
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -30,22 +29,18 @@ def main(fd: int, parent: int) -> None:
     trainer = Connection(fd)
     path, spec = trainer.recv()
     sys.path[:] = path
-    serve(trainer, lambda: _build(spec))
+    serve(trainer, spec)
     sys.stderr.flush()
     os._exit(0)  # the engine is closed: unloading libraries one by one would only take time
 
 
-def _build(spec: Any) -> Any:
-    from gspo.rollout.workers.worker import RolloutWorker
-
-    return RolloutWorker(spec)
-
-
-def serve(trainer: Connection, build: Callable[[], Any]) -> None:
+def serve(trainer: Connection, spec: Any) -> None:
     """Answer calls one at a time, in order. A worker that could not be built answers every call with the error."""
     worker, failure = None, b""
     try:
-        worker = build()
+        from gspo.rollout.workers.worker import RolloutWorker
+
+        worker = RolloutWorker(spec)
     except Exception as error:
         failure = _error_answer(error)
     while True:

@@ -14,8 +14,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import torch
 from safetensors.torch import load_file
@@ -59,60 +58,47 @@ class WeightStore(Protocol):
 
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsRef:
         """Copy the tensors to where workers can read them; they may change as soon as this returns."""
-        ...
 
     def discard(self, ref: WeightsRef) -> None:
         """Free a version. Readers that have begun may finish."""
-        ...
 
     def close(self) -> None:
         """Free everything."""
-        ...
 
 
 class SharedWeights:
     """A WeightStore in this machine's memory; a version is written once, whatever the number of workers."""
 
     def __init__(self) -> None:
-        self._held: dict[str, int | Path] = {}  # by path: the descriptor to close or the file to delete
+        self._files: dict[str, IO[bytes]] = {}  # by the path that readers open; closing a file frees it
 
     def publish(self, tensors: Mapping[str, Tensor], version: int) -> WeightsFile:
-        fd, path, held = _create(version)
+        path, file = _create(version)
+        self._files[path] = file
         try:
-            _write(fd, {name: t.detach() for name, t in tensors.items()})
+            _write(file.fileno(), {name: t.detach() for name, t in tensors.items()})
         except BaseException:
-            _free(held)
+            self.discard(WeightsFile(path))
             raise
-        if isinstance(held, Path):
-            os.close(fd)
-        self._held[path] = held
         return WeightsFile(path)
 
     def discard(self, ref: WeightsRef) -> None:
-        if isinstance(ref, WeightsFile) and ref.path in self._held:
-            _free(self._held.pop(ref.path))
+        if isinstance(ref, WeightsFile) and ref.path in self._files:
+            with contextlib.suppress(OSError):
+                self._files.pop(ref.path).close()
 
     def close(self) -> None:
-        for held in self._held.values():
-            _free(held)
-        self._held.clear()
+        for path in list(self._files):
+            self.discard(WeightsFile(path))
 
 
-def _create(version: int) -> tuple[int, str, int | Path]:
-    """Create a file: its descriptor, the path that others open, and what `_free` needs."""
+def _create(version: int) -> tuple[str, IO[bytes]]:
+    """Create a file that is gone when it is closed, and the path by which others open it."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create(f"gspo-weights-{version}")
-        return fd, f"/proc/{os.getpid()}/fd/{fd}", fd
-    fd, name = tempfile.mkstemp(prefix=f"gspo-weights-{version}-", suffix=".safetensors")
-    return fd, name, Path(name)
-
-
-def _free(held: int | Path) -> None:
-    with contextlib.suppress(OSError):
-        if isinstance(held, int):
-            os.close(held)
-        else:
-            held.unlink()
+        return f"/proc/{os.getpid()}/fd/{fd}", open(fd, "r+b")
+    file = tempfile.NamedTemporaryFile(prefix=f"gspo-weights-{version}-", suffix=".safetensors")  # noqa: SIM115
+    return file.name, file
 
 
 def _write(fd: int, tensors: Mapping[str, Tensor]) -> None:

@@ -89,19 +89,15 @@ class WorkerSlot:
         return self._retry(self._wait_for_all)
 
     def ask(
-        self,
-        method: Callable[[RolloutWorker, *Args], Result],
-        *args: *Args,
-        num_timeouts: float = 1.0,
-        sent: Future[Result] | None = None,
-    ) -> Result:
-        """The result of a call that does not change the worker's state; a worker that fails over it is replaced.
+        self, method: Callable[[RolloutWorker, *Args], Result], *args: *Args, num_timeouts: float = 1.0
+    ) -> Callable[[], Result]:
+        """Send a call that does not change the worker's state. Returns a function that waits for its result.
 
-        `sent` is the pending answer when the call has been sent already.
+        A worker that fails over it is replaced and asked again.
         """
-        first = [sent or self.connection.send(method, *args)]
-        return self._retry(
-            lambda: self._wait(first.pop() if first else self.connection.send(method, *args), num_timeouts)
+        sent = [self.connection.send(method, *args)]
+        return lambda: self._retry(
+            lambda: self._wait(sent.pop() if sent else self.connection.send(method, *args), num_timeouts)
         )
 
     def _retry(self, attempt: Callable[[], Any]) -> Any:
@@ -116,11 +112,9 @@ class WorkerSlot:
                 self.restart()
 
     def _wait_for_all(self) -> Any:
-        result = None
-        for answer in self._unanswered:
-            result = self._wait(answer)
+        results = [self._wait(answer) for answer in self._unanswered]
         self._unanswered = []
-        return result
+        return results[-1] if results else None
 
     def _wait(self, answer: Future[Any], num_timeouts: float = 1.0) -> Any:
         """The answer, within `num_timeouts` timeouts after the engine is built."""
