@@ -28,6 +28,7 @@ FATES = (
     ("same_score", "same score", "#c9a227"),
     ("all_right", "all right", "#2e9e6b"),
     ("all_wrong", "all wrong", "#dd6b4d"),
+    ("filtered", "filtered", "#8d6e63"),
     ("stale_dropped", "stale", "#8b5fbf"),
     ("surplus", "surplus", "#b7d0f5"),
     ("reward_failed", "reward failed", "#c2255c"),

@@ -21,6 +21,7 @@ DROPPED = {
     "train/groups_all_right": "all right",
     "train/groups_all_wrong": "all wrong",
     "train/groups_same_score": "same score",
+    "train/groups_filtered": "filtered",
     "train/groups_stale_dropped": "stale",
     "train/groups_surplus": "surplus",
     "train/groups_reward_failed": "reward failed",
