@@ -33,9 +33,7 @@ def test_nan_becomes_null(tmp_path: Path) -> None:
 
 def test_numbers_no_browser_reads_become_null(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    file.write_text(
-        f'{{"step": 1, "a": 1e999, "b": [-1E+400, 1e-400, 2.5e100], "c": {"9" * 400}, "d": 1e300}}\n'
-    )
+    file.write_text(f'{{"step": 1, "a": 1e999, "b": [-1E+400, 1e-400, 2.5e100], "c": {"9" * 400}, "d": 1e300}}\n')
     (row,) = reading.read_rows(file)
     assert row == {"step": 1, "a": None, "b": [None, 0.0, 2.5e100], "c": None, "d": 1e300}
     folder = tmp_path / "run"
@@ -107,12 +105,7 @@ def test_the_trainers_own_config_file_reads_back(tmp_path: Path) -> None:
     resolved = load(overrides=["trainer.seed=7"])
     (tmp_path / "config.yaml").write_text(resolved.to_yaml(with_origins=True))
     leaves = {leaf["key"]: leaf for leaf in reading.read_config(tmp_path / "config.yaml")}
-    for key in (
-        "trainer.seed",
-        "data.train_files",
-        "actor_rollout_ref.actor.optim.lr",
-        "algorithm.adv_estimator",
-    ):
+    for key in ("trainer.seed", "data.train_files", "actor_rollout_ref.actor.optim.lr", "algorithm.adv_estimator"):
         assert leaves[key]["value"] == resolved.get(key)
         assert leaves[key]["origin"] == resolved.origin(key)
 

@@ -10,23 +10,18 @@ import types
 import pytest
 import torch
 
+from gspo.metrics import Metric, merge_metrics
 from gspo.runs.clock import Clock
 from gspo.runs.console import Console
 from gspo.runs.folder import RunFolder, RunLocked
 from gspo.runs.group_log import GroupLog, read_groups
 from gspo.runs.sinks import MissingExtra, RunInfo, open_sinks
-from gspo.metrics import Metric, merge_metrics
 from gspo.types import Group, Prompt, Reward, Rollout
 
 
 def test_a_metric_merges_by_its_own_rule():
     parts = [
-        {
-            "m": Metric.mean(6.0, 3),
-            "s": Metric("sum", 1.0),
-            "lo": Metric("min", 2.0),
-            "hi": Metric("max", 2.0),
-        },
+        {"m": Metric.mean(6.0, 3), "s": Metric("sum", 1.0), "lo": Metric("min", 2.0), "hi": Metric("max", 2.0)},
         {
             "m": Metric.mean(torch.tensor(2.0), 1),
             "s": Metric("sum", 4.0),

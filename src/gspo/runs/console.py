@@ -63,9 +63,7 @@ class Console:
         """How far the next batch is; on a terminal only, where it costs no line."""
         if self.rich.is_terminal:
             self._show(
-                f"step {step}"
-                + (f"/{total}" if total else "")
-                + f"  generating: {kept} of {needed} groups kept"
+                f"step {step}" + (f"/{total}" if total else "") + f"  generating: {kept} of {needed} groups kept"
             )
 
     def _line(self, row: Mapping[str, float], total: int | None) -> str:

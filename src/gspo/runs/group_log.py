@@ -37,10 +37,7 @@ class GroupLog:
         return groups + [(group, "kept") for group in kept]
 
     def write(
-        self,
-        step: int,
-        trained: dict[int, list[dict[str, Any]]],
-        groups: list[tuple[Group, str]] | None = None,
+        self, step: int, trained: dict[int, list[dict[str, Any]]], groups: list[tuple[Group, str]] | None = None
     ) -> None:
         """Write step `step`; `trained` maps a submission number to what training adds to each response.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.processes import is_alive
-from gspo.runs import stats
-from gspo.runs import reading
+from gspo.runs import reading, stats
 from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, is_accuracy
 
 RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run of another machine counts as running
