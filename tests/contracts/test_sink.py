@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,32 +63,45 @@ class TestWandb(SinkContract):
     """wandb without a network: it keeps a run's history in a local file."""
 
     @pytest.fixture(autouse=True)
-    def offline(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        pytest.importorskip("wandb", reason="wandb is not installed: pip install 'gspo[wandb]'")
+    def offline(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+        wandb = pytest.importorskip("wandb", reason="wandb is not installed: pip install 'gspo[wandb]'")
         monkeypatch.setenv("WANDB_MODE", "offline")
         monkeypatch.setenv("WANDB_SILENT", "true")
         monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+        yield
+        wandb.teardown()  # its background process keeps the settings of its start
 
     def open(self, run: RunInfo) -> Sink:
         return open_named("wandb", run)
 
     def read(self, run: RunInfo) -> Rows:
-        from wandb.proto import wandb_internal_pb2
-        from wandb.sdk.internal.datastore import DataStore
+        import wandb
+        from wandb.proto.wandb_internal_pb2 import Record
 
+        wandb.teardown()  # its background process writes the end of the file
         rows: Rows = defaultdict(dict)
-        for file in sorted(Path(os.environ["WANDB_DIR"]).rglob("*.wandb")):
-            store = DataStore()
-            store.open_for_scan(str(file))
-            while (data := store.scan_data()) is not None:
-                record = wandb_internal_pb2.Record()
-                record.ParseFromString(data)
-                for item in record.history.item:
-                    name = item.key or "/".join(item.nested_key)
-                    value = json.loads(item.value_json)
-                    if not name.startswith("_") and isinstance(value, int | float):
-                        rows[record.history.step.num][name] = value
+        for file in Path(os.environ["WANDB_DIR"]).rglob("*.wandb"):
+            for data in log_records(file.read_bytes()):
+                history = Record.FromString(data).history
+                for item in history.item:
+                    name, value = item.key or "/".join(item.nested_key), json.loads(item.value_json)
+                    if name in NAMES and math.isfinite(value):
+                        rows[history.step.num][name] = value
         return dict(rows)
+
+
+def log_records(data: bytes, block: int = 1 << 15) -> Iterator[bytes]:
+    """The records of a .wandb file, a LevelDB log: blocks of parts, each with checksum, length, kind and content."""
+    at, record = 7, b""
+    while at < len(data):
+        if block - at % block < 7:  # too short for the head of a part
+            at += block - at % block
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield record
+            record = b""
 
 
 class TestTrackio(SinkContract):
@@ -103,8 +118,9 @@ class TestTrackio(SinkContract):
     def read(self, run: RunInfo) -> Rows:
         from trackio.sqlite_storage import SQLiteStorage
 
-        logs = SQLiteStorage.get_logs(run.project, run.name)
-        return {row["step"]: {n: v for n, v in row.items() if n in NAMES and isinstance(v, float)} for row in logs}
+        runs = [r for r in SQLiteStorage.get_run_records(run.project) if r["name"] == run.name]
+        rows = [row for r in runs for row in SQLiteStorage.get_logs(run.project, run_id=r["id"])]
+        return {row["step"]: {n: v for n, v in row.items() if n in NAMES and math.isfinite(v)} for row in rows}
 
 
 @dataclass
@@ -145,7 +161,7 @@ class TestConsole(SinkContract):
             found = [(names[title], float(value)) for title, value in (cell.split() for cell in cells)]
             number = re.fullmatch(r"step (\d+)", step)
             assert number is not None, line
-            rows[int(number[1])] = {name: value for name, value in found if abs(value) < float("inf")}
+            rows[int(number[1])] = {name: value for name, value in found if math.isfinite(value)}
         return rows
 
 
@@ -168,7 +184,7 @@ class UserSinkContract(SinkContract):
     def read(self, run: RunInfo) -> Rows:
         file = run.folder / f"{run.project}-{run.name}.json"
         rows = json.loads(file.read_text()) if file.exists() else []
-        return {step: {n: v for n, v in row.items() if abs(v) < float("inf")} for step, row in rows}
+        return {step: {n: v for n, v in row.items() if math.isfinite(v)} for step, row in rows}
 
 
 class TestRegisteredSink(UserSinkContract):
