@@ -91,15 +91,15 @@ def group(submission: int) -> Group:
 def test_groups_are_written_once_a_step_in_order(tmp_path):
     log = GroupLog(tmp_path)
     log.add(group(9), "all_wrong")
-    log.add(group(3), "kept")
-    log.write(1, {3: [{"advantage": 0.5, "ratio": 1.0}, {"advantage": -0.5, "ratio": 1.0}]})
+    trained = {3: [{"advantage": 0.5, "ratio": 1.0}, {"advantage": -0.5, "ratio": 1.0}]}
+    log.write(1, trained, log.take(kept=[group(3)]))
     kept, dropped = read_groups(tmp_path / "step-000001.jsonl.gz")
     assert (kept["submission"], kept["fate"], dropped["fate"]) == (3, "kept", "all_wrong")
     first, second = kept["responses"]
     assert (first["score"], first["advantage"], first["extra"]) == (1.0, 0.5, {"style": 0.5})
     assert (second["score"], second["failure"], second["text"]) == (None, "it raised", "<b>")
     assert "advantage" not in dropped["responses"][0]
-    log.write(2, {})
+    log.write(2, {}, log.take())
     assert list(read_groups(tmp_path / "step-000002.jsonl.gz")) == []
 
 
