@@ -10,6 +10,7 @@ import types
 import pytest
 import torch
 
+from gspo.loop.trainer import Trainer
 from gspo.metrics import Metric, merge_metrics
 from gspo.runs.clock import Clock
 from gspo.runs.console import Console
@@ -17,6 +18,7 @@ from gspo.runs.folder import RunFolder, RunLocked
 from gspo.runs.group_log import GroupLog, read_groups
 from gspo.runs.sinks import MissingExtra, RunInfo, open_sinks
 from gspo.types import Group, Prompt, Reward, Rollout
+from tests.support.small_run import config, make_model
 
 
 def test_a_metric_merges_by_its_own_rule():
@@ -101,6 +103,18 @@ def test_groups_are_written_once_a_step_in_order(tmp_path):
     assert "advantage" not in dropped["responses"][0]
     log.write(2, {}, log.take())
     assert list(read_groups(tmp_path / "step-000002.jsonl.gz")) == []
+
+
+def test_a_group_that_was_trained_on_after_all_is_written_once(tmp_path):
+    limit = ("algorithm.filter_groups.on_limit=keep_unfiltered", "algorithm.filter_groups.max_num_gen_batches=2")
+    settings = config(tmp_path, make_model(tmp_path / "model"), "trainer.total_training_steps=1", *limit)
+    Trainer(settings, reward_fn=lambda prompt, response: 1.0, console=Console(enabled=False)).fit()
+    groups = list(read_groups(tmp_path / "run" / "groups" / "step-000001.jsonl.gz"))
+    assert len({g["submission"] for g in groups}) == len(groups)
+    kept = [g for g in groups if g["fate"] == "kept"]
+    (row,) = (row for row in RunFolder(tmp_path / "run").rows() if row["step"] == 1)
+    assert len(kept) == row["train/groups_unfiltered"] == row["train/groups_trained"] > 0
+    assert all("advantage" in r for g in kept for r in g["responses"])
 
 
 def test_tensorboard_gets_every_finite_number(tmp_path):
