@@ -145,9 +145,9 @@ def short_run(tmp_path, **changes) -> training.ShortRun:
     ],
 )
 def test_a_training_that_misbehaves_fails_its_check(tmp_path, changes, part, name):
-    checks = {"dynamics": training.dynamics_checks, "improvement": training.improvement_checks}[part]
-    assert checks(short_run(tmp_path))[name]()[0]
-    assert not checks(short_run(tmp_path, **changes))[name]()[0]
+    check = {"dynamics": training.DYNAMICS, "improvement": training.IMPROVEMENT}[part][name]
+    assert check(short_run(tmp_path))[0]
+    assert not check(short_run(tmp_path, **changes))[0]
 
 
 def test_clip_ranges_must_order_the_clip_fraction(tmp_path):
@@ -155,7 +155,7 @@ def test_clip_ranges_must_order_the_clip_fraction(tmp_path):
         runs = {
             f: short_run(tmp_path, **{"actor/pg_clipfrac_later": [s] * 6}) for f, s in zip((0.1, 1.0, 30.0), shares)
         }
-        return training.clip_range_checks(runs)["clip ranges"]()[0]
+        return training.CLIP_RANGES["clip ranges"](runs)[0]
 
     assert verdict(0.6, 0.2, 0.0)
     assert not verdict(0.2, 0.6, 0.0) and not verdict(0.6, 0.5, 0.4)

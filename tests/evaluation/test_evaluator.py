@@ -39,7 +39,7 @@ def test_sources_are_apart_missing_rewards_are_left_out_and_the_majority_votes()
         group("a", [("1", 0.0), ("1", 0.0), ("2", 1.0)]),
         group("b", [("x", None), ("y", 1.0), ("y", 1.0)]),
     ]
-    found = summarise(groups, lambda source, text: text)
+    found = summarise(groups)
     values = {k: m.result() for k, m in found.metrics.items()}
     assert values["val-core/a/acc/mean@3"] == pytest.approx(0.5)
     assert values["val-core/a/acc/best@3"] == 1.0

@@ -47,6 +47,7 @@ class Plan:
     gain: float = 0.5
     tokens: int = 12
     source: str = "arithmetic"
+    group_filter: bool = False  # drop every third group with different responses, as a group filter may
 
 
 class Maker:
@@ -122,6 +123,8 @@ class Maker:
         responses = [self.response(a, b, rng.random() < rate) for _ in range(plan.n)]
         right = sum(r["acc"] for r in responses)
         fate = "all_right" if right == plan.n else "all_wrong" if right == 0 else "kept"
+        if fate == "kept" and plan.group_filter and number % 3 == 0:
+            fate = "filtered"
         if fate == "kept":
             mean = right / plan.n
             spread = math.sqrt(plan.n / (plan.n - 1) * mean * (1 - mean))
@@ -192,6 +195,7 @@ class Maker:
             "train/groups_kept": fates["kept"],
             "train/groups_all_right": fates["all_right"],
             "train/groups_all_wrong": fates["all_wrong"],
+            **({"train/groups_filtered": fates["filtered"]} if fates["filtered"] else {}),
             "train/groups_carried": rng.randrange(3),
             "train/filtered_prompts_ratio": fates["kept"] / plan.groups,
             "train/num_gen_batches": 1,

@@ -204,6 +204,19 @@ def test_search_and_filter(tab: Tab, report: Path) -> None:
     assert "gives 1" in page.inner_text("#rollouts .responses")
 
 
+def test_groups_of_a_group_filter_have_a_name_a_colour_and_an_explanation(serve: tuple[Path, str], tab: Tab) -> None:
+    runs, url = serve
+    run = make_run(runs / "filtered", Plan(steps=3, questions=2, group_filter=True))
+    for address in (build_report(run, pictures=False).page.as_uri(), url + "#run=filtered"):
+        page = tab.open(address)
+        series = "[...G.chart.all].find((c) => c.spec.id === 'fates').spec.series.map((s) => [s.label, G.css(s.color)])"
+        assert dict(page.evaluate(series))["filtered"] == "#8d6e63"
+        page.select_option("#rollouts select >> nth=0", label="filtered")
+        page.click("#rollouts .row >> nth=0")
+        page.wait_for_selector("#rollouts .response")
+        assert "dropped by the group filter" in page.inner_text("#rollouts .detail-head")
+
+
 def test_a_link_opens_its_group_with_coloured_tokens(tab: Tab, report: Path) -> None:
     lines = (json.loads(line) for line in _group_lines(report.parent, 5))
     kept = next(record for record in lines if record["fate"] == "kept")

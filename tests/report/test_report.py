@@ -12,18 +12,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from gspo.report import write_report
 from gspo.report.group_index import FIELDS
 from gspo.report.overview import overview
+from gspo.report.page import asset
+from gspo.report.pictures import FATES
 from gspo.report.rollout_store import choose, collect, pack
 from gspo.report.run_card import run_card
-from gspo.report.verdict import judge
+from gspo.report.verdict import DROPPED, judge
 from gspo.report.write import build_report
 from gspo.runs.run import read_run
+from gspo.sampling.filters import Reason
 from tests.report.synthetic import Maker, Plan, make_run, write_step
 
 
@@ -153,7 +156,7 @@ def test_reports_are_written_whatever_is_missing(tmp_path: Path, finished_run: P
 
 def test_write_report_never_raises(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     nowhere = tmp_path / "nowhere"
-    assert write_report(nowhere) == nowhere / "report.html"
+    assert write_report(nowhere) is None
     assert "not a run folder" in caplog.text
     assert not nowhere.exists()
 
@@ -188,6 +191,29 @@ def test_the_verdict_says_what_happened(finished_run: Path) -> None:
     generated, wasted = row.total("train/generated_tokens"), row.total("train/wasted_tokens")
     assert generated and wasted
     assert f"generated {generated:,.0f} tokens" in text and f"{wasted:,.0f} ({100 * wasted / generated:.0f} %)" in text
+
+
+def test_groups_of_a_group_filter_are_counted_and_listed(tmp_path: Path) -> None:
+    path = make_run(tmp_path / "run", Plan(group_filter=True))
+    run, index = read_run(path), collect(read_run(path)).index
+    listed = [line[FIELDS.index("fate")] for entry in index for line in entry["groups"] if entry["kind"] == "train"]
+    counts = {fate: run.total(f"train/groups_{fate}") for fate in sorted(set(listed))}
+    assert counts == {fate: listed.count(fate) for fate in ("all_right", "all_wrong", "filtered", "kept")}
+    assert f"{listed.count('filtered')} filtered" in " ".join(judge(run).sentences)
+    tiles = {tile["label"]: tile["detail"] for tile in overview(run)["tiles"]}
+    assert tiles["Groups kept"] == f"{listed.count('kept')} of {len(listed)}"
+
+
+def test_pictures_pages_and_verdict_know_every_fate() -> None:
+    assert set(get_args(Reason)) <= {fate for fate, _, _ in FATES}
+    dropped = {f"train/groups_{reason}" for reason in get_args(Reason) if reason != "kept"}
+    assert dropped | {"train/groups_stale_dropped", "train/groups_surplus"} == set(DROPPED)
+    script, styles = asset("core.js"), asset("style.css")
+    for fate, label, color in FATES:
+        entry = re.search(rf'\b{fate}: {{\s*label: "{label}",\s*color: "(--c-\w+)",\s*text: "[^"]+"', script)
+        assert entry, fate
+        values = re.findall(rf"{entry[1]}: (#\w+);", styles)
+        assert len(values) == 2 and (fate == "surplus" or values[0] == color), fate
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,7 @@ def test_nan_becomes_null(tmp_path: Path) -> None:
 
 def test_numbers_no_browser_reads_become_null(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
-    file.write_text(
-        f'{{"step": 1, "a": 1e999, "b": [-1E+400, 1e-400, 2.5e100], "c": {"9" * 400}, "d": 1e300}}\n'
-    )
+    file.write_text(f'{{"step": 1, "a": 1e999, "b": [-1E+400, 1e-400, 2.5e100], "c": {"9" * 400}, "d": 1e300}}\n')
     (row,) = reading.read_rows(file)
     assert row == {"step": 1, "a": None, "b": [None, 0.0, 2.5e100], "c": None, "d": 1e300}
     folder = tmp_path / "run"

@@ -10,23 +10,20 @@ import types
 import pytest
 import torch
 
+from gspo.loop.trainer import Trainer
+from gspo.metrics import Metric, merge_metrics
 from gspo.runs.clock import Clock
 from gspo.runs.console import Console
 from gspo.runs.folder import RunFolder, RunLocked
 from gspo.runs.group_log import GroupLog, read_groups
 from gspo.runs.sinks import MissingExtra, RunInfo, open_sinks
-from gspo.metrics import Metric, merge_metrics
 from gspo.types import Group, Prompt, Reward, Rollout
+from tests.support.small_run import config, make_model
 
 
 def test_a_metric_merges_by_its_own_rule():
     parts = [
-        {
-            "m": Metric.mean(6.0, 3),
-            "s": Metric("sum", 1.0),
-            "lo": Metric("min", 2.0),
-            "hi": Metric("max", 2.0),
-        },
+        {"m": Metric.mean(6.0, 3), "s": Metric("sum", 1.0), "lo": Metric("min", 2.0), "hi": Metric("max", 2.0)},
         {
             "m": Metric.mean(torch.tensor(2.0), 1),
             "s": Metric("sum", 4.0),
@@ -96,16 +93,28 @@ def group(submission: int) -> Group:
 def test_groups_are_written_once_a_step_in_order(tmp_path):
     log = GroupLog(tmp_path)
     log.add(group(9), "all_wrong")
-    log.add(group(3), "kept")
-    log.write(1, {3: [{"advantage": 0.5, "ratio": 1.0}, {"advantage": -0.5, "ratio": 1.0}]})
+    trained = {3: [{"advantage": 0.5, "ratio": 1.0}, {"advantage": -0.5, "ratio": 1.0}]}
+    log.write(1, trained, log.take(kept=[group(3)]))
     kept, dropped = read_groups(tmp_path / "step-000001.jsonl.gz")
     assert (kept["submission"], kept["fate"], dropped["fate"]) == (3, "kept", "all_wrong")
     first, second = kept["responses"]
     assert (first["score"], first["advantage"], first["extra"]) == (1.0, 0.5, {"style": 0.5})
     assert (second["score"], second["failure"], second["text"]) == (None, "it raised", "<b>")
     assert "advantage" not in dropped["responses"][0]
-    log.write(2, {})
+    log.write(2, {}, log.take())
     assert list(read_groups(tmp_path / "step-000002.jsonl.gz")) == []
+
+
+def test_a_group_that_was_trained_on_after_all_is_written_once(tmp_path):
+    limit = ("algorithm.filter_groups.on_limit=keep_unfiltered", "algorithm.filter_groups.max_num_gen_batches=2")
+    settings = config(tmp_path, make_model(tmp_path / "model"), "trainer.total_training_steps=1", *limit)
+    Trainer(settings, reward_fn=lambda prompt, response: 1.0, console=Console(enabled=False)).fit()
+    groups = list(read_groups(tmp_path / "run" / "groups" / "step-000001.jsonl.gz"))
+    assert len({g["submission"] for g in groups}) == len(groups)
+    kept = [g for g in groups if g["fate"] == "kept"]
+    (row,) = (row for row in RunFolder(tmp_path / "run").rows() if row["step"] == 1)
+    assert len(kept) == row["train/groups_unfiltered"] == row["train/groups_trained"] > 0
+    assert all("advantage" in r for g in kept for r in g["responses"])
 
 
 def test_tensorboard_gets_every_finite_number(tmp_path):

@@ -51,9 +51,7 @@ def test_only_the_same_questions_are_paired() -> None:
         responses = [{"acc": acc, "score": score}]
         return {"uid": uid, "messages": [{"content": question}], "ground_truth": "1", "responses": responses}
 
-    a = question_scores(
-        [record("1", "x", 0.0), record("2", "y", 1.0), record("3", "z", 1.0), record("5", "v", None)]
-    )
+    a = question_scores([record("1", "x", 0.0), record("2", "y", 1.0), record("3", "z", 1.0), record("5", "v", None)])
     b = question_scores(
         [record("1", "x", 1.0), record("2", "other", 1.0), record("3", "z", None, 0.5), record("4", "w", 1.0)]
     )

@@ -1,4 +1,4 @@
-"""Assessing a model without training it: greedy and sampled answers to a dataset's held-out questions."""
+"""Evaluates a model without training it: greedy and sampled answers to a dataset's held-out questions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gspo.seeding import derive_seed
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """Greedy answers, and sampled ones when more than one a question was asked for."""
+    """Greedy answers, and sampled ones when more than one answer per question is wanted."""
 
     num_questions: int
     greedy: Evaluation
@@ -30,13 +30,10 @@ class Assessment:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, by way of drawing and data source."""
-        ways = {"greedy": self.greedy, "sampled": self.sampled}
-        return {
-            "num_questions": self.num_questions,
-            "seconds": round(self.seconds, 2),
-            **{name: _plain(evaluation) for name, evaluation in ways.items() if evaluation is not None},
-        }
+        """JSON values: by method (greedy or sampled), then by data source."""
+        sampled = {} if self.sampled is None else {"sampled": _plain(self.sampled)}
+        facts = {"num_questions": self.num_questions, "seconds": round(self.seconds, 2)}
+        return {**facts, "greedy": _plain(self.greedy), **sampled}
 
 
 def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None) -> Assessment:
@@ -57,8 +54,7 @@ def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None
         seed, size = derive_seed(config.trainer.seed, "eval"), config.data.val_batch_size
 
         def run(params: SamplingParams, n: int) -> Evaluation:
-            evaluator = Evaluator(engine, scorer, prompts, params, n=n, seed=seed, batch_size=size)
-            return evaluator.run(0)
+            return Evaluator(engine, scorer, prompts, params, n=n, seed=seed, batch_size=size).run(0)
 
         greedy = run(SamplingParams(length, temperature=0.0), 1)
         sampled = None

@@ -1,9 +1,9 @@
-"""One check of the installed program: what was looked at, whether it held, and the numbers seen."""
+"""One check of the installed program: its name, whether it passed, and the numbers behind that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -16,22 +16,19 @@ class Check:
     passed: bool
     detail: str
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def line(self) -> str:
         return f"  {'ok' if self.passed else 'FAILED'}  {self.name}: {self.detail}"
 
 
-# What a check function gives: (whether it holds, what was seen).
+# A check function returns whether it passed and the numbers behind that.
 Verdict = tuple[bool, str]
 
 
-def run_checks(part: str, checks: dict[str, Callable[[], Verdict]]) -> Iterator[Check]:
-    """Every check in turn; one that raises has failed, with its error as the detail."""
+def run_checks(part: str, checks: Mapping[str, Callable[..., Verdict]], *subject: Any) -> Iterator[Check]:
+    """Every check of a subject in turn; one that raises has failed, with its error as the detail."""
     for name, function in checks.items():
         try:
-            passed, detail = function()
+            passed, detail = function(*subject)
         except Exception as error:
             passed, detail = False, f"{type(error).__name__}: {error}"
         yield Check(part, name, bool(passed), detail)

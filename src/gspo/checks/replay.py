@@ -1,9 +1,9 @@
-"""Shadow losses: what other losses would have made of the groups a run was trained on.
+"""Shadow losses: other losses computed on the groups that a run was trained on.
 
-The group files hold, for every trained response, its advantage and its tokens' log-probs under μ, π_old and π_θ as its
-own mini-batch saw them. A loss is a function of these, so its clip fraction and its gradient **with respect to the
-log-probs** follow exactly, without a model (log-probs are recorded to 1e-5). With a checkpoint the same gradient is
-taken on to the parameters, through that model's own derivative of the log-probs.
+The group files contain, for every trained response, its advantage and the log-probs of its tokens under μ, π_old and
+π_θ at its own mini-batch. A loss is a function of these, so its clip fraction and its gradient **with respect to the
+log-probs** are exact without a model (log-probs are recorded to 1e-5). With a checkpoint, the gradient is continued to
+the parameters by the chain rule through that model.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from gspo.training.batch.batching import group_order, micro_batch, mini_batches
 from gspo.training.policy import PolicySettings, TokenScorer
 from gspo.types import LossInputs, ScoredBatch, TrainBatch
 
-MAX_ROWS = 16  # responses a forward when the gradient is taken to the parameters
+MAX_ROWS = 16  # responses per forward when the gradient is taken with respect to the parameters
 Encode = Callable[[Sequence[Mapping[str, Any]]], tuple[int, ...]]
 
 
@@ -68,7 +69,7 @@ class Replay:
     def __init__(self, folder: Path, checkpoint: Path | None = None) -> None:
         self.run = RunFolder(folder)
         if not self.run.config_file.is_file():
-            raise ReplayError(f"{folder}: is not a run folder; expected config.yaml in it")
+            raise ReplayError(f"{folder}: not a run folder; expected config.yaml in it")
         self.config = _read_config(self.run.config_file)
         self.trained = self.config.actor_rollout_ref.actor.policy_loss.loss_mode
         self._rows = {row["step"]: row for row in self.run.rows()}
@@ -77,15 +78,15 @@ class Replay:
 
     @property
     def space(self) -> str:
-        """What gradient norms and cosines are taken in."""
+        """The variables of the gradients whose norms and cosines are computed."""
         return "log-probs" if self._scorer is None else "parameters"
 
     def steps(self) -> list[int]:
-        """The steps whose groups are on file."""
+        """The steps with recorded groups."""
         return sorted(step_of(f.name) for f in self.run.groups.glob("step-*.jsonl.gz"))
 
     def shadows(self, step: int, losses: Sequence[str]) -> list[Shadow]:
-        """Every loss on one step's mini-batches, the trained one first."""
+        """Every loss on the mini-batches of one step, the trained loss first."""
         recorded = _read_step(self.run, step, self.config, self._encode)
         names = list(dict.fromkeys([self.trained, *losses]))
         gradients = {name: self._gradient(recorded, name, step) for name in names}
@@ -120,11 +121,11 @@ class Replay:
             clipped.append(out.metrics["actor/pg_clipfrac"].result())
         gradient = by_token.flatten()
         if self._scorer is not None:
-            gradient = torch.cat([self._scorer.pull(recorded.batch, by_token, rows) for rows in recorded.mini_batches])
-        return sum(values) / len(values), sum(clipped) / len(clipped), gradient
+            gradient = torch.cat([self._scorer.pull_back(batch, by_token, rows) for rows in recorded.mini_batches])
+        return fmean(values), fmean(clipped), gradient
 
     def _settings(self, name: str, step: int) -> LossSettings:
-        """The run's own settings, with the step's clip range, for the trained loss; a loss's defaults for others."""
+        """The run's settings with the step's clip range for the trained loss; default settings for other losses."""
         own = build_objective(self.config).settings
         if name != self.trained:
             return LossSettings(norm_length=own.norm_length, behaviour=own.behaviour)
@@ -134,21 +135,21 @@ class Replay:
 
 
 def mean_over_steps(shadows: Sequence[Shadow]) -> dict[str, dict[str, float | None]]:
-    """By loss, the means over steps."""
+    """The means over steps, by loss."""
     out: dict[str, dict[str, float | None]] = {}
     for name in dict.fromkeys(s.loss for s in shadows):
         mine = [s for s in shadows if s.loss == name]
         cosines = [s.cosine for s in mine if s.cosine is not None]
         out[name] = {
-            "clip_fraction": sum(s.clip_fraction for s in mine) / len(mine),
-            "grad_norm": sum(s.grad_norm for s in mine) / len(mine),
-            "cosine": sum(cosines) / len(cosines) if cosines else None,
+            "clip_fraction": fmean(s.clip_fraction for s in mine),
+            "grad_norm": fmean(s.grad_norm for s in mine),
+            "cosine": fmean(cosines) if cosines else None,
         }
     return out
 
 
 class _Jacobian:
-    """Takes a gradient with respect to log-probs on to the parameters of a checkpoint's model."""
+    """Turns a gradient with respect to log-probs into one with respect to the parameters of a checkpoint's model."""
 
     def __init__(self, folder: Path, config: TrainerConfig) -> None:
         model = load_model(str(folder), dtype="float32")
@@ -156,7 +157,7 @@ class _Jacobian:
         self._scorer = TokenScorer(model, PolicySettings(temperature=temperature, micro_batch_tokens=None))
         self._parameters = [p for p in model.parameters() if p.requires_grad]
 
-    def pull(self, batch: TrainBatch, by_token: Tensor, rows: Sequence[int]) -> Tensor:
+    def pull_back(self, batch: TrainBatch, by_token: Tensor, rows: Sequence[int]) -> Tensor:
         """Σ_it (∂L/∂logp_it) ∂logp_it/∂θ over a mini-batch, flat."""
         total = torch.zeros(sum(p.numel() for p in self._parameters), dtype=torch.float64)
         for start in range(0, len(rows), MAX_ROWS):
@@ -174,7 +175,7 @@ def _read_config(path: Path) -> TrainerConfig:
 
 
 def _encoder(folder: Path, config: TrainerConfig) -> Encode:
-    """Messages to prompt tokens, as the run's own data were encoded."""
+    """A function from messages to prompt tokens, which encodes as the run did."""
     tokenizer = load_tokenizer(str(folder))
     options = config.data.apply_chat_template_kwargs
 
@@ -185,13 +186,13 @@ def _encoder(folder: Path, config: TrainerConfig) -> Encode:
 
 
 def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode | None) -> _Step:
-    """The trained groups of a step as the batch they were, in its order and mini-batches."""
+    """The trained groups of a step as the batch of that step, in its order and mini-batches."""
     path = run.groups / f"step-{step:06d}.jsonl.gz"
     if not path.is_file():
-        raise ReplayError(f"{path}: no such file; a run records groups with trainer.save_groups=true")
+        raise ReplayError(f"{path}: no such file; groups are recorded with trainer.save_groups=true")
     groups = [g for g in read_groups(path) if g["responses"] and "new_log_probs" in g["responses"][0]]
     if not groups:
-        raise ReplayError(f"{path}: holds no trained group with its log-probs")
+        raise ReplayError(f"{path}: contains no trained group with log-probs")
     groups.sort(key=lambda g: g["submission"])
     rows = list(_rows(groups, encode))
     width = max(len(r["new_log_probs"]) for _, _, r in rows)
@@ -211,7 +212,7 @@ def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode 
     ).with_old(padded(r["old_log_probs"] for _, _, r in rows))
     advantages = torch.tensor([r["advantage"] for _, _, r in rows], dtype=torch.float64)[:, None] * mask
     actor = config.actor_rollout_ref.actor
-    order = group_order(batch, actor.ppo_epochs - 1)  # the last epoch's log-probs are on file
+    order = group_order(batch, actor.ppo_epochs - 1)  # the log-probs of the last epoch are recorded
     cut = mini_batches(batch.group_ids, actor.ppo_mini_batch_size, order)
     return _Step(batch, advantages, padded(r["new_log_probs"] for _, _, r in rows), cut)
 
@@ -219,7 +220,7 @@ def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode 
 def _rows(
     groups: Sequence[Mapping[str, Any]], encode: Encode | None
 ) -> Iterator[tuple[int, tuple[int, ...], Mapping[str, Any]]]:
-    """(group number, prompt tokens where they are needed, response) of every trained response."""
+    """(group number, prompt tokens if there is `encode`, response) of every trained response."""
     for number, group in enumerate(groups):
         prompt = () if encode is None else encode(group["messages"])
         for response in group["responses"]:

@@ -1,4 +1,4 @@
-"""Dynamic sampling on a scripted world: groups of one outcome must be left out, mixed ones kept, all counted."""
+"""Dynamic sampling with scripted answers: groups of equal rewards are dropped, mixed ones kept, all are counted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ KINDS = ("all_right", "mixed", "all_wrong")
 NEEDED, SIZE = 4, 3
 
 
-class _Marker:
-    """Scores a response by its prompt's kind: the first response of a mixed group is right."""
+class _KindScorer:
+    """Scores a response by the kind of its prompt: the first response of a mixed group is right."""
 
     def __init__(self) -> None:
         self._groups: list[Group] = []
@@ -35,32 +35,21 @@ class _Marker:
 
 
 def keep_rule(strategy: Strategy) -> Verdict:
-    """A batch holds mixed groups only, in order of submission, and the others are counted by their reason."""
+    """A batch contains only mixed groups, in order of submission, and the others are counted by their reason."""
     prompts = [Prompt(f"p{i}", ({"role": "user", "content": "?"},), (1,), data_source=KINDS[i % 3]) for i in range(36)]
+    params = SamplingParams(max_tokens=4)
     settings = SamplingSettings(
-        train_batch_size=NEEDED,
-        n=SIZE,
-        params=SamplingParams(max_tokens=4),
-        gen_batch_size=6,
-        strategy=strategy,
-        max_staleness=0,
+        train_batch_size=NEEDED, n=SIZE, params=params, gen_batch_size=6, strategy=strategy, max_staleness=0
     )
-    sampler = DynamicSampler(
-        PromptCursor(prompts, seed=0, shuffle=False, total_epochs=None),
-        ScriptedEngine(lambda prompt, submission, index: ScriptedAnswer((1, 2), "x")),
-        _Marker(),
-        settings,
-        seed=0,
-    )
-    groups, report = sampler.next_batch()
+    source = PromptCursor(prompts, seed=0, shuffle=False, total_epochs=None)
+    engine = ScriptedEngine(lambda prompt, submission, index: ScriptedAnswer((1, 2), "x"))
+    groups, report = DynamicSampler(source, engine, _KindScorer(), settings, seed=0).next_batch()
     kinds = [g.prompt.data_source for g in groups]
     numbers = [g.submission for g in groups]
     dropped = {kind: report.fates[kind] for kind in ("all_right", "all_wrong")}
     good = kinds == ["mixed"] * NEEDED and numbers == sorted(numbers) and min(dropped.values()) > 0
-    return (
-        good,
-        f"batch of {', '.join(kinds)}; left out: {dropped['all_right']} all right, {dropped['all_wrong']} all wrong",
-    )
+    text = f"{dropped['all_right']} all right, {dropped['all_wrong']} all wrong"
+    return good, f"batch of {', '.join(kinds)}; dropped: {text}"
 
 
 CHECKS = {

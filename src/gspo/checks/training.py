@@ -1,4 +1,4 @@
-"""Short trainings of the embedded model: do the numbers behave, does it get better, what does the clip range do."""
+"""Short trainings of the embedded model: are the metrics plausible, does it improve, does the clip range act."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ NUM_STEPS = 10
 NUM_QUESTIONS = 192
 CLIP_STEPS = 2
 CLIP_FACTORS = (0.03, 1.0, 30.0)  # of the recipe's clip range
-ACTOR = "actor_rollout_ref.actor"
 NAMES = (
     "actor/pg_clipfrac_lower",
     "actor/pg_clipfrac_upper",
@@ -30,47 +29,49 @@ NAMES = (
     "train/num_gen_batches",
     "train/filtered_prompts_ratio",
 )
+MAY_BE_CONSTANT = "train/num_gen_batches"  # every step may need the same number of generation batches
 
 
 @dataclass(frozen=True)
 class ShortRun:
-    """A finished short training: the rows of its training steps, all rows, and its folder."""
+    """A finished short training: its folder, the rows of its training steps, and those with an evaluation."""
 
     folder: RunFolder
     rows: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
 
     def column(self, name: str) -> list[float]:
-        """The values of a metric, step by step; a step without it is not a number."""
+        """The values of a metric, step by step; NaN for a step without it."""
         return [float("nan") if row.get(name) is None else float(row[name]) for row in self.rows]
 
 
 def train(folder: Path, name: str, steps: int, *overrides: str, log: Callable[[str], None]) -> ShortRun:
-    """Train the embedded model by its recipe, a line a step to `log`."""
-    resolved = load(
-        None,
-        [
-            "actor_rollout_ref.model.path=embedded",
-            f"trainer.default_local_dir={folder}",
-            f"trainer.experiment_name={name}",
-            f"trainer.total_training_steps={steps}",
-            "trainer.save_freq=-1",
-            "trainer.log_val_generations=0",
-            f"data.num_val_samples={NUM_QUESTIONS}",
-            *overrides,
-        ],
-    )
-    trainer = Trainer(resolved, console=_Quiet(log, name))
-    trainer.fit()
+    """Train the embedded model by its recipe; `log` receives one line per step."""
+    settings = [
+        "actor_rollout_ref.model.path=embedded",
+        f"trainer.default_local_dir={folder}",
+        f"trainer.experiment_name={name}",
+        f"trainer.total_training_steps={steps}",
+        "trainer.save_freq=-1",
+        "trainer.log_val_generations=0",
+        f"data.num_val_samples={NUM_QUESTIONS}",
+    ]
+    Trainer(load(None, [*settings, *overrides]), console=_StepLines(log, name)).fit()
     run = RunFolder(folder / name)
-    rows = list(run.rows())
-    return ShortRun(
-        run, [r for r in rows if "actor/grad_norm" in r], [r for r in rows if held_out_accuracy(r) is not None]
-    )
+    trained = [row for row in run.rows() if "actor/grad_norm" in row]
+    return ShortRun(run, trained, [row for row in run.rows() if held_out_accuracy(row) is not None])
 
 
-class _Quiet(Console):
-    """A console that gives one short line a step to a function."""
+def train_clipped(folder: Path, factor: float, *, log: Callable[[str], None]) -> ShortRun:
+    """A training of a few steps with the recipe's clip range multiplied by `factor`, without evaluation."""
+    actor = "actor_rollout_ref.actor"
+    overrides = [f"{actor}.clip_ratio_{side}={0.01 * factor}" for side in ("low", "high")]
+    overrides += [f"{actor}.clip_target=null", "trainer.val_before_train=false", "trainer.val_after_train=false"]
+    return train(folder, f"clip-{factor:g}", CLIP_STEPS, *overrides, log=log)
+
+
+class _StepLines(Console):
+    """A console that passes one short line per step to a function."""
 
     def __init__(self, log: Callable[[str], None], name: str) -> None:
         super().__init__(enabled=False)
@@ -80,29 +81,6 @@ class _Quiet(Console):
         reward = values.get("critic/score_all/mean")
         if reward is not None:
             self._log(f"  {self._name}: step {step} of {total}, reward {reward:.3f}")
-
-
-def dynamics_checks(run: ShortRun) -> dict[str, Callable[[], Verdict]]:
-    """What must be seen in any healthy training with several mini-batches a step."""
-    return {
-        "first mini-batch": lambda: _first_mini_batch(run),
-        "later mini-batches": lambda: _later_mini_batches(run),
-        "ratios": lambda: _ratios(run),
-        "clip fraction": lambda: _clip_fraction(run),
-        "trained groups": lambda: _trained_groups(run),
-        "metrics vary": lambda: _vary(run),
-        "no alarm": lambda: _no_alarm(run),
-    }
-
-
-def improvement_checks(run: ShortRun) -> dict[str, Callable[[], Verdict]]:
-    """The model must have become better, in training reward and on held-out questions."""
-    return {"held-out accuracy": lambda: _accuracy(run), "training reward": lambda: _reward(run)}
-
-
-def clip_range_checks(runs: dict[float, ShortRun]) -> dict[str, Callable[[], Verdict]]:
-    """Runs of different clip ranges, by factor: a narrower range must clip more, and much more."""
-    return {"clip ranges": lambda: _clip_ranges(runs)}
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -116,10 +94,8 @@ def _first_mini_batch(run: ShortRun) -> Verdict:
 
 
 def _later_mini_batches(run: ShortRun) -> Verdict:
-    moved = [
-        low < 1.0 < high
-        for low, high in zip(run.column("actor/seq_importance_ratio/min"), run.column("actor/seq_importance_ratio/max"))
-    ]
+    ends = (run.column(f"actor/seq_importance_ratio/{end}") for end in ("min", "max"))
+    moved = [low < 1.0 < high for low, high in zip(*ends)]
     return all(moved), f"ratios on both sides of 1 in {sum(moved)} of {len(moved)} steps"
 
 
@@ -127,7 +103,7 @@ def _ratios(run: ShortRun) -> Verdict:
     means = run.column("actor/seq_importance_ratio")
     high = max(run.column("actor/seq_importance_ratio/max"))
     good = min(means) > 0.8 and max(means) < 1.2 and high < 10.0
-    return good, f"means from {min(means):.4f} to {max(means):.4f}, the greatest {high:.4f}"
+    return good, f"means from {min(means):.4f} to {max(means):.4f}, the largest {high:.4f}"
 
 
 def _clip_fraction(run: ShortRun) -> Verdict:
@@ -140,29 +116,25 @@ def _trained_groups(run: ShortRun) -> Verdict:
     kept = [g for g in groups if g["fate"] == "kept"]
     equal = sum(len({r["score"] for r in g["responses"]}) == 1 for g in kept)
     good = equal == 0 and 0 < len(kept) < len(groups)
-    return good, f"{len(kept)} of {len(groups)} groups kept, {equal} of them without a difference in reward"
+    return good, f"{len(kept)} of {len(groups)} groups kept, {equal} of them with equal rewards"
 
 
 def _vary(run: ShortRun) -> Verdict:
-    flat = [name for name in NAMES if len(set(run.column(name))) < 2]
     absent = [name for name in NAMES if any(math.isnan(v) for v in run.column(name))]
-    told = ["train/num_gen_batches"]  # a step may need the same number of generation batches every time
-    bad = sorted({*absent, *(name for name in flat if name not in told)})
-    return (
-        not bad,
-        f"absent or constant: {', '.join(bad)}" if bad else f"{len(NAMES)} metrics of the documents are there",
-    )
+    constant = [name for name in NAMES if len(set(run.column(name))) < 2 and name != MAY_BE_CONSTANT]
+    bad = ", ".join(sorted({*absent, *constant}))
+    return not bad, f"absent or constant: {bad}" if bad else f"{len(NAMES)} documented metrics are present"
 
 
 def _no_alarm(run: ShortRun) -> Verdict:
     found = Alarms(run.folder, "warn", print).read()
-    return not found, "; ".join(f"step {a.step}: {a.name}: {a.text}" for a in found) or "none went off"
+    return not found, "; ".join(f"step {a.step}: {a.name}: {a.text}" for a in found) or "none was raised"
 
 
 def _accuracy(run: ShortRun) -> Verdict:
     before, after = (held_out_accuracy(run.evaluations[i]) or 0.0 for i in (0, -1))
-    noise = 1.96 * math.sqrt(0.5 / NUM_QUESTIONS)  # 95 % of the difference of two shares, at their widest
-    return (after - before > noise, f"{before:.3f} → {after:.3f} in {len(run.rows)} steps (needed: +{noise:.3f})")
+    noise = 1.96 * math.sqrt(0.5 / NUM_QUESTIONS)  # 95 % interval of the difference of two shares, at its widest
+    return after - before > noise, f"{before:.3f} → {after:.3f} in {len(run.rows)} steps (needed: +{noise:.3f})"
 
 
 def _reward(run: ShortRun) -> Verdict:
@@ -172,8 +144,23 @@ def _reward(run: ShortRun) -> Verdict:
 
 
 def _clip_ranges(runs: dict[float, ShortRun]) -> Verdict:
+    """Runs by the factor of their clip range: a narrower range must clip more, and much more."""
     seen = {factor: _mean(run.column("actor/pg_clipfrac_later")) for factor, run in sorted(runs.items())}
     shares = list(seen.values())
     falls = all(a > b for a, b in pairwise(shares))
     text = ", ".join(f"ε × {factor:g} clips {share:.3f}" for factor, share in seen.items())
     return falls and shares[-1] < shares[0] / 2, text
+
+
+# What any healthy training with several mini-batches per step shows.
+DYNAMICS = {
+    "first mini-batch": _first_mini_batch,
+    "later mini-batches": _later_mini_batches,
+    "ratios": _ratios,
+    "clip fraction": _clip_fraction,
+    "trained groups": _trained_groups,
+    "metrics vary": _vary,
+    "no alarm": _no_alarm,
+}
+IMPROVEMENT = {"held-out accuracy": _accuracy, "training reward": _reward}
+CLIP_RANGES = {"clip ranges": _clip_ranges}

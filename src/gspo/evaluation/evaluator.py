@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from gspo.types import Group, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The outcome of one pass over the held-out prompts. `accuracy` is over all sources, None without any `acc`."""
+    """The outcome of one pass over the held-out prompts. `accuracy` is over all sources; None if no reward has `acc`."""
 
     groups: list[Group]
     metrics: Metrics
@@ -26,7 +26,7 @@ class Evaluation:
     interval: tuple[float, float] | None
 
     def records(self) -> list[dict[str, Any]]:
-        """A JSON-able record a question, for the run folder."""
+        """One JSON-able record per question, for the run folder."""
         return [
             {
                 "uid": g.prompt.uid,
@@ -61,10 +61,9 @@ class Evaluator:
         n: int,
         seed: int,
         batch_size: int | None = None,
-        answer_of: Callable[[str, str], str] | None = None,
     ) -> None:
         self.engine, self.scorer, self.prompts, self.params = engine, scorer, list(prompts), params
-        self.n, self.seed, self.answer_of = n, seed, answer_of or final_answer
+        self.n, self.seed = n, seed
         self.batch_size = batch_size or max(1, len(self.prompts))
 
     def run(self, version: int) -> Evaluation:
@@ -77,15 +76,10 @@ class Evaluator:
             for group in self.engine.generate(requests):
                 self.scorer.submit(group)
             groups += self.scorer.collect()
-        return summarise(groups, self.answer_of)
+        return summarise(groups)
 
 
-def final_answer(source: str, text: str) -> str:
-    """What votes for a majority: the final answer where one is found, else the whole text."""
-    return extract_answer(text) or text.strip()
-
-
-def summarise(groups: Sequence[Group], answer_of: Callable[[str, str], str]) -> Evaluation:
+def summarise(groups: Sequence[Group]) -> Evaluation:
     """Metrics of scored groups: `val-core/{source}/{acc|reward}/mean@k`, `best@k`, `maj@k`, and intervals."""
     metrics: Metrics = {}
     by_source: dict[str, list[Group]] = defaultdict(list)
@@ -93,7 +87,7 @@ def summarise(groups: Sequence[Group], answer_of: Callable[[str, str], str]) -> 
         by_source[group.prompt.data_source].append(group)
     for source, members in sorted(by_source.items()):
         for kind, values in _values(members).items():
-            metrics |= _source_metrics(source, kind, members, values, answer_of)
+            metrics |= _source_metrics(source, kind, members, values)
         lengths = [len(r.token_ids) for g in members for r in g.rollouts]
         metrics[aux_name(source, "response_length/mean")] = Metric.mean(sum(lengths), len(lengths))
         failed = sum(r.reward is None for g in members for r in g.rollouts)
@@ -105,7 +99,7 @@ def summarise(groups: Sequence[Group], answer_of: Callable[[str, str], str]) -> 
 
 
 def _values(groups: Sequence[Group]) -> dict[str, list[list[float]]]:
-    """Scores and, where every reward has one, accuracies: a list a group. Missing rewards are left out."""
+    """Scores and, if every reward has one, accuracies: one list per group. Missing rewards are left out."""
     rewards = [[r.reward for r in g.rollouts if r.reward is not None] for g in groups]
     out = {"reward": [[r.score for r in row] for row in rewards]}
     if any(rewards) and all(r.acc is not None for row in rewards for r in row):
@@ -113,13 +107,7 @@ def _values(groups: Sequence[Group]) -> dict[str, list[list[float]]]:
     return out
 
 
-def _source_metrics(
-    source: str,
-    kind: str,
-    groups: Sequence[Group],
-    values: Sequence[Sequence[float]],
-    answer_of: Callable[[str, str], str],
-) -> Metrics:
+def _source_metrics(source: str, kind: str, groups: Sequence[Group], values: Sequence[Sequence[float]]) -> Metrics:
     scored = [(g, v) for g, v in zip(groups, values) if v]
     if not scored:
         return {}
@@ -138,27 +126,26 @@ def _source_metrics(
         for size in sorted({2**p for p in range(1, k.bit_length())} | {k}):
             best = [best_of(v, min(size, len(v))) for _, v in scored]
             out[core(f"best@{size}")] = Metric.mean(sum(best), len(best))
-        majority = [_majority(g, v, answer_of) for g, v in scored]
+        majority = [_majority(g, v) for g, v in scored]
         out[core(f"maj@{k}")] = Metric.mean(sum(majority), len(majority))
     return out
 
 
 def best_of(values: Sequence[float], k: int) -> float:
-    """The expected maximum of `k` of these values, drawn without replacement: exact, no bootstrap."""
+    """The expected maximum of `k` of these values drawn without replacement, computed exactly."""
     ordered, n = sorted(values), len(values)
     return sum(v * math.comb(i, k - 1) for i, v in enumerate(ordered)) / math.comb(n, k)
 
 
-def _majority(group: Group, values: Sequence[float], answer_of: Callable[[str, str], str]) -> float:
-    """The value of the most frequent answer; the earliest wins a tie."""
-    scored = [r for r in group.rollouts if r.reward is not None]
-    answers = [answer_of(group.prompt.data_source, r.text) for r in scored]
+def _majority(group: Group, values: Sequence[float]) -> float:
+    """The value of the most frequent answer; the earliest wins a tie. A text without a final answer counts as one."""
+    answers = [extract_answer(r.text) or r.text.strip() for r in group.rollouts if r.reward is not None]
     winner = Counter(answers).most_common(1)[0][0]
     return values[answers.index(winner)]
 
 
 def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a share seen in `n` questions."""
+    """The 95 % Wilson score interval of a share of `n` questions."""
     if n == 0:
         return 0.0, 1.0
     centre = share + z * z / (2 * n)

@@ -1,4 +1,4 @@
-"""ReMax's baseline: what the policy's greedy answer to each prompt earns (arXiv 2310.10505)."""
+"""ReMax's baseline: the reward of the policy's greedy answer to each prompt (arXiv 2310.10505)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gspo.types import Group
 
 
 class GreedyBaseline:
-    """Answers the prompts of a batch greedily under the current weights: no randomness, so nothing to resume.
+    """Answers the prompts of a batch greedily with the current weights: no randomness, so nothing to resume.
 
-    Only groups that are trained on are answered. A greedy answer whose reward fails leaves the group's own mean as
-    the baseline, and is counted.
+    Only the prompts of groups that are trained on are answered. Where the reward of a greedy answer fails, the mean of
+    the group is the baseline, and the failure is counted.
     """
 
     def __init__(self, engine: RolloutEngine, scorer: Scorer, params: SamplingParams) -> None:
@@ -26,7 +26,7 @@ class GreedyBaseline:
         self._params = dataclasses.replace(params, temperature=0.0)
 
     def score(self, groups: Sequence[Group], version: int) -> tuple[Tensor, Metrics]:
-        """The baseline of every row [B] of the collated groups, and what the greedy answers came to."""
+        """The baseline of every row [B] of the collated groups, and metrics of the greedy answers."""
         requests = [GroupRequest(g.prompt, g.submission, 1, version, self._params, seed=0) for g in groups]
         for answer in self._engine.generate(requests):
             self._scorer.submit(answer)

@@ -14,8 +14,8 @@ from gspo.loop.step_records import evaluation_file
 from gspo.runs.console import Console
 from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder, step_of
-from gspo.runs.group_log import read_groups
 from gspo.runs.metric_names import accuracy_interval, held_out_accuracy
+from gspo.runs.reading import read_groups
 
 
 def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
@@ -66,8 +66,10 @@ def stopped(
 
 
 def write_report(console: Console, run: RunFolder) -> None:
-    """Write the run's report page and print where it is."""
-    console.say(f"report: {report.write_report(run.path)}")
+    """Write the run's report page and print where it is. A report that fails is a warning: the run itself ended well."""
+    page = report.write_report(run.path, console.warn)
+    if page is not None:
+        console.say(f"report: {page}")
 
 
 def is_evaluated(run: RunFolder, step: int) -> bool:

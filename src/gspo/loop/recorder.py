@@ -34,8 +34,8 @@ class Recorder:
         self._group_log = GroupLog(self._run.groups)
 
     def group(self, group: Group, fate: str, version: int) -> None:
-        """Record what the sampler decided about a group. Kept ones are written with the step that trains on them."""
-        if self._save_groups and fate != "kept":
+        """Record what the sampler decided about a group. Trained ones are written with the step that trains on them."""
+        if self._save_groups and fate not in ("kept", "unfiltered"):
             self._group_log.add(group, fate)
 
     def groups(self, step: int, done: TrainedStep, token_text: Callable[[int], str]) -> None:

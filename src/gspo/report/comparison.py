@@ -1,9 +1,9 @@
-"""Runs against each other: results, paired differences over the same questions, and the config keys that differ."""
+"""Several runs compared: results, paired differences over the same questions, and the config keys that differ."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import accumulate
 from typing import Any
 
 from gspo.report import words
@@ -18,45 +18,47 @@ def compare_runs(runs: Sequence[Run]) -> dict[str, Any]:
     """`runs`, `differences` (each against the first), `config` (differing keys only) and `sentences`; JSON-able."""
     scores = [final_scores(run) for run in runs]
     differences = []
-    for run, score in list(zip(runs, scores))[1:]:
+    for run, score in zip(runs[1:], scores[1:]):
         paired, left_out = stats.paired_by_question(scores[0], score)
         differences.append(
             {"a": runs[0].name, "b": run.name, "paired": paired.to_dict() if paired else None, "left_out": left_out}
         )
-    out = {"runs": [_facts(run) for run in runs], "differences": differences, "config": config_differences(runs)}
-    out["sentences"] = [_sentence(d) for d in differences]
-    return out
+    return {
+        "runs": [_facts(run) for run in runs],
+        "differences": differences,
+        "config": config_differences(runs),
+        "sentences": [_sentence(d) for d in differences],
+    }
 
 
 def final_scores(run: Run) -> dict[str, tuple[float, str]]:
     """uid → (accuracy, question) of the run's last evaluation."""
-    files: list[Path] = list(run.eval_files().values())
+    files = list(run.eval_files().values())
     return stats.question_scores(reading.read_groups(files[-1])) if files else {}
 
 
 def config_differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """Keys whose values are not the same in all runs, with each run's value."""
     tables = [{leaf["key"]: leaf["value"] for leaf in run.config} for run in runs]
-    keys = dict.fromkeys(key for table in tables for key in table)
     out = []
-    for key in keys:
-        values = [{"value": t[key], "missing": False} if key in t else {"value": None, "missing": True} for t in tables]
-        if key not in IGNORED_KEYS and any(v != values[0] for v in values):
+    for key in dict.fromkeys(key for table in tables for key in table if key not in IGNORED_KEYS):
+        values = [{"value": table.get(key), "missing": key not in table} for table in tables]
+        if any(v != values[0] for v in values):
             out.append({"key": key, "values": values})
     return out
 
 
 def _facts(run: Run) -> dict[str, Any]:
-    ends = start_and_end(run)
+    last = run.accuracy[-1][1] if run.accuracy else None
+    start, end = start_and_end(run) or (None, last)
     generated, wasted = run.generated_tokens, run.total("train/wasted_tokens")
     final = run.interval("final")
-    last = run.accuracy[-1][1] if run.accuracy else None
     return {
         "name": run.name,
         "status": run.status,
         "steps": run.last_step,
-        "start_acc": ends[0] if ends else None,
-        "final_acc": ends[1] if ends else last,
+        "start_acc": start,
+        "final_acc": end,
         "final_ci": list(final) if final else None,
         "generated_tokens": generated,
         "wasted_share": wasted / generated if generated and wasted is not None else None,
@@ -67,24 +69,18 @@ def _facts(run: Run) -> dict[str, Any]:
 
 def _curves(run: Run) -> dict[str, list[float | None]]:
     """Held-out accuracy and reward with each row's step, tokens so far and seconds so far."""
-    tokens, seconds = (_running_sum(run.column(n)) for n in ("train/generated_tokens", "timing_s/step"))
+
+    def running_sum(name: str) -> list[float | None]:
+        return list(accumulate(value or 0.0 for value in run.column(name)))
+
     accuracy = dict(run.accuracy)
     return {
         "step": [row["step"] for row in run.rows],
-        "tokens": tokens,
-        "seconds": seconds,
+        "tokens": running_sum("train/generated_tokens"),
+        "seconds": running_sum("timing_s/step"),
         "accuracy": [accuracy.get(row["step"]) for row in run.rows],
         "reward": run.column("critic/score_all/mean"),
     }
-
-
-def _running_sum(values: Sequence[float | None]) -> list[float | None]:
-    out: list[float | None] = []
-    total = 0.0
-    for value in values:
-        total += value or 0.0
-        out.append(total)
-    return out
 
 
 def _sentence(difference: dict[str, Any]) -> str:

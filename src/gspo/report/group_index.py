@@ -1,6 +1,6 @@
 """The group index: a short line for every group of a run, so that a page can list, filter and chart them all.
 
-The texts themselves stay in `groups/` and `evals/`, one file a step, and are read when a group is opened.
+The texts stay in `groups/` and `evals/`, one file per step, and are read when a group is opened.
 """
 
 from __future__ import annotations

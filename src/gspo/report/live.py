@@ -19,30 +19,46 @@ WATCHED = tuple(name for name in READ_NAMES if name != "groups")
 SPARK_POINTS = 60
 BATCH_SECONDS = 0.25  # how long one request may index files before it answers with what it has
 
-Stamp = tuple[tuple[int, int], ...]
+Key = tuple[int, str]  # step and kind, which is train or eval
+Stamp = tuple[int, int]
 
 
 def stamp(path: Path) -> Stamp:
-    """Size and time of a run's files: the same stamp means the same content."""
-    out = []
-    for name in WATCHED:
-        try:
-            info = (path / name).stat()
-            out.append((info.st_size, info.st_mtime_ns))
-        except OSError:
-            out.append((-1, 0))
-    return tuple(out)
+    """Size and time of a file: the same stamp means the same content."""
+    try:
+        info = path.stat()
+    except OSError:
+        return (-1, 0)
+    return info.st_size, info.st_mtime_ns
 
 
 @dataclass
 class IndexCache:
-    """The index of one run, step by step. `generation` changes when a file that was read has changed or gone."""
+    """The index entries of one run in the order of reading, each with the stamp of its file.
 
-    entries: dict[tuple[int, str], dict[str, Any]] = field(default_factory=dict)
-    stamps: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
-    order: list[tuple[int, str]] = field(default_factory=list)
+    `generation` changes when a file that was read has changed or is gone.
+    """
+
+    entries: dict[Key, tuple[Stamp, dict[str, Any]]] = field(default_factory=dict)
     generation: int = 1
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def forget_changed(self, files: dict[Key, Path]) -> None:
+        """Drop the entries of steps that were written again (after a resume) or removed; pages then start over."""
+        current = {k: e for k, e in self.entries.items() if k in files and stamp(files[k]) == e[0]}
+        if len(current) < len(self.entries):
+            self.entries, self.generation = current, self.generation + 1
+
+    def read_new(self, files: dict[Key, Path]) -> bool:
+        """Read files that have no entry yet, for a short while; returns whether all have one now."""
+        deadline = time.monotonic() + BATCH_SECONDS
+        for key in sorted(files.keys() - self.entries.keys()):
+            (step, kind), seen = key, stamp(files[key])
+            groups = index_step(reading.read_groups(files[key], numbers=False), kind == "eval")
+            self.entries[key] = seen, {"step": step, "kind": kind, **groups}
+            if time.monotonic() > deadline:
+                break
+        return len(self.entries) == len(files)
 
 
 class LiveRuns:
@@ -50,7 +66,7 @@ class LiveRuns:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self._runs: dict[str, tuple[Stamp, Run]] = {}
+        self._runs: dict[str, tuple[tuple[Stamp, ...], Run]] = {}
         self._indexes: dict[str, IndexCache] = {}
         self._lock = threading.Lock()
 
@@ -63,7 +79,7 @@ class LiveRuns:
 
     def run(self, path: Path) -> Run:
         """The run as it is now: files are read again when they changed, the status is always fresh."""
-        now = stamp(path)
+        now = _stamps(path)
         with self._lock:
             held = self._runs.get(path.name)
         if held and held[0] == now:
@@ -76,69 +92,46 @@ class LiveRuns:
         return run
 
     def overview(self, path: Path, after: int = 0, epoch: int = 0) -> dict[str, Any]:
-        """The overview with metric rows beyond the `after` that a page holds, or all when the file was replaced."""
+        """The overview with the metric rows after the first `after`, which the page has; all rows after a replacement.
+
+        The last row that a page has is sent again: an evaluation adds to the row of its step.
+        """
         out = overview(self.run(path))
         out["epoch"] = _epoch(path / "metrics.jsonl")
-        rows = len(out["columns"]["step"])
-        out["offset"] = after if epoch == out["epoch"] and after <= rows else 0
-        # the last row a page holds may have been added to since: evaluations come as a second line of their step
-        out["offset"] = max(0, out["offset"] - 1)
+        known = after if epoch == out["epoch"] and after <= len(out["columns"]["step"]) else 0
+        out["offset"] = max(0, known - 1)
         out["columns"] = {name: values[out["offset"] :] for name, values in out["columns"].items()}
         return out
 
     def tag(self, path: Path) -> str:
         """Changes whenever the run's overview may have changed."""
-        return f"{hash((stamp(path), self.run(path).status)) & 0xFFFFFFFFFFFF:x}"
+        return f"{hash((_stamps(path), self.run(path).status)) & 0xFFFFFFFFFFFF:x}"
 
     def summaries(self) -> list[dict[str, Any]]:
-        """A line a run for the list of runs."""
+        """One entry per run, for the list of runs."""
         return [summary(self.run(path)) for path in self.paths()]
 
     def index(self, path: Path, after: int, generation: int) -> dict[str, Any]:
-        """Index entries beyond the `after` that the page holds; reads new files for a short while, then answers.
+        """Index entries after the first `after`, which the page has; reads new files for a short while, then answers.
 
         `complete` is False when files remain: the page asks again.
         """
         with self._lock:
             cache = self._indexes.setdefault(path.name, IndexCache())
         with cache.lock:
-            files = {(s, "train"): p for s, p in reading.step_files(path / "groups").items()}
-            files |= {(s, "eval"): p for s, p in reading.step_files(path / "evals").items()}
-            self._forget_changed(cache, files)
-            complete = self._read_new(cache, files)
+            files = {(step, "train"): file for step, file in reading.step_files(path / "groups").items()}
+            files |= {(step, "eval"): file for step, file in reading.step_files(path / "evals").items()}
+            cache.forget_changed(files)
+            complete = cache.read_new(files)
             start = after if generation == cache.generation else 0
-            entries = [cache.entries[key] for key in cache.order[start:]]
+            entries = [entry for _, entry in list(cache.entries.values())[start:]]
             return {"entries": entries, "complete": complete, "generation": cache.generation}
-
-    def _forget_changed(self, cache: IndexCache, files: dict[tuple[int, str], Path]) -> None:
-        """A step that was written again (after a resume) or cut away makes pages start over."""
-        if all(key in files and _stat(files[key]) == cache.stamps[key] for key in cache.order):
-            return
-        cache.entries = {k: e for k, e in cache.entries.items() if k in files and _stat(files[k]) == cache.stamps[k]}
-        cache.order = [k for k in cache.order if k in cache.entries]
-        cache.generation += 1
-
-    def _read_new(self, cache: IndexCache, files: dict[tuple[int, str], Path]) -> bool:
-        deadline = time.monotonic() + BATCH_SECONDS
-        for key in sorted(files.keys() - cache.entries.keys()):
-            step, kind = key
-            cache.stamps[key] = _stat(files[key])
-            cache.entries[key] = {
-                "step": step,
-                "kind": kind,
-                **index_step(reading.read_groups(files[key], numbers=False), kind == "eval"),
-            }
-            cache.order.append(key)
-            if time.monotonic() > deadline:
-                return len(cache.entries) == len(files)
-        return True
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """What the list of runs shows of one."""
+    """What the list of runs shows about a run."""
     ends = start_and_end(run)
-    rewards = [v for v in run.column("critic/score_all/mean") if v is not None]
-    rewards = rewards or [v for v in run.column("critic/score/mean") if v is not None]
+    rewards = run.values("critic/score_all/mean") or run.values("critic/score/mean")
     stride = max(1, len(rewards) // SPARK_POINTS)
     return {
         "name": run.name,
@@ -153,17 +146,13 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
+def _stamps(path: Path) -> tuple[Stamp, ...]:
+    return tuple(stamp(path / name) for name in WATCHED)
+
+
 def _epoch(path: Path) -> int:
-    """Names the file itself: rows are only ever appended to one, and a cut replaces it by another."""
+    """The identity of the file: rows are appended to it, and cutting rows off replaces it by another file."""
     try:
         return path.stat().st_ino
     except OSError:
         return 0
-
-
-def _stat(path: Path) -> tuple[int, int]:
-    try:
-        info = path.stat()
-    except OSError:
-        return (-1, 0)
-    return info.st_size, info.st_mtime_ns

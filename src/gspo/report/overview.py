@@ -28,76 +28,73 @@ def overview(run: Run) -> dict[str, Any]:
 
 
 def clip_band(run: Run) -> dict[str, float | None]:
-    """ε_low and ε_high of the config; the metrics say what was used when they were adapted."""
-    actor = "actor_rollout_ref.actor"
-    both = run.setting(f"{actor}.clip_ratio")
-    low, high = run.setting(f"{actor}.clip_ratio_low"), run.setting(f"{actor}.clip_ratio_high")
+    """ε_low and ε_high of the config; when they are adapted, the metrics contain the values in use."""
+    both, low, high = (run.setting(f"actor_rollout_ref.actor.clip_ratio{end}") for end in ("", "_low", "_high"))
     return {"low": both if low is None else low, "high": both if high is None else high}
 
 
 def tiles(run: Run) -> list[dict[str, str]]:
-    """The few figures for the top of the page, each with a label and a line of detail."""
-    candidates = (_accuracy_tile, _reward_tile, _time_tile, _token_tile, _kept_tile, _clip_tile)
-    return [tile for make in candidates if (tile := make(run)) is not None]
+    """The main figures for the top of the page, each with a label and a line of detail."""
+    makers = {
+        "Held-out accuracy": _accuracy,
+        "Reward, last step": _reward,
+        "Time": _time,
+        "Generated tokens": _tokens,
+        "Groups kept": _kept,
+        "Clip fraction": _clip_fraction,
+    }
+    found = {label: make(run) for label, make in makers.items()}
+    return [{"label": label, "value": tile[0], "detail": tile[1]} for label, tile in found.items() if tile]
 
 
-def _tile(label: str, value: str, detail: str = "") -> dict[str, str]:
-    return {"label": label, "value": value, "detail": detail}
+Tile = tuple[str, str] | None  # value and detail; None for what the run has not measured
 
 
-def _accuracy_tile(run: Run) -> dict[str, str] | None:
-    ends = start_and_end(run)
-    if ends is None:
-        if not run.accuracy:
-            return None
-        return _tile("Held-out accuracy", words.percent(run.accuracy[-1][1]), f"at step {run.accuracy[-1][0]}")
-    final = run.interval("final")
-    detail = f"95 % interval {words.interval(*final)}" if final else ""
-    return _tile("Held-out accuracy", f"{100 * ends[0]:.1f} → {words.percent(ends[1])}", detail)
+def _accuracy(run: Run) -> Tile:
+    ends, final = start_and_end(run), run.interval("final")
+    if ends is not None:
+        detail = f"95 % interval {words.interval(*final)}" if final else ""
+        return f"{100 * ends[0]:.1f} → {words.percent(ends[1])}", detail
+    return (words.percent(run.accuracy[-1][1]), f"at step {run.accuracy[-1][0]}") if run.accuracy else None
 
 
-def _reward_tile(run: Run) -> dict[str, str] | None:
+def _reward(run: Run) -> Tile:
     every, trained = run.last("critic/score_all/mean"), run.last("critic/score/mean")
-    if every is None and trained is None:
-        return None
     if every is None:
-        return _tile("Reward, last step", f"{trained:.3f}", "trained groups")
-    detail = "all groups" if trained is None else f"all groups; trained groups {trained:.3f}"
-    return _tile("Reward, last step", f"{every:.3f}", detail)
+        return None if trained is None else (f"{trained:.3f}", "trained groups")
+    return f"{every:.3f}", "all groups" if trained is None else f"all groups; trained groups {trained:.3f}"
 
 
-def _time_tile(run: Run) -> dict[str, str] | None:
+def _time(run: Run) -> Tile:
     if run.seconds is None:
         return None
     step = run.last("timing_s/step")
-    return _tile("Time", words.duration(run.seconds), f"last step {words.duration(step)}" if step is not None else "")
+    return words.duration(run.seconds), f"last step {words.duration(step)}" if step is not None else ""
 
 
-def _token_tile(run: Run) -> dict[str, str] | None:
+def _tokens(run: Run) -> Tile:
     generated, wasted = run.generated_tokens, run.total("train/wasted_tokens")
     if not generated:
         return None
     detail = f"{words.percent(wasted / generated, 0)} in groups never trained on" if wasted is not None else ""
-    return _tile("Generated tokens", words.count(generated), detail)
+    return words.count(generated), detail
 
 
-def _kept_tile(run: Run) -> dict[str, str] | None:
+def _kept(run: Run) -> Tile:
     kept = run.total("train/groups_kept")
     if not kept:
         return None
-    dropped = [run.total(name) or 0.0 for name in DROPPED]
-    judged = kept + sum(dropped)
-    return _tile("Groups kept", words.percent(kept / judged, 0), f"{kept:,.0f} of {judged:,.0f}")
+    judged = kept + sum(run.total(name) or 0.0 for name in DROPPED)
+    return words.percent(kept / judged, 0), f"{kept:,.0f} of {judged:,.0f}"
 
 
-def _clip_tile(run: Run) -> dict[str, str] | None:
-    values = [v for v in run.column("actor/pg_clipfrac") if v is not None]
+def _clip_fraction(run: Run) -> Tile:
+    values, band = run.values("actor/pg_clipfrac"), clip_band(run)
     if not values:
         return None
-    low, high = run.last("actor/clip_ratio_low"), run.last("actor/clip_ratio_high")
-    band = clip_band(run)
-    low, high = band["low"] if low is None else low, band["high"] if high is None else high
+    used = {side: run.last(f"actor/clip_ratio_{side}") for side in band}
+    low, high = (band[side] if used[side] is None else used[side] for side in ("low", "high"))
     detail = "mean over steps"
     if low is not None and high is not None:
         detail += f"; band ±{low:.2g}" if low == high else f"; band −{low:.2g} to +{high:.2g}"
-    return _tile("Clip fraction", words.percent(sum(values) / len(values)), detail)
+    return words.percent(sum(values) / len(values)), detail

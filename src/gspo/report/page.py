@@ -1,7 +1,7 @@
 """The self-contained page: styles, scripts and data in one HTML file that needs no network.
 
-Scripts are allowed by their hash only; data lies in blocks that a browser does not execute, as base64 or as JSON
-without `<`. Whatever a model wrote reaches the document as text nodes.
+Scripts are allowed by their hash only; data is in blocks that a browser does not execute, as base64 or as JSON
+without `<`. The scripts insert what a model wrote as text nodes only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import base64
 import gzip
 import hashlib
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,29 +81,23 @@ _META = (
 def _document(
     title: str, boot: Mapping[str, Any], early: Sequence[tuple[str, str]], late: Sequence[tuple[str, str]], text: str
 ) -> str:
-    """Early data comes before the scripts and is there when they start; late data streams in behind them."""
+    """`early` data stands before the scripts, which need it when they start; `late` data loads after them."""
     style = "\n".join(asset(name) for name in STYLES)
     script = "\n".join(asset(name) for name in SCRIPTS).replace("</script", "<\\/script")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    parts = [
-        f'<!doctype html>\n<html lang="en"><head><meta http-equiv="Content-Security-Policy" content="{policy}">{_META}',
-        f"<title>{html.escape(title)}</title><style>{style}</style></head>\n",
-        f'<body><div id="app"></div><noscript>{text}</noscript>\n',
-        _json_block("boot", boot),
-        *_blocks(early),
-        f"<script>{script}</script>\n",
-        *_blocks(late),
-        "</body></html>\n",
-    ]
-    return "".join(parts)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta http-equiv="Content-Security-Policy" content="{policy}">{_META}'
+        f"<title>{html.escape(title)}</title><style>{style}</style></head>\n"
+        f'<body><div id="app"></div><noscript>{text}</noscript>\n'
+        f"{_json_block('boot', boot)}{_blocks(early)}<script>{script}</script>\n{_blocks(late)}</body></html>\n"
+    )
 
 
-def _blocks(items: Sequence[tuple[str, str]]) -> Iterator[str]:
-    for name, data in items:
-        yield f'<script type="text/plain" id="{name}">{data}</script>\n'
+def _blocks(items: Sequence[tuple[str, str]]) -> str:
+    return "".join(f'<script type="text/plain" id="{name}">{data}</script>\n' for name, data in items)
 
 
 def _json_block(name: str, value: Any) -> str:
@@ -122,6 +116,6 @@ def _hash(text: str) -> str:
 
 def _plain_text(overview: Mapping[str, Any]) -> str:
     """The verdict for a browser without scripts."""
-    verdict = overview["verdict"]
-    lines = [f"<h1>{html.escape(overview['name'])}</h1>", f"<p><strong>{html.escape(verdict['headline'])}</strong></p>"]
-    return "".join(lines + [f"<p>{html.escape(s)}</p>" for s in verdict["sentences"]])
+    name, headline = html.escape(overview["name"]), html.escape(overview["verdict"]["headline"])
+    sentences = "".join(f"<p>{html.escape(s)}</p>" for s in overview["verdict"]["sentences"])
+    return f"<h1>{name}</h1><p><strong>{headline}</strong></p>{sentences}"

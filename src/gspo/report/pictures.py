@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,14 @@ from gspo.report.overview import clip_band
 from gspo.runs.metric_names import aux_name, held_out_source, is_accuracy
 from gspo.runs.run import Run
 
-BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, RED = (
-    "#2f6bd8",
-    "#d9630a",
-    "#178a5c",
-    "#b8389a",
-    "#6a50c7",
-    "#0c8599",
-    "#c2362b",
-)
+BLUE, ORANGE, GREEN, PINK = "#2f6bd8", "#d9630a", "#178a5c", "#b8389a"
+VIOLET, TEAL, RED = "#6a50c7", "#0c8599", "#c2362b"
 FATES = (
     ("kept", "kept", BLUE),
     ("same_score", "same score", "#c9a227"),
     ("all_right", "all right", "#2e9e6b"),
     ("all_wrong", "all wrong", "#dd6b4d"),
+    ("filtered", "filtered", "#8d6e63"),
     ("stale_dropped", "stale", "#8b5fbf"),
     ("surplus", "surplus", "#b7d0f5"),
     ("reward_failed", "reward failed", "#c2255c"),
@@ -40,23 +34,19 @@ STAGES = (BLUE, ORANGE, GREEN, PINK, VIOLET, TEAL, "#a3600d", "#6b7280")
 def draw_pictures(run: Run, index: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
     """Write `learning, groups, difficulty, ratios, clipping, stability, timing`.png; those without data are left out."""
     folder.mkdir(parents=True, exist_ok=True)
-    plots: dict[str, Callable[[], Figure | None]] = {
-        "learning": lambda: _learning(run),
-        "groups": lambda: _groups(run),
-        "difficulty": lambda: _difficulty(index),
-        "ratios": lambda: _ratios(run, index),
-        "clipping": lambda: _clipping(run),
-        "stability": lambda: _stability(run),
-        "timing": lambda: _timing(run),
+    figures = {
+        "learning": _learning(run),
+        "groups": _groups(run),
+        "difficulty": _difficulty(index),
+        "ratios": _ratios(run, index),
+        "clipping": _clipping(run),
+        "stability": _stability(run),
+        "timing": _timing(run),
     }
-    written = []
-    for name, draw in plots.items():
-        figure = draw()
-        if figure is not None:
-            path = folder / f"{name}.png"
-            FigureCanvasAgg(figure).print_png(str(path), pil_kwargs={"compress_level": 3})
-            written.append(path)
-    return written
+    drawn = {folder / f"{name}.png": figure for name, figure in figures.items() if figure is not None}
+    for path, figure in drawn.items():
+        FigureCanvasAgg(figure).print_png(str(path), pil_kwargs={"compress_level": 3})
+    return list(drawn)
 
 
 def _figure(num: int = 1) -> tuple[Figure, list[Any]]:
@@ -79,20 +69,19 @@ def _series(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array([p[0] for p in pairs], dtype=float), np.array([p[1] for p in pairs], dtype=float)
 
 
-def _line(ax: Any, run: Run, name: str, label: str, color: str, style: str = "-") -> bool:
-    x, y = _series(run, name)
-    if len(x):
-        ax.plot(x, y, style, color=color, label=label, linewidth=1.6)
-    return bool(len(x))
+def _lines(ax: Any, run: Run, title: str, metrics: Sequence[tuple[str, str, str, str]]) -> None:
+    """Draw metrics as lines, each by name, label, colour and style; those without data are left out."""
+    ax.set_title(title, fontsize=10)
+    for name, label, color, style in metrics:
+        x, y = _series(run, name)
+        if len(x):
+            ax.plot(x, y, style, color=color, label=label, linewidth=1.6)
 
 
 def _learning(run: Run) -> Figure | None:
     figure, (left, right) = _figure(2)
-    drawn = [
-        _line(left, run, "critic/score_all/mean", "all groups", BLUE),
-        _line(left, run, "critic/score/mean", "trained groups", GREEN, "--"),
-    ]
-    left.set_title("Reward", fontsize=10)
+    trained = ("critic/score/mean", "trained groups", GREEN, "--")
+    _lines(left, run, "Reward", [("critic/score_all/mean", "all groups", BLUE, "-"), trained])
     for name, color in zip((n for n in run.names() if is_accuracy(n)), STAGES):
         source = held_out_source(name) or name
         x, y = _series(run, name)
@@ -100,49 +89,45 @@ def _learning(run: Run) -> Figure | None:
         if len(low) == len(high) == len(x):
             right.fill_between(x, 100 * low, 100 * high, color=color, alpha=0.15, linewidth=0)
         right.plot(x, 100 * y, "o-", color=color, label=source, linewidth=1.6, markersize=4)
-        drawn.append(True)
     right.set_title("Held-out accuracy, % with 95 % interval", fontsize=10)
-    return _finish(figure, [left, right], any(drawn))
+    return _finish(figure)
 
 
-def _finish(figure: Figure, axes: Sequence[Any], drawn: bool) -> Figure | None:
-    for ax in axes:
+def _finish(figure: Figure) -> Figure | None:
+    """Add legends; None for a figure without data."""
+    for ax in figure.axes:
         if ax.get_legend_handles_labels()[0]:
             ax.legend(fontsize=8, framealpha=0.85, edgecolor="none")
-    return figure if drawn else None
+    return figure if any(ax.has_data() for ax in figure.axes) else None
 
 
-def _stack(ax: Any, run: Run, parts: Sequence[tuple[str, str, str]]) -> bool:
-    """Stacked areas of metrics over the rows that have any of them."""
+def _stack(run: Run, title: str, parts: Sequence[tuple[str, str, str]]) -> Figure | None:
+    """Stacked areas of metrics (name, label, colour) over the rows that have any of them."""
     columns = [(label, color, run.column(name)) for name, label, color in parts]
     columns = [c for c in columns if any(c[2])]
     keep = [i for i in range(len(run.rows)) if any(c[2][i] is not None for c in columns)]
     if not keep:
-        return False
+        return None
+    figure, (ax,) = _figure()
+    ax.set_title(title, fontsize=10)
     x = np.array([run.rows[i]["step"] for i in keep], dtype=float)
     edges, base = np.append(x - 0.5, x[-1] + 0.5), np.zeros(len(x) + 1)
     for label, color, values in columns:
         y = np.array([values[i] or 0.0 for i in [*keep, keep[-1]]])
         ax.fill_between(edges, base, base + y, step="post", color=color, label=label, linewidth=0)
         base = base + y
-    return True
+    return _finish(figure)
 
 
 def _groups(run: Run) -> Figure | None:
-    figure, (ax,) = _figure()
-    drawn = _stack(ax, run, [(f"train/groups_{f}", label, color) for f, label, color in FATES])
-    ax.set_title("Groups by fate", fontsize=10)
-    return _finish(figure, [ax], drawn)
+    return _stack(run, "Groups by fate", [(f"train/groups_{f}", label, color) for f, label, color in FATES])
 
 
 def _timing(run: Run) -> Figure | None:
-    figure, (ax,) = _figure()
     names = [n for n in run.names() if n.startswith("timing_s/") and n != "timing_s/step"]
     names.sort(key=lambda n: -(run.total(n) or 0.0))
-    parts = [(n, n[len("timing_s/") :].replace("_", " "), c) for n, c in zip(names, STAGES)]
-    drawn = _stack(ax, run, parts)
-    ax.set_title("Time by stage, seconds", fontsize=10)
-    return _finish(figure, [ax], drawn)
+    parts = [(n, n.removeprefix("timing_s/").replace("_", " "), c) for n, c in zip(names, STAGES)]
+    return _stack(run, "Time by stage, seconds", parts)
 
 
 def _difficulty(index: Sequence[dict[str, Any]]) -> Figure | None:
@@ -193,43 +178,32 @@ def _ratios(run: Run, index: Sequence[dict[str, Any]]) -> Figure | None:
     right.set_title("Its distribution, all steps", fontsize=10)
     right.set_xlabel("ratio − 1")
     right.ticklabel_format(axis="x", style="sci", scilimits=(-2, 3))
-    return _finish(figure, [left, right], True)
+    return _finish(figure)
 
 
 def _band(run: Run, steps: Sequence[dict[str, Any]], side: str) -> np.ndarray | None:
     """One side of the clip band at each of the steps, None when it is unknown."""
     fallback = clip_band(run)[side]
     logged = {row["step"]: row.get(f"actor/clip_ratio_{side}") for row in run.rows}
-    values = [logged.get(e["step"]) if logged.get(e["step"]) is not None else fallback for e in steps]
+    values = [fallback if (value := logged.get(e["step"])) is None else value for e in steps]
     return None if any(v is None for v in values) else np.array(values, dtype=float)
 
 
 def _clipping(run: Run) -> Figure | None:
     figure, (left, right) = _figure(2)
-    drawn = [
-        _line(left, run, "actor/pg_clipfrac", "both", BLUE),
-        _line(left, run, "actor/pg_clipfrac_lower", "lower", PINK, "--"),
-        _line(left, run, "actor/pg_clipfrac_upper", "upper", GREEN, ":"),
-    ]
-    batches = sorted(
-        (n for n in run.names() if n.startswith("actor/pg_clipfrac/mb")), key=lambda n: int(n.rpartition("mb")[2])
-    )
-    for name, color in zip(batches, STAGES):
-        drawn.append(_line(right, run, name, f"mini-batch {int(name.rpartition('mb')[2]) + 1}", color))
-    left.set_title("Clip fraction by side", fontsize=10)
-    right.set_title("Clip fraction by mini-batch", fontsize=10)
-    return _finish(figure, [left, right], any(drawn))
+    sides = [("", "both", BLUE, "-"), ("_lower", "lower", PINK, "--"), ("_upper", "upper", GREEN, ":")]
+    by_side = [(f"actor/pg_clipfrac{side}", label, color, style) for side, label, color, style in sides]
+    _lines(left, run, "Clip fraction by side", by_side)
+    prefix = "actor/pg_clipfrac/mb"
+    numbers = sorted(int(name.removeprefix(prefix)) for name in run.names() if name.startswith(prefix))
+    batches = [(f"{prefix}{n}", f"mini-batch {n + 1}", color, "-") for n, color in zip(numbers, STAGES)]
+    _lines(right, run, "Clip fraction by mini-batch", batches)
+    return _finish(figure)
 
 
 def _stability(run: Run) -> Figure | None:
     figure, axes = _figure(3)
-    plots = (
-        ("actor/entropy", "Entropy", TEAL),
-        ("response_length/mean", "Response length", VIOLET),
-        ("actor/grad_norm", "Gradient norm", ORANGE),
-    )
-    drawn = []
-    for ax, (name, title, color) in zip(axes, plots):
-        drawn.append(_line(ax, run, name, "", color))
-        ax.set_title(title, fontsize=10)
-    return figure if any(drawn) else None
+    _lines(axes[0], run, "Entropy", [("actor/entropy", "", TEAL, "-")])
+    _lines(axes[1], run, "Response length", [("response_length/mean", "", VIOLET, "-")])
+    _lines(axes[2], run, "Gradient norm", [("actor/grad_norm", "", ORANGE, "-")])
+    return _finish(figure)

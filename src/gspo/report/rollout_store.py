@@ -1,4 +1,4 @@
-"""The rollouts a report carries: chosen within a budget, slimmed and compressed, one chunk a step."""
+"""The rollouts in a report: chosen within a budget, reduced and compressed, one chunk per step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_BUDGET = 32 << 20  # bytes of group files; their chunks come out smaller
 
 @dataclass
 class RolloutStore:
-    """`index` names every group of the run; `chunks` holds the texts of the chosen steps, gzip JSON lines."""
+    """`index` lists every group of the run; `chunks` are the texts of the chosen steps as gzip JSON lines."""
 
     index: list[dict[str, Any]] = field(default_factory=list)
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class RolloutStore:
 
 
 def collect(run: Run, budget: int = DEFAULT_BUDGET) -> RolloutStore:
-    """Index every group and carry as many steps as the budget allows: all, or evenly spaced with both ends."""
+    """Index every group and include the texts of as many steps as the budget allows: all, or evenly spaced ones."""
     store = RolloutStore()
     evals, groups = run.eval_files(), run.group_files()
     chosen_evals = choose(evals, budget // 4)
@@ -45,33 +45,27 @@ def collect(run: Run, budget: int = DEFAULT_BUDGET) -> RolloutStore:
     store.index.sort(key=lambda entry: (entry["step"], entry["kind"] == "train"))
     if len(chosen["train"]) < len(groups):
         store.note = (
-            f"This file carries the texts of {len(chosen['train']):,} of {len(groups):,} steps, evenly spaced, to stay "
+            f"This file contains the texts of {len(chosen['train']):,} of {len(groups):,} steps, evenly spaced, to stay "
             f"small; all groups are listed. `gspo dashboard {run.path.parent}` shows every text."
         )
     return store
 
 
 def choose(files: Mapping[int, Path], budget: int) -> set[int]:
-    """The steps to carry: all when they fit, else every k-th with the smallest k that fits, the last one always."""
-    steps = sorted(files)
-    if not steps:
-        return set()
-    sizes = [_size(files[step]) for step in steps]
-    stride = 1
-    while stride < len(steps):
-        picked = range(len(steps) - 1, -1, -stride)
-        if sum(sizes[i] for i in picked) <= budget:
-            return {steps[i] for i in picked}
-        stride += 1
-    return {steps[-1]}
+    """The steps to include: every k-th with the smallest k that the budget allows, the last one always."""
+    steps = sorted(files, reverse=True)
+    sizes = {step: _size(files[step]) for step in steps}
+    for stride in range(1, len(steps)):
+        if sum(sizes[step] for step in steps[::stride]) <= budget:
+            return set(steps[::stride])
+    return set(steps[:1])
 
 
 def pack(records: Sequence[Mapping[str, Any]]) -> bytes:
-    """Records as gzip JSON lines with what a page can show: log-probs in milli-nats, log-ratios in micro-nats."""
-    slim = [{**r, "responses": [_slim(x) for x in r["responses"] if isinstance(x, dict)]} for r in records]
-    _add_log_probs(
-        [x for r in records for x in r["responses"] if isinstance(x, dict)], [x for r in slim for x in r["responses"]]
-    )
+    """Records as gzip JSON lines with what a page shows: log-probs in milli-nats, log-ratios in micro-nats."""
+    whole = [[x for x in r["responses"] if isinstance(x, dict)] for r in records]
+    slim = [{**r, "responses": [_slim(x) for x in responses]} for r, responses in zip(records, whole)]
+    _add_log_probs([x for responses in whole for x in responses], [x for r in slim for x in r["responses"]])
     text = "".join(reading.to_json(r) + "\n" for r in slim)
     return gzip.compress(text.encode("utf-8", "replace"), 4, mtime=0)
 
@@ -83,7 +77,7 @@ def _slim(response: Mapping[str, Any]) -> dict[str, Any]:
 def _add_log_probs(responses: Sequence[Mapping[str, Any]], slim: Sequence[dict[str, Any]]) -> None:
     """Add `mlp` (μ), `mlr` (π_old against μ) and `mln` (π_θ against π_old) where they are known.
 
-    All responses at once: token lists are most of a run, and numpy rounds them in bulk.
+    All responses at once: token lists are most of a run, and numpy rounds them faster together.
     """
     chosen = [(r, s) for r, s in zip(responses, slim) if _are_numbers(r.get("log_probs"))]
     columns = []

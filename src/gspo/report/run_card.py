@@ -34,14 +34,8 @@ def run_card(run: Run) -> str:
 
 def _front_matter(run: Run) -> str:
     model, data = run.setting("actor_rollout_ref.model.path"), run.setting("data.train_files")
-    lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags:",
-        "- gspo",
-        "- reinforcement-learning",
-    ]
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
+    lines += ["tags:", "- gspo", "- reinforcement-learning"]
     if isinstance(model, str) and _is_hub_name(model):
         lines.append(f"base_model: {model}")
     sets = [d for d in (data if isinstance(data, list) else [data]) if isinstance(d, str) and _is_hub_name(d)]
@@ -68,11 +62,9 @@ def _result(run: Run) -> str:
     for title, value, at in (("start", ends[0], "start"), ("end", ends[1], "final")):
         ci = run.interval(at)
         rows.append([title, words.percent(value), words.interval(*ci) if ci else "unknown"])
-    if run.change:
-        c = run.change
-        rows.append(
-            ["change, same questions", words.points(c.difference), f"{100 * c.low:+.1f} to {100 * c.high:+.1f}"]
-        )
+    if c := run.change:
+        interval = f"{100 * c.low:+.1f} to {100 * c.high:+.1f}"
+        rows.append(["change, same questions", words.points(c.difference), interval])
     return _grid(["held-out accuracy", "value", "95 % interval"], rows)
 
 
@@ -83,70 +75,60 @@ def _training(run: Run) -> list[tuple[str, Any]]:
     return [
         ("base model", s("actor_rollout_ref.model.path")),
         ("training data", words.name_of(s("data.train_files"))),
-        (
-            "held-out data",
-            words.name_of(s("data.val_files")) if s("data.val_files") else "the task's own held-out split",
-        ),
+        ("held-out data", words.name_of(s("data.val_files") or "the task's own held-out split")),
         ("reward", f"{reward}:{s('custom_reward_function.name')}" if reward else "built in, by data source"),
         ("loss", LOSS_NAMES.get(str(loss), loss)),
         ("advantage", s("algorithm.adv_estimator")),
         ("dynamic sampling", {True: "on", False: "off"}.get(s("algorithm.filter_groups.enable"))),
         ("steps", run.last_step),
-        ("groups a step, responses a group", _pair(s("data.train_batch_size"), s("actor_rollout_ref.rollout.n"))),
-        ("groups a mini-batch", s(f"{ACTOR}.ppo_mini_batch_size")),
+        ("groups per step", s("data.train_batch_size")),
+        ("responses per group", s("actor_rollout_ref.rollout.n")),
+        ("groups per mini-batch", s(f"{ACTOR}.ppo_mini_batch_size")),
         ("learning rate", s(f"{ACTOR}.optim.lr")),
         ("seed", s("trainer.seed")),
         ("seed of the data order", s("data.seed")),
     ]
 
 
-def _pair(a: Any, b: Any) -> str | None:
-    return f"{a}, {b}" if a is not None and b is not None else None
-
-
 def _settings(run: Run) -> str:
     changed = [c for c in run.config if c["origin"] and c["origin"] != "default"]
     if not changed:
         return ""
-    rows = [
-        [f"`{c['key']}`", f"`{json.dumps(words.portable(c['value']), ensure_ascii=False, default=str)}`", _origin(c)]
-        for c in changed
-    ]
+    rows = []
+    for c in changed:
+        value = json.dumps(words.portable(c["value"]), ensure_ascii=False, default=str)
+        origin = " ".join(words.portable(word) for word in str(c["origin"]).split(" "))
+        rows.append([f"`{c['key']}`", f"`{value}`", origin])
     return _grid(["key", "value", "origin"], rows)
-
-
-def _origin(setting: dict[str, Any]) -> str:
-    return " ".join(words.portable(word) for word in str(setting["origin"]).split(" "))
 
 
 def _cost(run: Run) -> list[tuple[str, Any]]:
     generated, wasted = run.generated_tokens, run.total("train/wasted_tokens")
-    device = (run.environment or {}).get("device")
+    unused = f"{wasted:,.0f} ({words.percent(wasted / generated)})" if wasted is not None and generated else None
     return [
         ("wall-clock time", words.duration(run.seconds) if run.seconds is not None else None),
-        ("device", device),
+        ("device", (run.environment or {}).get("device")),
         ("generated tokens", f"{generated:,.0f}" if generated else None),
-        (
-            "of those in groups never trained on",
-            f"{wasted:,.0f} ({words.percent(wasted / generated)})" if wasted is not None and generated else None,
-        ),
+        ("of those in groups never trained on", unused),
     ]
 
 
 def _environment(run: Run) -> list[tuple[str, Any]]:
     facts = run.environment or {}
     packages = facts.get("packages")
-    packages = packages if isinstance(packages, dict) else {}
-    plain = [
-        (k.replace("_", " "), facts.get(k))
-        for k in ("gspo", "git", "python", "platform", "cpu_count", "threads", "num_gpus", "cuda")
-    ]
-    return plain + sorted(packages.items())
+    names = ("gspo", "git", "python", "platform", "cpu_count", "threads", "num_gpus", "cuda")
+    plain = [(name.replace("_", " "), facts.get(name)) for name in names]
+    return plain + (sorted(packages.items()) if isinstance(packages, dict) else [])
 
 
 def _reproduce(run: Run) -> str:
     argv = (run.environment or {}).get("argv")
-    lines = ["The run folder's `config.yaml` holds every value that was used:", "```", "gspo train config.yaml", "```"]
+    lines = [
+        "The run folder's `config.yaml` contains every value that was used:",
+        "```",
+        "gspo train config.yaml",
+        "```",
+    ]
     if isinstance(argv, list) and argv:
         command = shlex.join(["gspo", *(words.portable(str(a)) for a in argv[1:])])
         lines += ["It was started with:", "```", command.replace("```", ""), "```"]
@@ -157,7 +139,7 @@ def _limits(run: Run) -> str:
     names = [name for name in run.names() if name.startswith(CORE)]
     sources = sorted({source for name in names if (source := held_out_source(name)) is not None})
     if not sources:
-        return "No held-out evaluation was run; nothing is known about what the model can do."
+        return "The model was not evaluated on held-out questions; its abilities are unknown."
     return (
         f"Measured on held-out questions of {', '.join(sources)} only. "
         "A reward that a program can check says nothing about other abilities or about safety."
@@ -179,5 +161,5 @@ def _grid(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Keep a value inside its cell and out of the page's markup."""
+    """The text without characters that would end its table cell or act as markup."""
     return text.replace("\n", " ").replace("|", "\\|").replace("<", "&lt;")

@@ -1,9 +1,10 @@
-"""The dashboard's web server: loopback unless told, reads run folders, answers nothing from outside them."""
+"""The dashboard's web server: listens on loopback by default and serves nothing but files of run folders."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import socket
 import zlib
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,23 +19,21 @@ from gspo.report.overview import overview
 from gspo.runs import reading
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-TYPES = {
-    ".js": "text/javascript",
-    ".css": "text/css",
-    ".png": "image/png",
-    ".jsonl": "text/plain",
-    ".json": "text/plain",
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
 }
-TYPES |= {".md": "text/plain", ".yaml": "text/plain"}
+TYPES = {".js": "text/javascript", ".css": "text/css", ".png": "image/png"}
+TYPES |= dict.fromkeys((".jsonl", ".json", ".md", ".yaml"), "text/plain")
 MAX_COMPARED = 12
 
 
 class Dashboard(ThreadingHTTPServer):
-    """Serves the runs under one folder. `port` 0 takes a free one."""
+    """Serves the runs under one folder. `port` 0 chooses a free one."""
 
     daemon_threads = True
 
@@ -42,8 +41,6 @@ class Dashboard(ThreadingHTTPServer):
         self.runs = LiveRuns(Path(folder))
         self.guarded = host in LOOPBACK
         if ":" in host:
-            import socket
-
             self.address_family = socket.AF_INET6
         super().__init__((host, port), Handler)
 
@@ -53,7 +50,7 @@ class Dashboard(ThreadingHTTPServer):
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A reader that went away is not an error."""
+        """A browser that closes its connection is not an error."""
 
 
 class Missing(Exception):
@@ -86,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def _host_is_local(self) -> bool:
-        """Keeps a foreign web page from reading the server under a name of its own (DNS rebinding)."""
+        """Prevents a foreign web page from reading the server under another host name (DNS rebinding)."""
         host = self.headers.get("Host", "")
         name = host[1 : host.find("]")] if host.startswith("[") else host.rpartition(":")[0] or host
         return name in LOOPBACK
@@ -125,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
         return path
 
     def _inside(self, path: Path) -> Path:
-        """The real file, when it is a plain one inside the runs folder."""
+        """The path without symlinks, if it is a plain file inside the runs folder."""
         try:
             real = path.resolve(strict=True)
         except (OSError, RuntimeError):
@@ -136,10 +133,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _overview(self, path: Path, query: dict[str, list[str]]) -> None:
         tag = f'"{self.server.runs.tag(path)}"'
-        if self._unchanged(tag):
-            return
-        body = self.server.runs.overview(path, _integer(query, "after"), _integer(query, "epoch"))
-        self._send(_dump(body), "application/json", tag=tag)
+        if not self._unchanged(tag):
+            body = self.server.runs.overview(path, _integer(query, "after"), _integer(query, "epoch"))
+            self._send(_dump(body), "application/json", tag=tag)
 
     def _compare(self, names: list[str]) -> None:
         if not 1 < len(names) <= MAX_COMPARED:
@@ -159,7 +155,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Missing
         real = self._inside(file)
         data = real.read_bytes()
-        try:  # the stored bytes go out as they are, unless they were cut short
+        try:  # the stored bytes are sent as they are, unless the file is incomplete
             gzip.decompress(data)
         except (OSError, EOFError, zlib.error):
             self._send(reading.read_gzip(real).encode("utf-8", "replace"), "application/jsonl")
@@ -179,7 +175,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(body, "application/json", tag=tag)
 
     def _unchanged(self, tag: str) -> bool:
-        """Whether the reader holds this already; then it has been told so."""
+        """Whether the browser has this version already; answers the request if so."""
         same = self.headers.get("If-None-Match") == tag
         if same:
             self._send(b"", "application/json", status=HTTPStatus.NOT_MODIFIED, tag=tag)
@@ -196,17 +192,14 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("ETag", tag)
         if encoding:
             self.send_header("Content-Encoding", encoding)
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("Content-Security-Policy", POLICY)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line each."""
+        """Requests are not logged."""
 
 
 def _dump(value: Any) -> bytes:

@@ -1,8 +1,8 @@
-"""The verdict: what was trained, what it came to, how long it took and what it cost, in sentences."""
+"""The verdict in sentences: what was trained, with what result, how long it took and what it cost."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gspo.report import words
@@ -21,6 +21,7 @@ DROPPED = {
     "train/groups_all_right": "all right",
     "train/groups_all_wrong": "all wrong",
     "train/groups_same_score": "same score",
+    "train/groups_filtered": "filtered",
     "train/groups_stale_dropped": "stale",
     "train/groups_surplus": "surplus",
     "train/groups_reward_failed": "reward failed",
@@ -33,21 +34,21 @@ class Verdict:
 
     headline: str
     tone: str
-    sentences: list[str] = field(default_factory=list)
+    sentences: list[str]
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def judge(run: Run) -> Verdict:
-    """The verdict of a run as far as it has come."""
+    """The verdict of a run, finished or not."""
     headline, tone = _headline(run)
     sentences = [_what(run), _change(run), _cost(run), _alarms(run)]
     return Verdict(headline, tone, [s for s in sentences if s])
 
 
 def start_and_end(run: Run) -> tuple[float, float] | None:
-    """Held-out accuracy at the start and at the end so far."""
+    """Held-out accuracy of the first and of the latest evaluation; None with fewer than two."""
     result = run.result or {}
     start, final = result.get("start_acc"), result.get("final_acc")
     if isinstance(start, int | float) and isinstance(final, int | float):
@@ -72,23 +73,19 @@ def _headline(run: Run) -> tuple[str, str]:
 
 
 def _apart(run: Run) -> bool:
-    """Without the questions at hand: whether the two intervals do not overlap."""
+    """Whether the intervals of start and end do not overlap; for runs without recorded questions."""
     a, b = run.interval("start"), run.interval("final")
     return bool(a and b and (a[1] < b[0] or b[1] < a[0]))
 
 
 def _reward_headline(run: Run) -> tuple[str, str]:
     for name in ("critic/score_all/mean", "critic/score/mean"):
-        values = [v for v in run.column(name) if v is not None]
+        values = run.values(name)
         if len(values) >= 2:
             verb = "rose" if values[-1] > values[0] else "fell" if values[-1] < values[0] else "stayed"
-            return (
-                f"Training reward {verb} from {values[0]:.3f} to {values[-1]:.3f}; no held-out evaluation yet",
-                "none",
-            )
-    if run.rows:
-        return f"Step {run.last_step}: nothing to judge yet", "none"
-    return "No metrics yet", "none"
+            span = f"from {values[0]:.3f} to {values[-1]:.3f}"
+            return f"Training reward {verb} {span}; no held-out evaluation yet", "none"
+    return (f"Step {run.last_step}: nothing to judge yet" if run.rows else "No metrics yet"), "none"
 
 
 def _what(run: Run) -> str:
@@ -97,19 +94,15 @@ def _what(run: Run) -> str:
     loss = run.setting("actor_rollout_ref.actor.policy_loss.loss_mode")
     if model is None and data is None:
         return ""
-    state = {"running": "is being trained", "stopped": "was trained (stopped before its end)"}.get(
-        run.status, "was trained"
-    )
-    text = f"The model {words.name_of(model)} {state} on {words.name_of(data)}"
+    states = {"running": "is being trained", "stopped": "was trained (stopped before its end)"}
+    text = f"The model {words.name_of(model)} {states.get(run.status, 'was trained')} on {words.name_of(data)}"
     if loss:
         text += f" with {LOSS_NAMES.get(str(loss), str(loss))}"
     total = run.setting("trainer.total_training_steps")
     steps = f"{run.last_step} step" + ("" if run.last_step == 1 else "s")
     if run.status != "finished" and isinstance(total, int) and total > run.last_step:
         steps = f"{run.last_step} of {total} steps"
-    if run.seconds is not None:
-        return f"{text}: {steps} in {words.duration(run.seconds)}."
-    return f"{text}: {steps}."
+    return f"{text}: {steps}{'' if run.seconds is None else f' in {words.duration(run.seconds)}'}."
 
 
 def _change(run: Run) -> str:

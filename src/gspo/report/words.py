@@ -47,14 +47,14 @@ def interval(low: float, high: float) -> str:
 
 
 def name_of(value: object) -> str:
-    """A config value as a noun: lists are joined, None is `none`, of a path its name."""
+    """A config value as text: lists are joined, None is `none`, a path is its last part."""
     if isinstance(value, list):
         return ", ".join(str(portable(v)) for v in value)
     return "none" if value is None else str(portable(value))
 
 
 def portable(value: Any) -> Any:
-    """A value without the folders of this machine: `/home/me/a.jsonl` and `key=/home/me/a.jsonl` keep the name alone."""
+    """A value without the folders of this machine: `/home/me/a.jsonl` becomes `…/a.jsonl`, also after `key=`."""
     if isinstance(value, list):
         return [portable(v) for v in value]
     if isinstance(value, dict):

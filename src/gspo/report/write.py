@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from gspo.runs.files import write_atomic
 
 log = logging.getLogger("gspo.report")
 
 
 @dataclass
 class Report:
-    """What was written; `notes` says what was left out and why."""
+    """The files of a report; `notes` says what was left out and why."""
 
     page: Path
     card: Path
@@ -20,21 +22,21 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
 
-def write_report(run_dir: Path | str) -> Path:
-    """Write the report of a run and return the page's path. Problems are logged, never raised: a run has ended well."""
-    page = Path(run_dir) / "report.html"
+def write_report(run_dir: Path | str, warn: Callable[[str], None] = log.warning) -> Path | None:
+    """Write the report of a run and return the page's path. A failure is passed to `warn`, never raised: then None."""
     try:
-        for note in build_report(run_dir).notes:
-            log.info(note)
-    except Exception as error:  # whatever goes wrong in a picture of the run must not fail the run
-        log.warning(
-            "%s could not be written: %s: %s; `gspo report %s` tries again", page, type(error).__name__, error, run_dir
-        )
-    return page
+        report = build_report(run_dir)
+    except Exception as error:  # a finished run must not fail because its report does
+        cause = f"{type(error).__name__}: {error}"
+        warn(f"the report of {run_dir} is not complete: {cause}; `gspo report {run_dir}` writes it again")
+        return None
+    for note in report.notes:
+        log.info(note)
+    return report.page
 
 
 def build_report(run_dir: Path | str, *, pictures: bool = True, budget: int | None = None) -> Report:
-    """Write the page, the run card and, when matplotlib is there, the pictures. Raises what goes wrong."""
+    """Write the page, the run card and, when matplotlib is installed, the pictures. Errors are raised."""
     from gspo.report.overview import overview
     from gspo.report.page import report_page
     from gspo.report.rollout_store import DEFAULT_BUDGET, collect
@@ -47,8 +49,9 @@ def build_report(run_dir: Path | str, *, pictures: bool = True, budget: int | No
     run = read_run(path)
     store = collect(run, DEFAULT_BUDGET if budget is None else budget)
     report = Report(path / "report.html", path / "RUN.md")
-    _write(report.page, report_page(overview(run), store.index, store.chunks, store.note))
-    _write(report.card, run_card(run))
+    page = report_page(overview(run), store.index, store.chunks, store.note)
+    write_atomic(report.page, page.encode("utf-8", "replace"))
+    write_atomic(report.card, run_card(run).encode("utf-8", "replace"))
     if store.note:
         report.notes.append(store.note)
     if pictures:
@@ -59,10 +62,3 @@ def build_report(run_dir: Path | str, *, pictures: bool = True, budget: int | No
         else:
             report.pictures = draw_pictures(run, store.index, path / "plots")
     return report
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace the file in one go, so that a reader never sees half a page."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(text.encode("utf-8", "replace"))
-    os.replace(temporary, path)

@@ -10,9 +10,9 @@ from gspo.metrics import Metric, Metrics
 
 
 class Clock:
-    """Seconds by stage since the last `reset`; `stage` names what is running now, for watchdogs and messages.
+    """Seconds by stage since the last `reset`; `stage` is the one that runs now, for watchdogs and messages.
 
-    `beats` counts signs of progress: every begin and end of a stage, and what calls `beat` within one.
+    `beats` counts signs of progress: every start and end of a stage, and every call of `beat`.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class Clock:
             self.beat()
 
     def beat(self) -> None:
-        """Say that something has moved on."""
+        """Report progress within a stage."""
         self.beats += 1
 
     def metrics(self) -> Metrics:
-        """`timing_s/<stage>` and `timing_s/step`, the whole since the reset."""
+        """`timing_s/<stage>` and `timing_s/step`, the whole time since the reset."""
         out = {f"timing_s/{name}": Metric("sum", value) for name, value in self.seconds.items()}
         out["timing_s/step"] = Metric("sum", time.perf_counter() - self.started)
         return out

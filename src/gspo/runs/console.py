@@ -1,4 +1,4 @@
-"""What a person sees: a live line and a table on a terminal, plain lines elsewhere."""
+"""Progress for a person: a live line and a table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console as RichConsole
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from gspo.runs.metric_names import held_out_score
 
@@ -60,20 +62,13 @@ class Console:
             self._show(self._line(row, total))
 
     def generating(self, step: int, total: int | None, kept: int, needed: int) -> None:
-        """How far the next batch is; on a terminal only, where it costs no line."""
+        """Show how far the next batch is; on a terminal only, where the line is replaced."""
         if self.rich.is_terminal:
-            self._show(
-                f"step {step}"
-                + (f"/{total}" if total else "")
-                + f"  generating: {kept} of {needed} groups kept"
-            )
+            self._show(f"{_position(step, total)}  generating: {kept} of {needed} groups kept")
 
     def _line(self, row: Mapping[str, float], total: int | None) -> str:
-        parts = [f"step {row['step']:.0f}" + (f"/{total}" if total else "")]
-        for title, key, form in COLUMNS[1:]:
-            value = row.get(key) if key else None
-            if value is not None:
-                parts.append(f"{title} {form.format(value)}")
+        values = [(title, row.get(key or ""), form) for title, key, form in COLUMNS[1:]]
+        parts = [_position(row["step"], total), *(f"{t} {form.format(v)}" for t, v, form in values if v is not None)]
         if total and self._first is not None:
             spent = time.monotonic() - self._started
             left = spent / (row["step"] - self._first) * (total - row["step"])
@@ -81,16 +76,13 @@ class Console:
         return "  ".join(parts)
 
     def _show(self, line: str) -> None:
-        from rich.live import Live
-        from rich.text import Text
-
         if self._live is None:
             self._live = Live(console=self.rich, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(Text(line, overflow="ellipsis", no_wrap=True), refresh=True)
 
     def stop(self) -> None:
-        """Take the live line off the screen."""
+        """Remove the live line from the screen."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -102,14 +94,12 @@ class Console:
         for name in columns:
             table.add_column(name, overflow="fold")
         for row in rows:
-            table.add_row(*[_plain(cell) for cell in row])
+            table.add_row(*(Text(cell) for cell in row))
         self.rich.print(table)
 
 
-def _plain(text: str):
-    from rich.text import Text
-
-    return Text(text)
+def _position(step: float, total: int | None) -> str:
+    return f"step {step:.0f}" + (f"/{total}" if total else "")
 
 
 def _table(rows: Sequence[Mapping[str, float]]) -> Table:
@@ -117,9 +107,6 @@ def _table(rows: Sequence[Mapping[str, float]]) -> Table:
     for title, _, _ in COLUMNS:
         table.add_column(title, justify="right")
     for row in rows:
-        cells = []
-        for _, key, form in COLUMNS:
-            value = row.get(key or "step")
-            cells.append("" if value is None else form.format(value))
-        table.add_row(*cells)
+        values = [(row.get(key or "step"), form) for _, key, form in COLUMNS]
+        table.add_row(*("" if value is None else form.format(value) for value, form in values))
     return table

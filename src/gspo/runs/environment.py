@@ -1,4 +1,4 @@
-"""What a run ran on: versions, device, threads. Written into the run folder and compared on resume."""
+"""The environment of a run: versions, device, threads. Written into the run folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """PolicyFacts about this process's machine and packages, JSON-able."""
+    """Facts about the machine and the packages of this process, JSON-able."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -55,17 +55,13 @@ def _version(name: str) -> str | None:
 
 
 def _git_revision() -> str | None:
-    """The commit of the checkout this package runs from, when it is one."""
+    """The commit of the checkout that this package runs from; None for an installed package."""
     root = Path(gspo.__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
+            ["git", "-C", str(root), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None

@@ -18,11 +18,11 @@ from gspo.runs.files import write_atomic, write_json
 
 
 class RunLocked(RuntimeError):
-    """Another process is writing this run."""
+    """Another process writes to this run."""
 
 
 class RunFolder:
-    """One run's files. Opening it takes a lock that dies with the process; reading needs no lock."""
+    """The files of one run. `open` locks it for this process until `close` or its end; reading needs no lock."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -65,7 +65,7 @@ class RunFolder:
             self._lock = None
 
     def remove_if_empty(self) -> None:
-        """Take away a folder in which nothing was written: a start that was refused leaves no trace."""
+        """Delete a folder to which nothing was written: a start that was refused leaves no trace."""
         if any(p.is_file() and p.name != ".lock" for p in self.path.rglob("*")):
             return
         shutil.rmtree(self.path, ignore_errors=True)
@@ -82,7 +82,7 @@ class RunFolder:
         return False
 
     def append_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Add the row of one step and make it durable. A number that is not finite is stored as null."""
+        """Append the row of one step durably. A number that is not finite is stored as null."""
         row = {"step": step, **{k: v if math.isfinite(v) else None for k, v in values.items()}}
         with open(self.metrics_file, "a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
@@ -95,7 +95,7 @@ class RunFolder:
         self._rewrite(rows)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Metric rows in order. A last line that is half written is left out."""
+        """Metric rows in order, up to a line that is half written."""
         with contextlib.suppress(FileNotFoundError), open(self.metrics_file, encoding="utf-8") as f:
             for line in f:
                 try:
@@ -104,15 +104,14 @@ class RunFolder:
                     return
 
     def cut_after(self, step: int) -> int:
-        """Drop rows, groups and evaluations of steps after `step`; returns how many rows went."""
+        """Delete rows, groups and evaluations of steps after `step`; returns how many rows were deleted."""
         rows = list(self.rows())
         kept = [row for row in rows if row["step"] <= step]
         if self.metrics_file.exists():
             self._rewrite(kept)
-        for folder in (self.groups, self.evals):
-            for file in folder.glob("step-*.jsonl.gz"):
-                if step_of(file.name) > step:
-                    file.unlink()
+        for file in (*self.groups.glob("step-*.jsonl.gz"), *self.evals.glob("step-*.jsonl.gz")):
+            if step_of(file.name) > step:
+                file.unlink()
         return len(rows) - len(kept)
 
     def _rewrite(self, rows: list[dict[str, Any]]) -> None:
@@ -122,7 +121,7 @@ class RunFolder:
         write_json(self.environment_file, environment)
 
     def result(self) -> dict[str, Any] | None:
-        """What the finished run came to, or None while it is unfinished."""
+        """The result of a finished run, None while it is unfinished."""
         try:
             return json.loads(self.result_file.read_text())
         except FileNotFoundError:
@@ -130,7 +129,7 @@ class RunFolder:
 
 
 def _try_lock(lock: TextIO) -> bool:
-    """Take the lock, trying for a moment: another process may be looking whether it is taken."""
+    """Whether the lock was acquired. Tries for 0.2 s: `locked` of another process holds it for an instant."""
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

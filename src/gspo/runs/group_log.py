@@ -1,8 +1,8 @@
 """Every group of a step, kept or dropped, as one compressed file `groups/step-NNNNNN.jsonl.gz`.
 
-A line a group: `uid, submission, version, fate, data_source, ground_truth, messages, responses`; a response has
-`text, finish_reason, num_tokens, versions` (of the weights, as pairs of a version and how many tokens in a row were
-drawn under it)`, score, acc, extra, failure`, and when it was trained on `advantage, ratio`
+One line per group: `uid, submission, version, fate, data_source, ground_truth, messages, responses`; a response has
+`text, finish_reason, num_tokens, versions` (pairs of a weight version and the number of consecutive tokens drawn with
+it)`, score, acc, extra, failure`, and when it was trained on `advantage, ratio`
 (the sequence ratio π_θ/π_old at its own mini-batch) and `tokens, token_ids, loss_mask, log_probs` (μ) with
 `old_log_probs` and `new_log_probs` (rounded to 1e-5).
 """
@@ -28,25 +28,16 @@ class GroupLog:
         self._groups: list[tuple[Group, str]] = []
 
     def add(self, group: Group, fate: str) -> None:
-        """Note a group that was judged: `kept`, or the reason why it was dropped."""
+        """Add a group with its fate: `kept`, or the reason why it was dropped."""
         self._groups.append((group, fate))
 
     def take(self, kept: Iterable[Group] = ()) -> list[tuple[Group, str]]:
-        """The groups of the step that ends and their fates, with those `kept`; what is added later is the next one's."""
+        """Return and forget the groups so far with their fates, and add those `kept`: the groups of a step that ends."""
         groups, self._groups = self._groups, []
         return groups + [(group, "kept") for group in kept]
 
-    def write(
-        self,
-        step: int,
-        trained: dict[int, list[dict[str, Any]]],
-        groups: list[tuple[Group, str]] | None = None,
-    ) -> None:
-        """Write step `step`; `trained` maps a submission number to what training adds to each response.
-
-        `groups` are those that were taken before, when others may have been added since.
-        """
-        groups = self.take() if groups is None else groups
+    def write(self, step: int, trained: dict[int, list[dict[str, Any]]], groups: list[tuple[Group, str]]) -> None:
+        """Write groups from `take`; `trained` maps a submission number to what training adds to each response."""
         records = [_record(group, fate, trained.get(group.submission)) for group, fate in groups]
         records.sort(key=lambda r: (r["submission"], r["fate"]))
         text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
@@ -84,7 +75,7 @@ def _response(rollout: Rollout) -> dict[str, Any]:
 
 
 def read_groups(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one step's file."""
+    """The records of one step's file; a damaged file is an error."""
     with gzip.open(path, "rt", encoding="utf-8") as f:
         for line in f:
             yield json.loads(line)

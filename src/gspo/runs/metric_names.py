@@ -29,12 +29,12 @@ def core_name(source: str, measure: str) -> str:
 
 
 def aux_name(source: str, measure: str) -> str:
-    """The name of a figure beside the main ones; `measure` is such as `acc/ci_low`."""
+    """The name of a further figure of a data source; `measure` is such as `acc/ci_low`."""
     return f"{AUX}{source}/{measure}"
 
 
 def held_out(name: str) -> HeldOut | None:
-    """A metric's data source and measure; None for one that is not of held-out questions."""
+    """The data source and measure of a held-out metric; None for another metric."""
     if not name.startswith((CORE, AUX)):
         return None
     path = name.partition("/")[2]
@@ -66,7 +66,7 @@ def held_out_score(row: Mapping[str, Any]) -> float | None:
 
 
 def accuracy_interval(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The interval of the held-out accuracy of a row with one data source; several have each their own."""
+    """The interval of the held-out accuracy of a row with one data source; None with several."""
     sources = [s for name in row if (s := held_out_source(name)) and name == aux_name(s, "acc/ci_low")]
     if len(sources) != 1:
         return None

@@ -16,21 +16,19 @@ import yaml
 
 _STEP_FILE = re.compile(r"step-(\d+)\.jsonl\.gz$")
 _NUMBERS = re.compile(r'(log_probs|token_ids|loss_mask)": \[[^\]]*')
-
-
-# What may be a number beyond a float's range, which Python reads as an infinity.
+# Matches every number beyond a float's range, which Python reads as an infinity.
 _HUGE = re.compile(r"[eE]\+?\d{3}|\d{300}")
 
 
 def parse_json(text: str) -> Any:
     """The value of JSON text; NaN, infinities and numbers beyond a float's range, which no browser reads, become null."""
     if _HUGE.search(text):
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_representable)
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_finite_integer)
     return json.loads(text, parse_constant=_no_number)
 
 
 def to_json(value: Any) -> str:
-    """The value as compact JSON that a browser reads: what is not finite becomes null, what is not data its text."""
+    """The value as compact JSON that a browser reads: NaN and infinities become null, other objects their text."""
     try:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str, allow_nan=False)
     except ValueError:
@@ -54,7 +52,7 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _representable(text: str) -> int | None:
+def _finite_integer(text: str) -> int | None:
     return int(text) if math.isfinite(float(text)) else None
 
 
@@ -82,7 +80,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The file's object, or None when there is no whole one."""
+    """The file's JSON object, or None when it has no complete one."""
     try:
         value = parse_json(read_text(path))
     except (ValueError, RecursionError):
@@ -101,7 +99,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_gzip(path: Path) -> str:
-    """The text of a gzip file as far as it can be decompressed: a file cut short gives its whole part."""
+    """The text of a gzip file as far as it can be decompressed; "" when it cannot be read."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -117,7 +115,7 @@ def read_gzip(path: Path) -> str:
 
 
 def read_groups(path: Path, *, numbers: bool = True) -> list[dict[str, Any]]:
-    """The records of one `step-NNNNNN.jsonl.gz`; without `numbers` the lists of numbers a token come empty.
+    """The records of one `step-NNNNNN.jsonl.gz`; without `numbers` the lists with a number per token are empty.
 
     Those lists are most of a file. Emptying them in the text is exact: they hold numbers only, and inside a JSON
     string the quote before the colon would be escaped.

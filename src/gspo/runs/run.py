@@ -1,4 +1,4 @@
-"""One run as read from its folder at one moment."""
+"""One run as its folder shows it at one moment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from gspo.processes import is_alive
-from gspo.runs import stats
-from gspo.runs import reading
+from gspo.runs import reading, stats
 from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, is_accuracy
 
-RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run of another machine counts as running
-
-
+RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run on another machine counts as running
 READ_NAMES = (
     "metrics.jsonl",
     "config.yaml",
@@ -33,7 +30,7 @@ READ_NAMES = (
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds, apart from groups and evaluations, which are read a step at a time."""
+    """The content of a run folder, except groups and evaluations, which are read step by step."""
 
     path: Path
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -52,24 +49,25 @@ class Run:
         return self.rows[-1]["step"] if self.rows else 0
 
     def column(self, name: str) -> list[float | None]:
-        """A metric, one value a row, None where the row has none."""
+        """A metric, one value per row, None where the row has none."""
         return [_number(row.get(name)) for row in self.rows]
+
+    def values(self, name: str) -> list[float]:
+        """The values of a metric in the rows that have it."""
+        return [v for v in self.column(name) if v is not None]
 
     def names(self) -> list[str]:
         """Every metric that occurs in some row, in order of appearance."""
-        seen: dict[str, None] = {}
-        for row in self.rows:
-            seen.update(dict.fromkeys(row))
-        seen.pop("step", None)
-        return list(seen)
+        return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
 
     def total(self, name: str) -> float | None:
         """The sum of a metric over the rows, None when no row has it."""
-        values = [v for v in self.column(name) if v is not None]
+        values = self.values(name)
         return sum(values) if values else None
 
     def last(self, name: str) -> float | None:
-        return next((v for v in reversed(self.column(name)) if v is not None), None)
+        """The latest value of a metric, None when no row has it."""
+        return next(reversed(self.values(name)), None)
 
     def setting(self, key: str) -> Any:
         """The value of a dotted config key, None when the run has no such key."""
@@ -104,7 +102,7 @@ class Run:
 
     @cached_property
     def change(self) -> stats.PairedDifference | None:
-        """First against last evaluation over the same questions."""
+        """The last evaluation compared with the first, over the same questions."""
         files = list(self.eval_files().values())
         if len(files) < 2:
             return None
@@ -117,13 +115,11 @@ class Run:
         if isinstance(stored, list) and len(stored) == 2 and all(_number(v) is not None for v in stored):
             return float(stored[0]), float(stored[1])
         rows = [row for row in self.rows if any(is_accuracy(k) for k in row)]
-        if not rows:
-            return None
-        return accuracy_interval(rows[0] if at == "start" else rows[-1])
+        return accuracy_interval(rows[0 if at == "start" else -1]) if rows else None
 
 
 def read_run(path: Path | str) -> Run:
-    """Read a run folder as it is now; never raises for missing or half-written files."""
+    """Read a run folder as it is now; missing or half-written files are no error."""
     path = Path(path)
     rows = reading.read_rows(path / "metrics.jsonl")
     result = reading.read_json(path / "result.json")
@@ -139,14 +135,14 @@ def read_run(path: Path | str) -> Run:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder looks like a run's."""
+    """Whether a folder looks like a run folder."""
     return path.is_dir() and any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml"))
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The run folders directly under a folder that lie in it for real, newest first.
+    """The run folders directly under a folder, newest first.
 
-    A run is left out when it, or a file of it that would be read, is a symlink to somewhere outside the folder.
+    A run is left out when it, or one of its files that would be read, is a symlink to a place outside the folder.
     """
     try:
         root, entries = folder.resolve(), list(folder.iterdir())
@@ -158,17 +154,13 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def _changed(path: Path) -> float:
-    times = []
-    for name in ("metrics.jsonl", "config.yaml"):
-        try:
-            times.append((path / name).stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=0.0)
+    """When the metrics or the config were last written."""
+    files = [path / name for name in ("metrics.jsonl", "config.yaml")]
+    return max((os.path.getmtime(file) for file in files if file.is_file()), default=0.0)
 
 
 def status_of(path: Path, rows: list[dict[str, Any]], result: dict[str, Any] | None) -> str:
-    """`finished`, `running` or `stopped`. The lock is never taken here: that could turn a starting trainer away."""
+    """`finished`, `running` or `stopped`. Does not try the lock: that could make a starting trainer fail."""
     steps = _number((result or {}).get("steps"))
     if result is not None and (steps is None or not rows or rows[-1]["step"] <= steps):
         return "finished"

@@ -1,4 +1,4 @@
-"""Where metric rows go beside the run folder: tensorboard, wandb, trackio, or a sink of the user's own."""
+"""Sinks receive the metric rows of a run, in addition to its folder: tensorboard, wandb, trackio, or a user's sink."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gspo.registry import Registry
 
@@ -22,7 +22,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a sink may know about its run: folder, `trainer.project_name`, the run's name, and the whole config."""
+    """The run of a sink: its folder, `trainer.project_name`, its name, and the whole config."""
 
     folder: Path
     project: str
@@ -35,13 +35,14 @@ class MissingExtra(RuntimeError):
 
 
 MakeSink = Callable[[RunInfo], Sink]
+Make = TypeVar("Make", bound=MakeSink)
 SINKS: Registry[MakeSink] = Registry("trainer.logger")
 
 
-def sink(name: str) -> Callable[[MakeSink], MakeSink]:
+def sink(name: str) -> Callable[[Make], Make]:
     """Register a function `RunInfo -> Sink`, or a class with that constructor, under a name for `trainer.logger`."""
 
-    def register(make: MakeSink) -> MakeSink:
+    def register(make: Make) -> Make:
         SINKS.add(name, make)
         return make
 
@@ -66,11 +67,14 @@ class TensorBoardSink:
         self.writer.close()
 
 
-class WandbLikeSink:
-    """wandb, or trackio, which has the same functions."""
+@sink("wandb")
+class WandbSink:
+    """A run in Weights & Biases."""
 
-    def __init__(self, package: str, run: RunInfo) -> None:
-        self.module = _require(package, package)
+    package = "wandb"
+
+    def __init__(self, run: RunInfo) -> None:
+        self.module = _require(self.package, self.package)
         self.module.init(project=run.project, name=run.name, config=dict(run.config))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -80,18 +84,15 @@ class WandbLikeSink:
         self.module.finish()
 
 
-@sink("wandb")
-def wandb_sink(run: RunInfo) -> WandbLikeSink:
-    return WandbLikeSink("wandb", run)
-
-
 @sink("trackio")
-def trackio_sink(run: RunInfo) -> WandbLikeSink:
-    return WandbLikeSink("trackio", run)
+class TrackioSink(WandbSink):
+    """A run in trackio, which has the functions of wandb."""
+
+    package = "trackio"
 
 
 def open_sinks(names: Sequence[str], run: RunInfo) -> list[Sink]:
-    """The sinks of `trainer.logger`: registered names or "module:function". `console` and `file` are always there."""
+    """The sinks of `trainer.logger`: registered names or "module:function". Every run has `console` and `file`."""
     return [SINKS.find(name)(run) for name in names if name not in ("console", "file")]
 
 

@@ -36,7 +36,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], z: float = Z95) ->
     """The mean of b - a with an adjusted Wald interval (Bonett and Price, 2012, J. Educ. Behav. Stat. 37(4)).
 
     One question won and one lost are added, so that runs that agree on every question still get an interval of
-    honest width. For right/wrong answers this is the published interval; it takes shares of right answers as well.
+    honest width. For right/wrong answers this is the published interval; values may also be shares of right answers.
     """
     if len(a) != len(b):
         raise ValueError(f"paired_difference: {len(a)} and {len(b)} values; each question needs one of both")
@@ -60,7 +60,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], z: float = Z95) ->
 
 
 def question_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
-    """uid → (mean accuracy of its responses, what was asked). Falls back to the score where there is no accuracy."""
+    """uid → (mean accuracy of its responses, question and answer). A response without accuracy counts by its score."""
     out: dict[str, tuple[float, str]] = {}
     for record in records:
         responses = [r for r in record["responses"] if isinstance(r, Mapping)]

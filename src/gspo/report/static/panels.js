@@ -2,17 +2,6 @@
 // Which charts a run gets, and the numbers in them. A chart without data is left out.
 
 G.panels = (function () {
-  const FATES = [
-    "kept",
-    "same_score",
-    "all_right",
-    "all_wrong",
-    "stale_dropped",
-    "surplus",
-    "reward_failed",
-    "skipped",
-    "carried",
-  ];
   const clean = (text) => text.replaceAll("_", " ");
 
   function rows(columns, names) {
@@ -98,18 +87,11 @@ G.panels = (function () {
   }
 
   function fates(columns) {
-    const { present, x, of } = rows(
-      columns,
-      FATES.map((f) => `train/groups_${f}`),
-    );
-    const names = FATES.filter((f) => present.includes(`train/groups_${f}`));
-    const series = names
-      .map((f) => ({
-        label: G.fate(f).label,
-        color: G.fate(f).color,
-        values: of(`train/groups_${f}`),
-        metric: `train/groups_${f}`,
-      }))
+    const metric = (fate) => `train/groups_${fate}`;
+    const { present, x, of } = rows(columns, Object.keys(G.fates).map(metric));
+    const series = Object.entries(G.fates)
+      .filter(([fate]) => present.includes(metric(fate)))
+      .map(([fate, { label, color }]) => ({ label, color, values: of(metric(fate)), metric: metric(fate) }))
       .filter((s) => s.values.some((v) => v));
     if (!series.length) return null;
     return {
