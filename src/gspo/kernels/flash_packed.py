@@ -36,10 +36,7 @@ class Spans(NamedTuple):
         return Spans(query_starts, key_starts, upload(keys, device), longest)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-        """Causal attention [N, heads, size] of every sequence to its keys; `window` counts the token itself.
-
-        Causality is counted from the end of the keys, so a response sees its whole prompt.
-        """
+        """Causal attention [N, heads, size] to a sequence's keys, counted from their end; `window` counts the token too."""
         left = _NO_WINDOW if window is None else window - 1
         return packed_flash(q, k, v, *self, scale, left)[0]
 

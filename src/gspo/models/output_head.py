@@ -41,10 +41,7 @@ class Head:
         return head
 
     def logits(self, hidden: Tensor, multiply: Multiply | None = None) -> Tensor:
-        """Logits in float32 or wider; low-precision weights are converted first, so that no logit is rounded to bf16.
-
-        `multiply` computes the product instead and decides about its precision.
-        """
+        """Logits in float32 or wider, never rounded to bf16; `multiply` computes the product in its own precision."""
         out = (multiply or self.multiply or wide_linear)(hidden, self.linear.weight)
         if self.linear.bias is not None:
             out = out + self.linear.bias

@@ -193,10 +193,7 @@ def _weights(model: ModelSize, chip: Chip, work: Workload, split: Split) -> tupl
 
 
 def _gradient_bytes(size: int, is_one: bool, captured: bool) -> tuple[int, int]:
-    """Of a parameter: (gradients of an update, narrow gradients that a CUDA graph keeps).
-
-    Gradients of several micro-batches are summed in float32; those of a single one are used as they are.
-    """
+    """Of a parameter: (gradients of an update, float32 unless of a single micro-batch; those that a CUDA graph keeps)."""
     if captured:
         return (0 if is_one else FLOAT), size
     return (size if is_one else FLOAT), 0

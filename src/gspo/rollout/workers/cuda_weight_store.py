@@ -56,10 +56,7 @@ def _open(rebuild: Any, arguments: tuple[Any, ...], layout: Layout) -> CudaWeigh
 
 
 class CudaWeights:
-    """A WeightStore in this process's GPU memory, which holds one copy of the model per version.
-
-    Tensors in host memory, such as those gathered from shards, are published in shared memory instead.
-    """
+    """A WeightStore in this process's GPU memory. Tensors in host memory (gathered from shards) go to shared memory."""
 
     def __init__(self) -> None:
         self._held: dict[int, CudaWeightsRef] = {}

@@ -24,8 +24,6 @@ ENGINES: Registry[BuildEngine] = Registry(
     {"native": "gspo.rollout.workers.worker:build_native", "vllm": "gspo.rollout.vllm.engine:build_vllm"},
     error=EngineError,
 )
-
-
 CACHE_FREEING_OPTIONS = ("sleep", "free_cache")  # by which engines free their cache while the trainer works
 
 

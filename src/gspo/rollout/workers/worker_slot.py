@@ -91,10 +91,7 @@ class WorkerSlot:
     def ask(
         self, method: Callable[[RolloutWorker, *Args], Result], *args: *Args, num_timeouts: float = 1.0
     ) -> Callable[[], Result]:
-        """Send a call that does not change the worker's state. Returns a function that waits for its result.
-
-        A worker that fails over it is replaced and asked again.
-        """
+        """Send a call that changes no state; returns a function that waits for its result, replacing failed workers."""
         sent = [self.connection.send(method, *args)]
         return lambda: self._retry(
             lambda: self._wait(sent.pop() if sent else self.connection.send(method, *args), num_timeouts)
