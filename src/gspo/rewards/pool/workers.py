@@ -1,8 +1,8 @@
 """Where workers come from: a fork server (processes that can be killed) or threads (which can only be abandoned).
 
-WorkerPool's thread ── start, stop ──▶ WorkerSource    waits: for the fork server's reply, milliseconds
+WorkerPool's thread ── start, stop ──▶ WorkerSource    waits milliseconds, for the fork server's reply
                     ── kill, request_stack ──▶         does not wait
-                    ◀── Worker.channel ──▶ worker   waits for payloads; the pool never waits for one worker
+                    ◀── Worker.channel ──▶ worker      waits for payloads; the pool never waits for one worker
 """
 
 from __future__ import annotations
