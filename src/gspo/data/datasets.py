@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -115,8 +114,7 @@ def _with_system_prompt(row: Row, text: str) -> Row:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, [*DATASETS.names(), "reasoning_gym"], n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near!r}?" if (near := DATASETS.nearest(name)) else ""
     return (
         f"is not a dataset; expected one of {', '.join(dataset_names())}, reasoning_gym:TASK, a jsonl or parquet file, "
         f"or a hub name owner/name{hint}"

@@ -136,10 +136,8 @@ def wrap_function(
 ) -> RewardFunction:
     """A function with its signature recognised; RewardError names the function and the four signatures."""
     name = name or str(getattr(fn, "__qualname__", type(fn).__name__))
-    style = detect_style(fn, name)
-    where = _where(fn)
     bound = functools.partial(fn, **kwargs) if kwargs else fn
-    return RewardFunction(bound, style, name, where, weight)
+    return RewardFunction(bound, detect_style(fn, name), name, _where(fn), weight)
 
 
 def _awaited(value: Any) -> Any:

@@ -55,7 +55,9 @@ class PoolScorer:
         self._timeout, self._memory, self._retries = timeout, memory, retries
         self.pool: WorkerPool | None = None  # starts with the first group that needs it
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
-        self._pending: list[tuple[Group, Callable[[], list[Graded]]]] = []  # groups, and what waits for their results
+        self._pending: list[
+            tuple[Group, Callable[[], list[Graded]]]
+        ] = []  # with each group, a function that waits for its results
 
     def submit(self, group: Group) -> None:
         responses = responses_of(group)
@@ -70,7 +72,10 @@ class PoolScorer:
 
     def collect(self) -> list[Group]:
         pending, self._pending = self._pending, []
-        return [self._with_rewards(group, results()) for group, results in pending]
+        return [
+            group.with_rollouts(tuple(self._with_reward(*pair) for pair in zip(group.rollouts, results(), strict=True)))
+            for group, results in pending
+        ]
 
     def start(self, data_source: str = "") -> WorkerPool:
         """Start the pool if it is not running; RewardError when the reward function cannot be loaded.
@@ -124,17 +129,11 @@ class PoolScorer:
         names = self.pool.source.info["names"] if self.pool else []
         return f"reward function {', '.join(names) or f'for data_source {prompt.data_source!r}'}"
 
-    def _with_rewards(self, group: Group, graded: Sequence[Graded]) -> Group:
-        """The group with a reward, or a failure and no reward, on each rollout."""
-        pairs = zip(group.rollouts, graded, strict=True)
-        return group.with_rollouts(
-            tuple(
-                rollout.with_reward(manage(result, len(rollout.token_ids), self._manager, self._overlong))
-                if isinstance(result, Reward)
-                else rollout.with_reward(None, result)
-                for rollout, result in pairs
-            )
-        )
+    def _with_reward(self, rollout: Rollout, graded: Graded) -> Rollout:
+        """The rollout with its reward, or with a failure and no reward."""
+        if isinstance(graded, str):
+            return rollout.with_reward(None, graded)
+        return rollout.with_reward(manage(graded, len(rollout.token_ids), self._manager, self._overlong))
 
 
 def responses_of(group: Group) -> list[Response]:

@@ -7,9 +7,9 @@ assert-style test and calls the program through the judge. Everything in `inside
 
 from __future__ import annotations
 
-from .benchmark import Speed, measure_speed
+from .benchmark import measure_speed
 from .judge import DEFAULT_MEMORY, DEFAULT_WALL, Sandbox
-from .levels import GUARANTEES, HOW_TO, CanaryReport, LevelReport, examine_level
+from .levels import GUARANTEES, HOW_TO, examine_level
 from .result import CallResult, RunResult, SandboxError
 
 __all__ = [
@@ -18,12 +18,9 @@ __all__ = [
     "GUARANTEES",
     "HOW_TO",
     "CallResult",
-    "CanaryReport",
-    "LevelReport",
     "RunResult",
     "Sandbox",
     "SandboxError",
-    "Speed",
     "examine_level",
     "measure_speed",
 ]

@@ -1,11 +1,12 @@
 """The judge's side of the sandbox: runs untrusted programs in confined processes and reports how they ended.
 
-caller's thread ── run, call, check ──▶ Sandbox
-    1. waits for a free slot: at most `num_servers` jobs run at a time
-    2. uses an idle fork server, or starts one (waits for its "ready" message)
-    3. requests a child, then waits in `pump` for its end, its answer or the deadline
-    4. `finish`: requests the child's end, waits for its status, at most 5 s; a server that does not answer is
-       closed, and the job is tried once more on a fresh one
+    caller's thread ── run, call, check ──▶ Sandbox
+        1. waits for a free slot: at most `num_servers` jobs run at a time
+        2. uses an idle fork server, or starts one (waits for its "ready" message)
+        3. requests a child, then waits in `pump` for its end, its answer or the deadline
+        4. `finish`: requests the child's end and waits for its status, at most 5 s
+
+A server that does not answer is closed, and its job is tried once more on a fresh one.
 """
 
 from __future__ import annotations

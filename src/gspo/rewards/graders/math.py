@@ -50,7 +50,7 @@ def same_answer(answer: str, truth: str, *, symbolic: bool = True) -> bool:
     if not truth_text:
         raise RewardError(f"the ground truth {truth!r} is empty, expected an answer")
     answer_text = clean(answer)
-    if _squeeze(answer_text) == _squeeze(truth_text):
+    if "".join(answer_text.split()) == "".join(truth_text.split()):
         return True
     truth_value = read_value(truth_text)
     verdict = compare_values(read_value(answer_text), truth_value)
@@ -142,7 +142,3 @@ def _depth(text: str) -> int:
         depth += (character in "{([") - (character in "})]")
         deepest = max(deepest, depth)
     return deepest
-
-
-def _squeeze(text: str) -> str:
-    return "".join(text.split())

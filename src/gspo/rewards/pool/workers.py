@@ -1,8 +1,10 @@
 """Where workers come from: a fork server (processes that can be killed) or threads (which can only be abandoned).
 
-WorkerPool's thread ── start, stop ──▶ WorkerSource    waits: for the fork server's reply, milliseconds
-                    ── kill, request_stack ──▶         does not wait
-                    ◀── Worker.channel ──▶ worker   waits for payloads; the pool never waits for one worker
+    WorkerPool's thread ── start, stop ──▶ WorkerSource    waits milliseconds, for the fork server's reply
+                        ── kill, request_stack ──▶         does not wait
+                        ◀── Worker.channel ──▶ worker      waits for payloads; the pool never waits for one worker
+
+Only the pool's thread calls a WorkerSource.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Worker:
 
 
 class WorkerSource(Protocol):
-    """Starts and ends workers. Called from one thread at a time. `info` is what the handler's factory returned.
+    """Starts and ends workers. `info` is what the handler's factory returned.
 
     The methods that return None do nothing here; a source implements those that its workers need.
     """

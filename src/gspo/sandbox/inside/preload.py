@@ -62,7 +62,8 @@ def preload(numpy_parent: str, everything: bool) -> None:
     _import(COMMON)
     if everything:
         _import(EVERYTHING)
-        _import(m.name for m in pkgutil.iter_modules(_package_path("encodings"), "encodings.") if "mbcs" not in m.name)
+        encodings = pkgutil.iter_modules(importlib.import_module("encodings").__path__, "encodings.")
+        _import(module.name for module in encodings if "mbcs" not in module.name)
     if numpy_parent:
         sys.path.append(numpy_parent)
         _import(NUMPY)
@@ -100,10 +101,6 @@ def _shared_libraries() -> set[str]:
     for folder in filter(os.path.isdir, folders):
         found |= {os.path.realpath(os.path.join(folder, n)) for n in os.listdir(folder) if wanted.match(n)}
     return found
-
-
-def _package_path(name: str) -> list[str]:
-    return list(importlib.import_module(name).__path__)
 
 
 def _import(names: Iterable[str]) -> None:
