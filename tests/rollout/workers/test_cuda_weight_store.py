@@ -10,32 +10,35 @@ import pytest
 import torch
 from torch.multiprocessing import reductions
 
+from gspo.rollout.workers import cuda_weight_store
 from gspo.rollout.workers.cuda_weight_store import CudaWeights, CudaWeightsRef
 from gspo.rollout.workers.weight_store import read_weights
 
 
-def test_every_export_of_a_version_is_released_once(monkeypatch):
-    """As on a GPU, but that no tensor is exported: torch is asked for as many counters as there are readers."""
-    free, released = iter(range(10)), []
+def test_a_discarded_version_has_no_readers_whether_they_closed_it_or_were_killed(monkeypatch, tmp_path):
+    """As on a GPU, except that torch's counters are in a file of the test."""
+    numbers = torch.from_file(str(tmp_path / "counters"), shared=True, size=8 + 10, dtype=torch.int64)
+    numbers.fill_(7)
+    free = iter(range(10))
 
     def export(tensor):
-        """What torch's reduce_tensor gives for a tensor on a GPU."""
+        """What torch's reduce_tensor gives for a tensor on a GPU, with the counter of a new reader."""
         place = next(free)
-        return reductions.rebuild_cuda_tensor, (*(None,) * 11, b"counters", place, None, False)
-
-    def release(handle, offset, device):
-        released.append((handle, offset))
+        numbers[8 + place] = 1
+        return reductions.rebuild_cuda_tensor, (*(None,) * 11, b"/counters", place, None, False)
 
     monkeypatch.setattr(reductions, "reduce_tensor", export)
-    monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter", release)
+    monkeypatch.setattr(cuda_weight_store, "_COUNTER_FILES", str(tmp_path))
     ref, other = (CudaWeightsRef(torch.zeros(4, dtype=torch.uint8), {}) for _ in range(2))
     for pickled in (ref, other, ref):
         pickle.dumps(pickled)
+    numbers[8] = 0  # the first reader has closed it, the third one was killed
     ref.release()
-    assert released == [(b"counters", 0), (b"counters", 2)]
+    assert numbers.tolist() == [*(7,) * 8, 0, 1, 0, *(7,) * 7]
+    numbers[8] = 5
     ref.release()
     other.release()
-    assert released == [(b"counters", i) for i in (0, 2, 1)]
+    assert numbers.tolist() == [*(7,) * 8, 5, 0, 0, *(7,) * 7]
 
 
 def _die_reading(message: bytes, begun) -> None:

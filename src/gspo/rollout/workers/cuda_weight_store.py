@@ -1,8 +1,9 @@
 """Weights by reference on GPUs: one version in the trainer's GPU memory, opened by workers of this machine (CUDA IPC).
 
 A worker on the same GPU copies within its memory, one on another GPU from device to device; host memory is not used.
-torch frees exported memory only after every reader has closed it, which a reader that was killed never does. So
-discarding a version counts every reader as gone.
+torch frees exported memory once a counter in shared memory, one per export, is 0. A reader that closes the memory takes
+1 from it; a reader that was killed never does. So discarding a version sets its counters to 0. (To take 1 from each
+would be wrong: below 0 the unsigned counter is huge, and the memory stays for ever.)
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from torch import Tensor
 from gspo.rollout.workers.weight_store import SharedWeights, WeightsRef
 
 _ALIGNMENT = 256
+_COUNTER_FILES = "/dev/shm"
+_HEADER = 8  # 64-bit words before the first counter of a file
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...], int]]  # name → type, shape, first byte
 Counter = tuple[bytes, int]  # counts the readers of an export: a file in shared memory, and the place in it
 
@@ -48,7 +51,9 @@ class CudaWeightsRef:
         """Count every reader as gone, also those killed while they read. No live reader may still use the block."""
         exports, self._exports = self._exports, []
         for handle, offset in exports:
-            torch.UntypedStorage._release_ipc_counter(handle, offset, device=self.block.device)
+            place = _HEADER + offset
+            counters = torch.from_file(_COUNTER_FILES + handle.decode(), shared=True, size=place + 1, dtype=torch.int64)
+            counters[place] = 0
 
 
 def _open(rebuild: Any, arguments: tuple[Any, ...], layout: Layout) -> CudaWeightsRef:
