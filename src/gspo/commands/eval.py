@@ -25,9 +25,12 @@ def evaluate(
     data: Annotated[
         str, typer.Option("--data", help="Built-in task, jsonl or parquet file, or hub name.")
     ] = "arithmetic",
-    n: Annotated[int, typer.Option("--n", min=1, help="Answers a question; > 1 samples beside greedy.")] = 1,
+    n: Annotated[
+        int,
+        typer.Option("--n", min=1, help="Answers per question; above 1, sampled answers are added to the greedy one."),
+    ] = 1,
     temperature: Annotated[float, typer.Option("--temperature", min=0.0, help="Of sampled answers.")] = 1.0,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="First so many questions.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N questions.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Evaluate a model: greedy and sampled accuracy with 95 % intervals, best@k and maj@k, by data source."""
@@ -73,4 +76,4 @@ def _line(values: dict[str, Any]) -> str:
         parts.insert(1, f"(95 % {values['acc/ci_low']:.3f} to {values['acc/ci_high']:.3f})")
     if values.get("reward_failures"):
         parts.append(f"{values['reward_failures']:.0f} rewards failed")
-    return f"{kind} {' '.join(parts)}, {values['response_length/mean']:.1f} tokens an answer"
+    return f"{kind} {' '.join(parts)}, {values['response_length/mean']:.1f} tokens per answer"

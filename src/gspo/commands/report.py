@@ -16,11 +16,12 @@ app = typer.Typer(add_completion=False)
 def report(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder, such as runs/embedded.")],
     pictures: Annotated[bool, typer.Option(help="Also draw plots/*.png.")] = True,
-    max_mb: Annotated[int, typer.Option(min=1, help="How many MB of group files the page may carry.")] = 32,
+    max_mb: Annotated[int, typer.Option(min=1, help="How many MB of group files the page may include.")] = 32,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict and what was written as JSON.")] = False,
 ) -> None:
     """Write RUN/report.html (one file, no network needed), RUN/plots/*.png and RUN/RUN.md."""
     import json
+    from dataclasses import asdict
 
     from gspo.report.verdict import judge
     from gspo.report.write import build_report
@@ -35,9 +36,7 @@ def report(
     if as_json:
         files = {"page": str(done.page), "card": str(done.card), "pictures": [str(p) for p in done.pictures]}
         typer.echo(
-            json.dumps(
-                {"verdict": verdict.to_dict(), "files": files, "notes": done.notes}, indent=1, ensure_ascii=False
-            )
+            json.dumps({"verdict": asdict(verdict), "files": files, "notes": done.notes}, indent=1, ensure_ascii=False)
         )
         return
     typer.echo(verdict.headline)

@@ -11,7 +11,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def validate(
-    quick: Annotated[bool, typer.Option("--quick", help="Technical part only: some seconds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the technical part: a few seconds.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print every check as JSON.")] = False,
 ) -> None:
     """Check technical correctness, training dynamics, improvement and clip ranges. About two minutes; exits 1 on failure."""

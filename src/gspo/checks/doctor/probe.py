@@ -79,7 +79,7 @@ def _measure(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> P
         generated_tokens_per_s=speeds[0],
         scored_tokens_per_s=speeds[1],
         step_seconds=_step_seconds(config, keep, length, prompt, speeds),
-        clip_fraction=expected_clip_fraction(objective, length) if objective.is_sequence_level else None,
+        clip_fraction=expected_clip_fraction(objective, length),
         noises=measure_noise(parts.policy, batch, objective),
     )
 
@@ -136,9 +136,5 @@ def expected_clip_fraction(objective: ResolvedLoss, length: float) -> float | No
     if not objective.clips or not objective.is_sequence_level:
         return None
     low, high = (epsilon * math.sqrt(max(length, 1.0)) / SPREAD for epsilon in objective.clip)
-    return 0.5 * (_tail(low) + _tail(high))
-
-
-def _tail(z: float) -> float:
-    """P(Z > z) of a standard normal."""
-    return 0.5 * math.erfc(z / math.sqrt(2))
+    # P(Z > z) of a standard normal is erfc(z / √2) / 2.
+    return 0.25 * sum(math.erfc(z / math.sqrt(2)) for z in (low, high))
