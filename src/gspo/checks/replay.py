@@ -70,7 +70,8 @@ class Replay:
         self.run = RunFolder(folder)
         if not self.run.config_file.is_file():
             raise ReplayError(f"{folder}: not a run folder; expected config.yaml in it")
-        self.config = _read_config(self.run.config_file)
+        saved = OmegaConf.to_container(OmegaConf.load(self.run.config_file))
+        self.config = load(base=saved).config  # pyright: ignore[reportArgumentType]
         self.trained = self.config.actor_rollout_ref.actor.policy_loss.loss_mode
         self._rows = {row["step"]: row for row in self.run.rows()}
         self._scorer = None if checkpoint is None else _Jacobian(checkpoint, self.config)
@@ -167,11 +168,6 @@ class _Jacobian:
             grads = torch.autograd.grad(weighted, self._parameters)
             total += torch.cat([g.flatten().double() for g in grads])
         return total
-
-
-def _read_config(path: Path) -> TrainerConfig:
-    saved = OmegaConf.to_container(OmegaConf.load(path))
-    return load(base=saved).config  # pyright: ignore[reportArgumentType]
 
 
 def _encoder(folder: Path, config: TrainerConfig) -> Encode:

@@ -24,6 +24,7 @@ def report(
     The files are RUN/report.html (complete in itself, no network needed), RUN/plots/*.png and RUN/RUN.md.
     """
     import json
+    from dataclasses import asdict
 
     from gspo.report.verdict import judge
     from gspo.report.write import build_report
@@ -37,9 +38,7 @@ def report(
     if as_json:
         files = {"page": str(done.page), "card": str(done.card), "pictures": [str(p) for p in done.pictures]}
         typer.echo(
-            json.dumps(
-                {"verdict": verdict.to_dict(), "files": files, "notes": done.notes}, indent=1, ensure_ascii=False
-            )
+            json.dumps({"verdict": asdict(verdict), "files": files, "notes": done.notes}, indent=1, ensure_ascii=False)
         )
         return
     typer.echo(verdict.headline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from gspo.report import words
@@ -16,7 +17,7 @@ def overview(run: Run) -> dict[str, Any]:
         "status": run.status,
         "last_step": run.last_step,
         "total_steps": run.setting("trainer.total_training_steps"),
-        "verdict": judge(run).to_dict(),
+        "verdict": asdict(judge(run)),
         "tiles": tiles(run),
         "columns": {"step": [row["step"] for row in run.rows], **{n: run.column(n) for n in run.names()}},
         "alarms": run.alarms,

@@ -19,19 +19,8 @@ from gspo.runs.reading import to_json
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("uPlot.min.css", "style.css")
-SCRIPTS = (
-    "uPlot.iife.min.js",
-    "core.js",
-    "source.js",
-    "chart.js",
-    "group_panels.js",
-    "panels.js",
-    "rollouts.js",
-    "detail.js",
-    "run.js",
-    "compare.js",
-    "app.js",
-)
+OURS = ("core", "source", "chart", "group_panels", "panels", "rollouts", "detail", "run", "compare", "app")
+SCRIPTS = ("uPlot.iife.min.js", *(f"{name}.js" for name in OURS))  # in the order in which they need each other
 
 
 @cache

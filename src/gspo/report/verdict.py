@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from gspo.report import words
 from gspo.runs.run import Run
@@ -35,9 +34,6 @@ class Verdict:
     headline: str
     tone: str
     sentences: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def judge(run: Run) -> Verdict:

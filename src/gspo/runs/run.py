@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -155,8 +155,11 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 def _changed(path: Path) -> float:
     """When the metrics or the config were last written."""
-    files = [path / name for name in ("metrics.jsonl", "config.yaml")]
-    return max((os.path.getmtime(file) for file in files if file.is_file()), default=0.0)
+    times = [0.0]
+    for name in ("metrics.jsonl", "config.yaml"):
+        with contextlib.suppress(OSError):
+            times.append((path / name).stat().st_mtime)
+    return max(times)
 
 
 def status_of(path: Path, rows: list[dict[str, Any]], result: dict[str, Any] | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gspo.checks.doctor.formula import formula_lines
@@ -29,12 +29,8 @@ class Diagnosis:
 
     def text(self) -> str:
         """All sections, then the problems."""
-        parts = [f"{name}\n" + "".join(f"  {line}\n" for line in lines) for name, lines in self.sections.items()]
-        if self.problems:
-            parts.append("problems\n" + "".join(f"  {problem}\n" for problem in self.problems))
-        else:
-            parts.append("no problems found\n")
-        return "".join(parts)
+        sections = {**self.sections, "problems" if self.problems else "no problems found": self.problems}
+        return "".join(f"{name}\n" + "".join(f"  {line}\n" for line in lines) for name, lines in sections.items())
 
 
 def examine_environment(diagnosis: Diagnosis) -> None:
@@ -42,15 +38,14 @@ def examine_environment(diagnosis: Diagnosis) -> None:
     from gspo.checks.doctor.machine import environment
 
     facts = environment()
-    packages = facts["packages"]
+    versions = {name: facts[name] for name in ("gspo", "python")} | facts["packages"]
+    gpu = f", {facts['gpu_memory_bytes'] / GIB:.1f} GiB on the GPU" if "gpu_memory_bytes" in facts else ""
+    vllm = f" (vllm is installed but cannot be used: {facts['vllm']})" if "vllm" in facts else ""
+    optional = ", ".join(name for name, installed in facts["optional"].items() if installed) or "none"
     lines = [
-        f"gspo {facts['gspo']}, python {facts['python']}, "
-        + ", ".join(f"{name} {version}" for name, version in packages.items()),
-        f"device {facts['device']}, {facts['cpu_count']} cores, {facts['memory_bytes'] / GIB:.1f} GiB of memory"
-        + (f", {facts['gpu_memory_bytes'] / GIB:.1f} GiB on the GPU" if "gpu_memory_bytes" in facts else ""),
-        f"rollout engines: {', '.join(facts['engines'])}"
-        + (f" (vllm is installed but cannot be used: {facts['vllm']})" if "vllm" in facts else "")
-        + f"; optional packages: {', '.join(n for n, there in facts['optional'].items() if there) or 'none'}",
+        ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"device {facts['device']}, {facts['cpu_count']} cores, {facts['memory_bytes'] / GIB:.1f} GiB of memory{gpu}",
+        f"rollout engines: {', '.join(facts['engines'])}{vllm}; optional packages: {optional}",
         f"sandbox level {facts['sandbox']['level']}: {facts['sandbox']['means']}",
     ]
     problems = []
@@ -90,21 +85,16 @@ def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     device = choose_device(config.trainer.device)
     on_gpu = device.type == "cuda"
     available = torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()
-    plan = plan_memory(
-        config,
-        device,
-        base=int(RESERVED) if on_gpu else base_memory(),
-        available=available,
-        num_val=config.data.val_batch_size or config.data.num_val_samples or 512,
-    )
+    base = int(RESERVED) if on_gpu else base_memory()
+    num_val = config.data.val_batch_size or config.data.num_val_samples or 512
+    plan = plan_memory(config, device, base=base, available=available, num_val=num_val)
     memory, stage = plan.memory, plan.memory.peak_stage
-    lines = [
-        f"{name:<30} {_size(size):>10}" + (f"  only in {', '.join(only)}" if (only := memory.only.get(name)) else "")
-        for name, size in memory.held.items()
-    ]
-    lines.append(f"{'program and libraries':<30} {_size(plan.base):>10}")
-    lines.append(f"{f'peak ({stage})':<30} {_size(plan.peak):>10} of {_size(plan.available)}")
-    lines += [f"{'optimiser, in host memory':<30} {_size(memory.on_host):>10}"] if memory.on_host else []
+    limits = {name: f"  only in {', '.join(stages)}" for name, stages in memory.only.items()}
+    rows = [(name, size, limits.get(name, "")) for name, size in memory.held.items()]
+    rows.append(("program and libraries", plan.base, ""))
+    rows.append((f"peak ({stage})", plan.peak, f" of {_size(plan.available)}"))
+    rows += [("optimiser, in host memory", memory.on_host, "")] if memory.on_host else []
+    lines = [f"{name:<30} {_size(size):>10}{more}" for name, size, more in rows]
     problems = []
     if not plan.fits:
         largest = max(memory.at_peak, key=lambda name: memory.at_peak[name])
@@ -129,8 +119,8 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
     seen = probe(config, **given)
     reward = "none" if seen.reward is None else f"{seen.reward:.3f}"
     lines = [
-        f"{seen.num_groups} groups of {config.actor_rollout_ref.rollout.n} responses: {seen.keep_rate:.0%} would be kept, in "
-        f"{seen.all_right:.0%} all responses are right; mean reward {reward}",
+        f"{seen.num_groups} groups of {config.actor_rollout_ref.rollout.n} responses: {seen.keep_rate:.0%} would be kept, "
+        f"in {seen.all_right:.0%} all responses are right; mean reward {reward}",
         f"responses have {seen.mean_length:.1f} tokens on average; {seen.cut:.0%} are cut at the limit",
         f"{seen.generated_tokens_per_s:,.0f} tokens per second generated, {seen.scored_tokens_per_s:,.0f} scored: "
         f"about {seen.step_seconds:.1f} s per step",
@@ -140,9 +130,8 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
         remedy = "use harder data" if seen.all_right > 0.5 else "warm up the model (gspo sft) or use easier data"
         problems.append(f"keep rate: in none of {seen.num_groups} sampled groups do the rewards differ; {remedy}")
     if seen.clip_fraction is not None:
-        lines.append(
-            f"expected clip fraction {seen.clip_fraction:.3f} at this length, if the policy moves as far as in the GSPO paper"
-        )
+        condition = "at this length, if the policy moves as far as in the GSPO paper"
+        lines.append(f"expected clip fraction {seen.clip_fraction:.3f} {condition}")
         if seen.clip_fraction < LOW_CLIP and actor.clip_target is None:
             problems.append(
                 f"clip range: ε = {objective.clip[0]:g}/{objective.clip[1]:g} will rarely clip responses of "
@@ -155,7 +144,7 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
         )
     dtype = compute_dtype(config.actor_rollout_ref.model.dtype, choose_device(config.trainer.device))
     problems += noise_problems(seen.noises, objective, dtype, actor.old_log_prob_source)
-    diagnosis.add("quick sample", seen.to_dict(), lines, problems)
+    diagnosis.add("quick sample", asdict(seen), lines, problems)
 
 
 def _size(num_bytes: float) -> str:

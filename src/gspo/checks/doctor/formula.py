@@ -33,12 +33,10 @@ def formula_lines(config: TrainerConfig) -> list[str]:
     """What is minimised, line by line: the loss, the ratio, the advantages and further terms."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     objective = resolved_loss(actor)
-    ratio = "s_i" if objective.level == "sequence" else "s_it" if objective.level == "sequence_token" else "r_it"
+    ratio = {"sequence": "s_i", "sequence_token": "s_it"}.get(objective.level, "r_it")
     advantage = "A_it" if algorithm.adv_estimator in ("gae", "reinforce_plus_plus") else "A_i"
     length = actor.loss_scale_factor or config.data.max_response_length
-    weight = ""
-    if actor.use_decoupled_loss:
-        weight = "w_it · "
+    weight = "w_it · " if actor.use_decoupled_loss else ""
     summed = SUMS.get(objective.aggregation, "Σ_i Σ_t").format(length=length)
     lines = [f"L = {summed} {weight}{_surrogate(objective, ratio, advantage, actor)}", RATIOS[objective.level]]
     estimator = algorithm.adv_estimator
@@ -47,11 +45,8 @@ def formula_lines(config: TrainerConfig) -> list[str]:
     form = ADVANTAGES.get(estimator, f"A: as {estimator} computes it")
     lines.append(form.format(gamma=algorithm.gamma, lam=algorithm.lam))
     if actor.use_decoupled_loss:
-        cap = (
-            "uncapped"
-            if actor.behav_imp_weight_cap is None
-            else f"{actor.behav_imp_weight_mode} at {actor.behav_imp_weight_cap:g}"
-        )
+        limit = actor.behav_imp_weight_cap
+        cap = "uncapped" if limit is None else f"{actor.behav_imp_weight_mode} at {limit:g}"
         lines.append(f"w_it = π_old(y_it) / μ(y_it), {cap}")
     if algorithm.use_kl_in_reward:
         c = algorithm.kl_ctrl
@@ -62,9 +57,8 @@ def formula_lines(config: TrainerConfig) -> list[str]:
         lines.append(f"L -= {actor.entropy_coeff:g} · entropy")
     if actor.clip_target is not None and objective.clips:
         low, high = actor.clip_target_bounds
-        lines.append(
-            f"ε is adjusted, by factors from {low:g} to {high:g}, to clip {actor.clip_target:g} of the sequences"
-        )
+        factors = f"by factors from {low:g} to {high:g}"
+        lines.append(f"ε is adjusted, {factors}, to clip {actor.clip_target:g} of the sequences")
     return lines
 
 

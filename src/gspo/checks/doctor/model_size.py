@@ -1,4 +1,4 @@
-"""What memory depends on in a model, measured on its own modules rather than estimated from its shape."""
+"""The sizes of a model that memory depends on, measured on its modules instead of estimated from its shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_LAYER_PARAMETERS = 400_000_000  # a larger layer is not built only to be mea
 
 
 def measure_size(config: Any, dtype: torch.dtype, name: str, lora_rank: int = 0) -> ModelSize:
-    """Of the model of a transformers config: parameters, adapters among them, and bytes kept for the backward."""
+    """Number of parameters, of trained ones among them, and bytes kept for the backward, for a transformers config."""
     shape = _shape(config, name)
     parameters, trained = _count_parameters(config, lora_rank)
     estimate = ModelSize.of(shape, torch.finfo(dtype).bits // 8)
@@ -25,7 +25,7 @@ def measure_size(config: Any, dtype: torch.dtype, name: str, lora_rank: int = 0)
 
 
 def _shape(config: Any, name: str) -> ModelShape:
-    """The sizes in a transformers config, also of models that name them otherwise."""
+    """The sizes in a transformers config, also of models that use other names for them."""
     text = config.get_text_config()
     return from_config(text.to_dict() | {key: getattr(text, key, None) for key in text.attribute_map}, name)
 

@@ -82,13 +82,11 @@ def noise_problems(noises: list[Noise], objective: ResolvedLoss, dtype: str, sou
 def _remedy(noise: Noise, source: str) -> str:
     if noise.between.startswith("engine") and source == "rollout":
         return "set actor.old_log_prob_source=recompute, or model.dtype=float32"
-    if noise.between.startswith("engine"):
-        return (
-            "keep actor.old_log_prob_source=recompute, which compares the trainer with itself; with rollout, noise would be "
-            "clipped. model.dtype=float32 removes the noise, a wider clip range (actor.clip_target) covers it"
-        )
-    return (
-        "ratios stay exact as long as π_old is scored in the same micro-batches as the update (recompute, the default); in "
-        "any other layout noise is clipped. model.dtype=float32 removes the noise, a wider clip range (actor.clip_target) "
-        "covers it"
+    advice = (
+        "keep actor.old_log_prob_source=recompute, which compares the trainer with itself; with rollout, noise would be "
+        "clipped"
+        if noise.between.startswith("engine")
+        else "ratios stay exact as long as π_old is scored in the same micro-batches as the update (recompute, the "
+        "default); in any other layout noise is clipped"
     )
+    return f"{advice}. model.dtype=float32 removes the noise, a wider clip range (actor.clip_target) covers it"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ from gspo.types import Group, Prompt
 
 NUM_GROUPS = 8
 MAX_ROWS = 32  # responses that are scored twice
-SPREAD = 0.0306  # σ of log s times √|y| at which 3e-4/4e-4 clips 15 % of responses of thousands of tokens
+SPREAD = 0.0306  # σ(log s) · √|y| at which ε = 3e-4/4e-4 clips 15 % of responses with thousands of tokens
 UPDATE_COST = 3.0  # of forward and backward, relative to a forward
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What a quick sample of `num_groups` groups shows."""
+    """The findings of a quick sample of `num_groups` groups. `cut` is the share of responses at the length limit."""
 
     num_groups: int
     keep_rate: float
@@ -42,15 +41,12 @@ class Probe:
     clip_fraction: float | None
     noises: list[Noise]
 
-    def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
-
-def probe(config: TrainerConfig, *, num_groups: int = NUM_GROUPS, **given: Any) -> Probe:
-    """Generate and score responses to a few training prompts. `given` is passed to `build` (a reward function, rows)."""
-    parts = build(config, Inputs(**given))
+def probe(config: TrainerConfig, *, num_groups: int = NUM_GROUPS, **inputs: Any) -> Probe:
+    """Generate and score responses to a few training prompts. `inputs` are those of `build` (a reward function, rows)."""
+    parts = build(config, Inputs(**inputs))
     try:
-        prompts = load_prompts(config, parts.tokenizer, "train", given.get("train_dataset"))
+        prompts = load_prompts(config, parts.tokenizer, "train", inputs.get("train_dataset"))
         spaced = prompts[:: max(1, len(prompts) // num_groups)][:num_groups]
         return _measure(config, parts, spaced)
     finally:
@@ -83,7 +79,7 @@ def _measure(config: TrainerConfig, parts: RunParts, prompts: list[Prompt]) -> P
         generated_tokens_per_s=speeds[0],
         scored_tokens_per_s=speeds[1],
         step_seconds=_step_seconds(config, keep, length, prompt, speeds),
-        clip_fraction=expected_clip_fraction(objective, length) if objective.is_sequence_level else None,
+        clip_fraction=expected_clip_fraction(objective, length),
         noises=measure_noise(parts.policy, batch, objective),
     )
 
@@ -140,9 +136,5 @@ def expected_clip_fraction(objective: ResolvedLoss, length: float) -> float | No
     if not objective.clips or not objective.is_sequence_level:
         return None
     low, high = (epsilon * math.sqrt(max(length, 1.0)) / SPREAD for epsilon in objective.clip)
-    return 0.5 * (_tail(low) + _tail(high))
-
-
-def _tail(z: float) -> float:
-    """P(Z > z) of a standard normal."""
-    return 0.5 * math.erfc(z / math.sqrt(2))
+    # P(Z > z) of a standard normal is erfc(z / √2) / 2.
+    return 0.25 * sum(math.erfc(z / math.sqrt(2)) for z in (low, high))

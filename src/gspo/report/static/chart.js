@@ -102,7 +102,7 @@ G.chart = (function () {
     };
   }
 
-  // With the cursor elsewhere the legend shows the end of each curve.
+  // While the cursor is elsewhere, the legend shows the last value of each curve.
   function latest(values, spec) {
     if (spec.noLatest) return null;
     for (let i = values.length - 1; i >= 0; i--)

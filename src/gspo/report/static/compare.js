@@ -114,7 +114,7 @@ G.CompareView = class {
       this.curve({ id: "c-entropy", title: "Entropy" }, metric("actor/entropy")),
       this.curve({ id: "c-length", title: "Response length" }, metric("response_length/mean")),
       this.curve({ id: "c-grad", title: "Gradient norm" }, metric("actor/grad_norm")),
-      this.curve({ id: "c-step", title: "Seconds a step" }, metric("timing_s/step")),
+      this.curve({ id: "c-step", title: "Seconds per step" }, metric("timing_s/step")),
     ].filter(Boolean);
     specs.forEach((spec) => {
       if (this.charts.has(spec.id)) return this.charts.get(spec.id).update(spec);

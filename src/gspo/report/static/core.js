@@ -44,7 +44,7 @@ G.number = function (value, digits = 4) {
     .replace(/^-/, "−");
 };
 
-// Keeps a number and its unit on one line.
+// Joins a number and its unit with a space that does not break.
 G.joined = (text) =>
   String(text).replace(/(\d) (?=%|s\b|min\b|h\b|d\b|points\b|tokens\b|\d\d s\b)/g, "$1\u00a0");
 
@@ -87,7 +87,7 @@ G.fates = {
     text: "more than the step needed: its prompt was put back",
   },
   reward_failed: { label: "reward failed", color: "--c-failed", text: "the reward gave no score" },
-  skipped: { label: "skipped", color: "--c-skipped", text: "predicted to teach nothing: not generated" },
+  skipped: { label: "skipped", color: "--c-skipped", text: "predicted to have equal scores: not generated" },
   carried: { label: "carried", color: "--c-carried", text: "usable, carried over to a later step" },
   held_out: { label: "held-out", color: "--c-held", text: "evaluation, never trained on" },
 };

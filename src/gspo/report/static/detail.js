@@ -3,7 +3,7 @@
 
 G.detail = (function () {
   const ZERO = 5e-6; // log-ratios up to here are rounding
-  const MANY = 6000; // tokens of a group above which responses are shown as plain text until asked
+  const MANY = 6000; // with more tokens in a group, responses are plain text until the reader asks for tokens
   const KINDS = {
     update: {
       label: "log-ratio π_θ / π_old",
@@ -19,7 +19,7 @@ G.detail = (function () {
   };
   let preferred = null; // what the reader chose
 
-  // A report stores integers, the run folder plain log-probs: bring both to `log_probs`, `log_ratios`, `log_updates`.
+  // A report stores integers, the run folder log-probs: convert both to `log_probs`, `log_ratios`, `log_updates`.
   function unpack(response) {
     const { log_probs: behaviour, old_log_probs: old, new_log_probs: fresh } = response;
     const minus = (a, b) => (a && a.length && b && a.length === b.length ? a.map((v, i) => v - b[i]) : null);
@@ -35,7 +35,7 @@ G.detail = (function () {
     return top;
   }
 
-  // The reader's choice where it exists here, else the first log-ratio that is not zero throughout.
+  // The reader's choice if this group has it, else the first log-ratio that is not zero throughout.
   function choose(record) {
     const known = Object.keys(KINDS).filter((k) => record.responses.some((r) => r[KINDS[k].values]));
     if (known.includes(preferred)) return preferred;
@@ -171,7 +171,7 @@ G.detail = (function () {
       look.kind === "surprise"
         ? ""
         : look.scale <= ZERO
-          ? ". Here every one is 0"
+          ? ". Here all are 0"
           : `; full colour at ±${G.number(look.scale, 2)}`;
     return G.h(
       "div",

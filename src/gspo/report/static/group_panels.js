@@ -33,7 +33,7 @@ G.groupPanels = (function () {
     const spec = {
       id: "difficulty",
       title: "Prompt difficulty over time",
-      note: "Each cell: share of a step's prompts answered right that often. Learning moves the mass upwards; groups at 0 % and 100 % teach nothing.",
+      note: "Each cell: share of a step's prompts with that success rate. As the model learns, prompts move upwards; groups at 0 % and 100 % give no gradient.",
       x: columns.map((c) => (c.from + c.to) / 2),
       series: [{ label: "mean success rate", values: columns.map((c) => c.mean), color: "--p1", width: 2 }],
       yFormat: (v) => G.percent(v, 0),
@@ -147,7 +147,7 @@ G.groupPanels = (function () {
       title: "Distribution of the sequence ratio",
       x: inside.map((_, i) => low + (i + 0.5) * width),
       xLabel: "ratio − 1",
-      note: `All ${total.toLocaleString("en")} trained responses; ${G.percent(out / total)} lay outside their step's band${all[0] < low || all.at(-1) > high ? ", the outermost bars hold all beyond them" : ""}. The clip acts only where the advantage pushes further out.`,
+      note: `All ${total.toLocaleString("en")} trained responses; ${G.percent(out / total)} are outside their step's band${all[0] < low || all.at(-1) > high ? ", the outermost bars include all values beyond them" : ""}. The clip acts only where the advantage pushes further out.`,
       series: [
         { label: "inside the band", values: inside, color: "--p0" },
         { label: "outside", values: outside, color: "--bad" },

@@ -30,7 +30,7 @@ G.panels = (function () {
       {
         id: "reward",
         title: "Reward",
-        note: "Mean score of a step's responses, before and after groups that teach nothing are dropped.",
+        note: "Mean score of the responses of a step: of all groups, and of the groups that were trained on.",
       },
       [
         ["critic/score_all/mean", "all groups", { color: "--p0" }],
@@ -97,16 +97,16 @@ G.panels = (function () {
     return {
       id: "fates",
       title: "Groups by fate",
-      note: "What became of the groups judged in each step; on top, those left in flight or queued for the next.",
+      note: "Groups judged in each step, kept or dropped; on top, those in progress or queued for the next step.",
       x,
       series,
       stack: true,
-      bars: x.length <= 150,
-      xRange: x.length <= 150 ? halfStep : undefined,
+      ...bars(x),
     };
   }
 
-  const halfStep = (u, low, high) => [low - 0.6, high + 0.6];
+  const bars = (x) =>
+    x.length <= 150 ? { bars: true, xRange: (u, low, high) => [low - 0.6, high + 0.6] } : { bars: false };
 
   function tokens(columns) {
     const { present, x, of } = rows(columns, ["train/generated_tokens", "train/wasted_tokens"]);
@@ -119,8 +119,7 @@ G.panels = (function () {
       note: "Tokens of groups that were trained on, and of those that were not.",
       x,
       stack: true,
-      bars: x.length <= 150,
-      xRange: x.length <= 150 ? halfStep : undefined,
+      ...bars(x),
       series: [
         {
           label: "trained on",
@@ -138,7 +137,7 @@ G.panels = (function () {
       {
         id: "clip",
         title: "Clip fraction by side",
-        note: "Share of sequences (tokens, for token ratios) whose gradient the clip removed.",
+        note: "Share of sequences (tokens, for token-level ratios) whose gradient was clipped to zero.",
         yFormat: (v) => G.percent(v, 1),
       },
       [
@@ -160,7 +159,7 @@ G.panels = (function () {
       {
         id: "clip-mb",
         title: "Clip fraction by mini-batch",
-        note: "The first mini-batch of a step cannot clip: its weights are those that the ratio is taken against.",
+        note: "The first mini-batch of a step cannot clip: it is updated from the weights in the ratio's denominator.",
         yFormat: (v) => G.percent(v, 1),
       },
       shown.map(([name, match], i) => [name, `mini-batch ${+match[1] + 1}`, { color: "--p" + (i % 8) }]),
@@ -207,8 +206,7 @@ G.panels = (function () {
       x,
       series,
       stack: true,
-      bars: x.length <= 150,
-      xRange: x.length <= 150 ? halfStep : undefined,
+      ...bars(x),
       yFormat: (v) => G.number(v, 3),
     };
   }
@@ -222,7 +220,7 @@ G.panels = (function () {
     const names = Object.keys(columns).filter((n) => n.startsWith("perf/") && /per_s|throughput/.test(n));
     return lines(
       columns,
-      { id: "speed", title: "Throughput", note: "Tokens a second." },
+      { id: "speed", title: "Throughput", note: "Tokens per second." },
       names.slice(0, 4).map((n, i) => [n, clean(n.slice(5)), { color: "--p" + i }]),
     );
   }

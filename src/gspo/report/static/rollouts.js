@@ -1,5 +1,5 @@
 "use strict";
-// The rollout browser: every group of a run in a list of which only the visible rows exist, with filter and search.
+// The rollout browser: a list of all groups of a run with filter and search; only visible rows are in the page.
 
 G.Rollouts = class {
   constructor(source, name) {
@@ -299,7 +299,7 @@ G.Rollouts = class {
     if (byPointer && matchMedia("(max-width: 760px)").matches) this.detail.scrollIntoView({ block: "start" });
   }
 
-  // Follow an address such as #step=12&group=uid; quietly does nothing when the group is not known yet.
+  // Opens the group of an address such as #step=12&group=uid; returns false when the group is not known yet.
   follow(address) {
     if (address.q && !this.query.value) this.query.value = address.q;
     if (address.fate) {

@@ -1,5 +1,5 @@
 "use strict";
-// One run: verdict, figures, charts, rollouts, config. Drawn once, then updated in place while the run goes on.
+// One run: verdict, figures, charts, rollouts, config. Drawn once, then updated while the run continues.
 
 G.decodeIndex = function (entries) {
   const fields = ["uid", "fate", "source", "n", "rate", "score", "tokens", "question", "truth", "version"];
@@ -96,7 +96,7 @@ G.RunView = class {
     });
   }
 
-  // The dashboard's server may still be reading: ask again until it has all.
+  // The dashboard's server may still be reading files: ask again until it has read all.
   readIndex() {
     this.reading ||= this.readParts().finally(() => (this.reading = null));
     return this.reading;

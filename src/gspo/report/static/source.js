@@ -98,7 +98,7 @@ G.HttpSource = class {
     if (!response.ok) throw new Error(`${path}: ${response.status}`);
     return response.json();
   }
-  // null when nothing changed since the last call; `key` names the call, `path` may carry what the page holds
+  // null when nothing changed since the last call; `key` names the call, `path` may include what the page has
   async changed(path, key = path) {
     const headers = this.tags.has(key) ? { "If-None-Match": this.tags.get(key) } : {};
     const response = await fetch(path, { headers, cache: "no-store" });
@@ -107,7 +107,7 @@ G.HttpSource = class {
     this.tags.set(key, response.headers.get("ETag"));
     return response.json();
   }
-  // The overview when it changed, with only the new metric rows sent and joined to those at hand.
+  // The overview if it changed. Only new metric rows are sent; they are joined to those of the page.
   async refresh(name, held) {
     const path = this.overviewPath(name);
     const fresh = await this.changed(`${path}?after=${held.columns.step.length}&epoch=${held.epoch}`, path);
