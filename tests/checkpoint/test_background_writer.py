@@ -140,11 +140,15 @@ def test_a_hang_in_the_writer_is_found_when_it_is_waited_for(writer, clock, said
     dog = Watchdog(
         clock, tmp_path, seconds=0.2, stop_seconds=0.0, warn=warned.append, stacks=lambda: "", kill=lambda: None
     )
+
+    def hanging_job(beat):
+        until(lambda: warned)
+
     with dog:
-        writer.do("save_checkpoint", lambda beat: until(lambda: warned))
+        writer.do("save_checkpoint", hanging_job)
         writer.wait()
     assert "stage 'save_checkpoint'" in warned[0]
-    assert "do_first" in (tmp_path / "stalls.log").read_text(), "the writer's own stack"
+    assert "in hanging_job" in (tmp_path / "stalls.log").read_text(), "the writer's own stack"
 
 
 def test_a_writer_that_moves_on_is_no_stall(writer, clock, tmp_path):
