@@ -1,4 +1,4 @@
-"""The writer: jobs aside in order, waited for by name, and what happens when one fails or the run is cut short."""
+"""The background writer: jobs in order, waiting by stage, failures, and runs that are stopped at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gspo.runs.clock import Clock
 
 
 def until(holds) -> None:
-    """Return when something holds; it must within a generous time."""
+    """Wait for a condition; fails after 30 seconds."""
     end = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < end, "waited in vain"
@@ -37,7 +37,7 @@ def writer(clock, said):
     writer.abandon()
 
 
-def test_jobs_are_done_aside_in_order_and_the_stage_waited_for_is_named(writer, clock):
+def test_jobs_run_in_the_thread_in_order_and_waiting_counts_to_their_stage(writer, clock):
     events = []
 
     def first(beat):
@@ -57,14 +57,14 @@ def test_jobs_are_done_aside_in_order_and_the_stage_waited_for_is_named(writer, 
     assert all(writer.cost[stage] >= clock.seconds[stage] * 0.5 for stage in clock.seconds)
 
 
-def test_a_job_done_now_comes_after_those_given_before(writer, clock):
+def test_a_job_in_the_main_thread_comes_after_queued_ones(writer, clock):
     events = []
     writer.do("log_groups", lambda beat: (until(lambda: clock.stage == "log_groups"), events.append("aside")))
     writer.do_now("save_checkpoint", lambda beat: events.append(threading.current_thread().name))
     assert events == ["aside", threading.current_thread().name]
 
 
-def test_what_a_job_raises_is_raised_by_the_wait_and_later_jobs_are_not_done(writer):
+def test_wait_raises_the_error_of_a_job_and_later_jobs_are_dropped(writer):
     cause, done = OSError(28, "No space left on device"), []
 
     def fails(beat):
@@ -81,7 +81,7 @@ def test_what_a_job_raises_is_raised_by_the_wait_and_later_jobs_are_not_done(wri
     assert done == ["later"]
 
 
-def test_an_error_on_its_way_is_told_and_what_was_begun_is_finished(writer, said):
+def test_after_an_error_of_the_run_jobs_finish_and_their_error_is_a_warning(writer, said):
     done = []
 
     def fails(beat):
@@ -94,7 +94,7 @@ def test_an_error_on_its_way_is_told_and_what_was_begun_is_finished(writer, said
     assert done == ["finished"] and "No space left" in said[0]
 
 
-def test_without_an_error_on_its_way_a_failure_is_raised_at_the_end(writer):
+def test_without_an_error_of_the_run_a_failed_job_is_raised_at_the_end(writer):
     def fails(beat):
         raise OSError(28, "No space left on device")
 
@@ -102,7 +102,7 @@ def test_without_an_error_on_its_way_a_failure_is_raised_at_the_end(writer):
         writer.do("save_checkpoint", fails)
 
 
-def test_cut_short_it_stops_at_the_next_beat_and_drops_the_rest(writer):
+def test_after_ctrl_c_it_stops_at_the_next_beat_and_drops_the_rest(writer):
     begun, done = threading.Event(), []
 
     def endless(beat):
@@ -119,7 +119,7 @@ def test_cut_short_it_stops_at_the_next_beat_and_drops_the_rest(writer):
     assert done == [] and not [t for t in threading.enumerate() if t.name == "gspo-writer"]
 
 
-def test_a_closed_writer_takes_jobs_again_and_an_abandoned_one_refuses_them(writer):
+def test_a_closed_writer_accepts_jobs_again_and_an_abandoned_one_refuses_them(writer):
     done = []
     writer.close()
     for number in range(2):  # as when a trainer is saved by hand after its run has ended
@@ -135,16 +135,20 @@ def test_a_closed_writer_takes_jobs_again_and_an_abandoned_one_refuses_them(writ
         writer.do("save_checkpoint", lambda beat: done.append("unnoticed"))
 
 
-def test_a_hang_in_the_writer_is_found_when_it_is_waited_for(writer, clock, said, tmp_path):
+def test_the_watchdog_finds_a_hanging_job_during_wait(writer, clock, said, tmp_path):
     warned = []
     dog = Watchdog(
         clock, tmp_path, seconds=0.2, stop_seconds=0.0, warn=warned.append, stacks=lambda: "", kill=lambda: None
     )
+
+    def hanging_job(beat):
+        until(lambda: warned)
+
     with dog:
-        writer.do("save_checkpoint", lambda beat: until(lambda: warned))
+        writer.do("save_checkpoint", hanging_job)
         writer.wait()
     assert "stage 'save_checkpoint'" in warned[0]
-    assert "do_first" in (tmp_path / "stalls.log").read_text(), "the writer's own stack"
+    assert "in hanging_job" in (tmp_path / "stalls.log").read_text(), "the writer thread's stack"
 
 
 def test_a_writer_that_moves_on_is_no_stall(writer, clock, tmp_path):

@@ -39,7 +39,7 @@ assert counters["stats"]["unique_graphs"] == made, "a batch was compiled for aft
 
 
 def train(folder: Path, model: Path, cache: Path, stop_after: int) -> None:
-    """A process of its own, with code that an earlier one left in `cache` or none."""
+    """Run in a new process, with or without compiled code from an earlier one in `cache`."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(folder), str(model), str(stop_after), *SETTINGS],
         env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(cache)},

@@ -109,7 +109,7 @@ def test_a_resume_that_would_compute_something_else_is_refused(tmp_path, model, 
         ("no.such.key", False),
     ],
 )
-def test_what_only_shows_keeps_or_places_a_run_may_change(key, free):
+def test_keys_that_do_not_affect_results_may_change(key, free):
     def nested(value):
         for part in reversed(key.split(".")):
             value = {part: value}
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_named_and_the_older_one_used(tmp_path, model, w
     assert final_state(tmp_path / "run") == whole
 
 
-def test_no_whole_checkpoint_is_an_error_not_a_start_from_scratch(tmp_path, model):
+def test_no_intact_checkpoint_is_an_error_not_a_start_from_step_0(tmp_path, model):
     train(tmp_path, model, stop_after=1)
     (tmp_path / "run" / "checkpoints" / "step-000001" / "training" / "state.json").unlink()
     with pytest.raises(CheckpointError, match=r"state\.json is missing"):

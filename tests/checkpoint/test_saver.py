@@ -1,4 +1,4 @@
-"""Checkpoints written while the next batch is generated: in order, with the same bits, whatever goes wrong."""
+"""Checkpoints written while the next batch is generated: in order, with the same bits, and after failures."""
 
 from __future__ import annotations
 

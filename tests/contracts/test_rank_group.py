@@ -44,6 +44,7 @@ class TestTorchrunRanks(RankGroupContract):
             dist.destroy_process_group()
 
 
+@pytest.mark.slow
 class TestRayRanks(RankGroupContract):
     num_remote = 2
 

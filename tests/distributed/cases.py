@@ -41,7 +41,7 @@ def place(model: nn.Module, sharded: bool, device: str = "cpu", **settings: Any)
 
 
 def gathered(ranks: Ranks, parts: Tensor) -> Tensor:
-    """All rows of a tensor of which every rank has its own."""
+    """All rows of a tensor that is 0 in other ranks' rows."""
     return ranks.sum(parts)
 
 
@@ -81,7 +81,7 @@ def numbers(model: Any, optimizer: MasterOptimizer, ranks: Ranks) -> Numbers:
 def updates(
     policy: Policy, num: int = 3, of: Callable[[int], list[Group]] | None = None, shuffle: bool = False
 ) -> Numbers:
-    """Several updates; their metrics (of this rank), log-probs of all rows, and what they made of the model."""
+    """Several updates; their metrics (of this rank), log-probs of all rows, and the resulting weights and moments."""
     out: Numbers = {}
     for step in range(num):
         order_seed = step if shuffle else None
@@ -173,7 +173,7 @@ def critic(sharded: bool) -> Numbers:
 
 
 def bad_numbers(sharded: bool) -> Numbers:
-    """One infinite advantage: its mini-batch is skipped everywhere, the others are not."""
+    """One infinite advantage: its mini-batch is skipped on all ranks, the others are not."""
     policy = build_policy(llama(), sharded)
     batch = prepared(policy, uneven(), seed=0)
     batch.advantages[0] = float("inf")
@@ -182,7 +182,7 @@ def bad_numbers(sharded: bool) -> Numbers:
 
 
 def bad_gradients(sharded: bool) -> Numbers:
-    """A finite loss with a gradient that is not: skipped everywhere, and nothing has moved."""
+    """A finite loss with a gradient that is not: skipped on all ranks, and no weight changes."""
     policy = build_policy(llama(), sharded, mini_batch_groups=5)
     batch = prepared(policy, uneven(), seed=0)
     before = numbers(policy.model, policy.optimizer, policy.ranks)

@@ -1,4 +1,4 @@
-"""Two launches serve all tests here: processes take longer to start than to do what is asked of them."""
+"""Two launches for all tests here: starting processes takes longer than their work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = ("trainer.total_training_steps=3",)
 
 @dataclass
 class Launched:
-    """A launch that ended: where its runs are, and what its ranks said."""
+    """A finished launch: the folder of its runs and its ranks' exit codes."""
 
     launch: Launch
     codes: list[int]
@@ -37,7 +37,7 @@ class Launched:
 
 
 def once(folder: Path, make: Callable[[Path], Any]) -> Any:
-    """What `make(folder)` returns, made by the first of the test processes that asks for it."""
+    """The result of `make(folder)`, computed by the first test process that needs it."""
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = folder.with_suffix(".json")
@@ -48,7 +48,7 @@ def once(folder: Path, make: Callable[[Path], Any]) -> Any:
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory) -> Path:
-    """A folder that all test processes of this session have in common."""
+    """A folder that all test processes of this session share."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
     folder.mkdir(exist_ok=True)
@@ -62,7 +62,7 @@ def model(work) -> Path:
 
 @pytest.fixture(scope="session")
 def here(work, model) -> Path:
-    """The same runs in this process, without shards: whole ones, and one that stops to go on elsewhere."""
+    """The same runs in this process, without shards: complete ones, and some that stop and resume on ranks."""
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -82,7 +82,7 @@ def here(work, model) -> Path:
 
 @pytest.fixture(scope="session")
 def two(work, model, here) -> Launched:
-    """Two ranks: all cases; a whole run, runs that stop to go on elsewhere, one that goes on; then one is killed."""
+    """Two ranks: all cases; a complete run, runs that stop, runs that resume; then one rank is killed."""
     folder = work / "two"
     launch = Launch(2, folder, cases=list(CASES), fault="killed")
     launch.add(folder / "whole", model, *STEPS)
@@ -111,7 +111,7 @@ def two(work, model, here) -> Launched:
 
 @pytest.fixture(scope="session")
 def three(work, model, two) -> Launched:
-    """Three ranks: some cases, and the runs that two began; then one of them fails."""
+    """Three ranks: some cases, and runs that two ranks began; then one rank fails."""
     folder = work / "three"
     launch = Launch(3, folder, cases=ON_THREE, fault="raised")
     launch.add(folder / "from two", model, *STEPS)

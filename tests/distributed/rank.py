@@ -25,18 +25,18 @@ from tests.distributed.runs import train
 
 
 class FragileWorker(rank_worker.RankWorker):
-    """A rank that fails when asked to."""
+    """A rank that fails on request."""
 
     def fail(self, rank: int, how: str) -> None:
         if dist.get_rank() == rank:
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ArithmeticError("the numbers are wrong")
-        dist.all_reduce(torch.zeros(1))  # what a rank that is well would wait in
+        dist.all_reduce(torch.zeros(1))  # a healthy rank waits here
 
 
 def run(plan: dict[str, Any], rank: int) -> int:
-    """What one rank does; its exit code."""
+    """Run one rank to its end. Returns its exit code."""
     os.environ |= {
         "TORCHELASTIC_RUN_ID": "test",
         "WORLD_SIZE": str(plan["world"]),
@@ -67,7 +67,7 @@ def run(plan: dict[str, Any], rank: int) -> int:
 
 
 def start(plan: dict[str, Any], rank: int) -> int:
-    """A process for one rank, its output in a file of its own; its number. The libraries are loaded already."""
+    """Fork a process for one rank, with its output in a file. Returns its id."""
     pid = os.fork()
     if pid:
         return pid

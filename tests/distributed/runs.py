@@ -39,7 +39,7 @@ def train(folder: Path, model: Path, *overrides: str, stop_after: int | None = N
 
 @dataclass
 class Launch:
-    """Processes that train together. `runs` are (folder, model, overrides, stop after a step)."""
+    """Ranks that train together. `runs` are (folder, model, overrides, stop after a step)."""
 
     world: int
     out: Path
@@ -53,7 +53,7 @@ class Launch:
         )
 
     def run(self, timeout: float = 240.0) -> list[int]:
-        """Exit codes by rank. What the ranks said is in `out`/rank-N.log; no process is left."""
+        """Run the launch to its end. Returns exit codes by rank; the ranks' output is in `out`/rank-N.log."""
         self.out.mkdir(parents=True, exist_ok=True)
         plan = self.out / "plan.json"
         plan.write_text(

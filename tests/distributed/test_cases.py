@@ -1,4 +1,4 @@
-"""TrainedStep on shards of two or three ranks, a model becomes what it becomes in one process, within float32 rounding."""
+"""Training in shards on two or three ranks gives the weights of one process, within float32 rounding."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_three_ranks_compute_what_one_process_does(three, name):
     same(three, name)
 
 
-def test_the_cases_do_what_they_are_for():
+def test_the_cases_reach_the_code_they_are_for():
     clipped, plain = alone("clipped"), alone("shared_prompts")
     assert plain["metrics 0"]["actor/grad_norm"].result() > 0.05 * 2
     assert not torch.equal(clipped["weight model.norm.weight"], plain["weight model.norm.weight"])

@@ -1,4 +1,4 @@
-"""Which GPUs rollout workers of this machine get, and that those they share with training they give back meanwhile."""
+"""Which GPUs rollout workers use, and that workers on a GPU that also trains sleep during training."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ ROLLOUT = "actor_rollout_ref.rollout."
         (4, {0, 1, 2}, 2, [0, 2, 0], True),
     ],
 )
-def test_workers_get_gpus_that_nobody_trains_on_while_there_are_any(num_gpus, training, width, firsts, shared):
+def test_workers_use_gpus_without_trainer_ranks_first(num_gpus, training, width, firsts, shared):
     places = [gpu_place(i, num_gpus, training, width) for i in range(len(firsts))]
     assert places == [GpuPlace(first, shared) for first in firsts]
 
 
-def test_more_gpus_than_there_are_is_refused_by_name():
+def test_more_gpus_than_the_machine_has_are_refused():
     with pytest.raises(EngineError, match=r"tensor_model_parallel_size=4: this machine has 2 GPUs.*backend=ray"):
         gpu_place(0, 2, {0}, 4)
 
@@ -63,7 +63,7 @@ def specs(monkeypatch, num_gpus: int, count: int, *overrides: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("engine", "key"), [("vllm", "sleep"), ("native", "free_cache")])
-def test_workers_rest_only_where_they_share_a_gpu_with_a_trainer_rank(monkeypatch, two_ranks, engine, key):
+def test_workers_sleep_only_where_they_share_a_gpu_with_a_trainer_rank(monkeypatch, two_ranks, engine, key):
     name = f"{ROLLOUT}name={engine}"
     shared = specs(monkeypatch, 2, 2, name)
     assert [(s.device, s.options[key]) for s in shared] == [("cuda:0", True), ("cuda:1", True)]
@@ -81,5 +81,5 @@ def test_an_engine_that_runs_ahead_of_the_trainer_does_not_sleep(monkeypatch):
     assert [s.options["sleep"] for s in specs(monkeypatch, 1, 1, ahead[0])] == [True]
 
 
-def test_the_gpu_that_is_named_is_the_trainers():
+def test_the_gpu_of_the_config_is_the_trainer_s():
     assert trainer_gpus(torch.device("cuda:3")) == {3} and trainer_gpus(torch.device("cuda")) == {0}

@@ -1,4 +1,4 @@
-"""Who launches ranks and is signalled says what rank 0 said: saved, or not."""
+"""A launcher that receives a signal returns the exit code that rank 0 reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_signalled_launch_ends_with_the_code_of_rank_0(monkeypatch, capsys, re
     assert ("before they had saved" in capsys.readouterr().err) == (reported is None)
 
 
-def test_without_a_launch_nobody_is_reported(monkeypatch, tmp_path):
+def test_without_a_launch_nothing_is_reported(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "0")
     report_exit_code(0)

@@ -1,4 +1,4 @@
-"""Adapters over several ranks: the rows and weights of one process, resumes on any number, and what is exported."""
+"""Adapters over several ranks: the rows and weights of one process, resumes on any number of ranks, and the exports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_adapters_on_two_ranks_train_as_in_one_process(two, here, model):
     assert moved == {name for name in before if "_proj." in name}, "all linear layers but the head, and nothing else"
 
 
-def test_adapters_go_on_on_any_number_of_ranks(two, three, here, model, tmp_path):
+def test_adapters_resume_on_any_number_of_ranks(two, three, here, model, tmp_path):
     shutil.copytree(two.folder / "lora begun", tmp_path / "one")
     train(tmp_path / "one", model, *STEPS, *LORA)
     for folder in (two.folder / "lora from one", three.folder / "lora from two", tmp_path / "one"):
@@ -49,7 +49,7 @@ def test_adapters_go_on_on_any_number_of_ranks(two, three, here, model, tmp_path
         same_weights(folder, here / "lora", 1e-6)
 
 
-def test_low_precision_adapters_go_on_elsewhere_in_their_masters_precision(two, here, model, tmp_path):
+def test_low_precision_adapters_resume_in_the_precision_of_their_masters(two, here, model, tmp_path):
     shutil.copytree(two.folder / "lora low", tmp_path / "one")
     loaded = checkpoint.load(last_checkpoint(tmp_path / "one")).tensors
     masters = {k.removeprefix("master/"): t for k, t in loaded["optimizer"].items() if "master/" in k}
@@ -63,7 +63,7 @@ def test_low_precision_adapters_go_on_elsewhere_in_their_masters_precision(two, 
 
 
 def test_masters_of_one_process_reach_a_rank_unrounded(here, model, tmp_path):
-    """The rank reads the rounded adapters of one process too: what it goes on with are the masters."""
+    """The rank also reads the rounded adapters of one process, but continues from the masters."""
     path = last_checkpoint(here / "lora low begun")
     saved = checkpoint.load(path).tensors["optimizer"]
     masters = {k.removeprefix("master/"): t for k, t in saved.items() if "master/" in k}
@@ -100,12 +100,12 @@ def test_the_merged_export_answers_as_that_of_one_process_and_as_base_and_adapte
         assert (theirs / "training" / "adapter" / name).exists()
 
 
-def test_several_ranks_and_ray_take_adapters():
+def test_several_ranks_and_ray_support_adapters():
     for where in ("actor_rollout_ref.actor.strategy=fsdp2", "trainer.backend=ray"):
         assert load(overrides=[where, *LORA]).config.actor_rollout_ref.model.lora_rank == 4
 
 
-def test_adapters_of_what_is_no_linear_layer_are_refused_by_name(model):
+def test_adapters_of_other_than_linear_layers_are_refused_by_name(model):
     adapters = Adapters(
         load_model(str(model), dtype="float32", device="cpu"), LoraSettings(2, target_modules=["embed_tokens"]), seed=0
     )

@@ -1,4 +1,4 @@
-"""Whole runs on several ranks: the rows and weights of one process, and checkpoints that any number can go on from."""
+"""Whole runs on several ranks: the rows and weights of one process, and checkpoints from which any number can resume."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ def test_ranks_draw_the_same_mini_batches_whoever_runs_a_row(two, here):
     same_weights(two.folder / "shuffled", here / "shuffled")
 
 
-def test_as_many_ranks_go_on_to_the_bit(two):
+def test_the_same_number_of_ranks_resumes_to_the_bit(two):
     assert final_state(two.folder / "again" / "run") == final_state(two.folder / "whole" / "run")
 
 
-def test_three_ranks_go_on_from_two(three, here):
+def test_three_ranks_resume_a_run_of_two(three, here):
     assert (three.folder / "from two" / "run" / "result.json").exists(), three.problem()
     same_rows(three.folder / "from two", here / "whole")
     same_weights(three.folder / "from two", here / "whole")
 
 
-def test_two_ranks_go_on_from_one_process(two, here):
+def test_two_ranks_resume_a_run_of_one_process(two, here):
     same_rows(two.folder / "from one", here / "whole")
     same_weights(two.folder / "from one", here / "whole")
 
 
-def test_one_process_goes_on_from_two_ranks(two, here, model, tmp_path):
+def test_one_process_resumes_a_run_of_two_ranks(two, here, model, tmp_path):
     shutil.copytree(two.folder / "begun", tmp_path / "one")
     train(tmp_path / "one", model, *STEPS)
     same_rows(tmp_path / "one", here / "whole")
@@ -93,7 +93,7 @@ def test_a_mixture_of_experts_is_exported_as_one_process_exports_it(two, here):
     assert "actor/router_change" in rows(two.folder / "moe")[0]
 
 
-def test_critic_and_reference_go_on_elsewhere_too(two, three, here, model, tmp_path):
+def test_critic_and_reference_resume_on_other_ranks(two, three, here, model, tmp_path):
     shutil.copytree(two.folder / "ppo", tmp_path / "one")
     train(tmp_path / "one", model, *STEPS, *PPO)
     for folder in (tmp_path / "one", three.folder / "ppo from two"):

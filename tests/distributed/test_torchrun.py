@@ -25,7 +25,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def launch(folder: Path, model: Path, *overrides: str, ranks: int = 2) -> subprocess.Popen[str]:
-    """`gspo train` on some ranks, in a process group of its own, as a terminal would have it."""
+    """`gspo train` on some ranks, in a new process group, as from a terminal."""
     (folder / "reward.py").write_text(REWARD)
     resolved = config(folder, model, f"custom_reward_function.path={folder / 'reward.py'}", *overrides)
     (folder / "config.yaml").write_text(resolved.to_yaml())
@@ -52,7 +52,7 @@ def read_to(process: subprocess.Popen[str], pattern: str) -> str:
 
 
 def rank_pids(launcher: int) -> dict[int, int]:
-    """Process numbers of the ranks, from the environment torchrun gave them."""
+    """Process ids by rank, from the environment that torchrun set."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and parent_of(int(entry.name)) == launcher:
@@ -69,7 +69,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def in_session(session: int) -> list[int]:
-    """Processes that the launch started, directly or not, and that still run."""
+    """Running processes of the launch, direct children or not."""
     left = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -83,7 +83,7 @@ def in_session(session: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[str], limit: float = 60.0) -> str:
-    """Wait for the end; the rest of the output. Nothing may be left of the launch."""
+    """Wait for the end of all processes of the launch. Returns the rest of the output."""
     try:
         rest, _ = process.communicate(timeout=limit)
         time.sleep(0.5)

@@ -30,7 +30,7 @@ def traced(monkeypatch):
 
 @pytest.fixture
 def broken_compiler(monkeypatch, tmp_path):
-    """A compiler that is there and fails, and no code of an earlier one."""
+    """A compiler that fails, and no cached code."""
     program = tmp_path / "c++"
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o755)
@@ -52,7 +52,7 @@ def batches() -> list[TrainBatch]:
 
 
 def run(one: TokenScorer, batch: TrainBatch) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Log-probs of each micro-batch and the gradients of a weighted sum of them, as an update takes them."""
+    """Log-probs of each micro-batch and the gradients of a weighted sum of them, as in an update."""
     one.model.zero_grad()
     found = []
     with one.runner.running():

@@ -74,7 +74,7 @@ def test_explained_variance():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_value_is_taken_before_its_token_is_seen(family):
+def test_a_value_depends_on_the_tokens_before_its_own(family):
     p = critic(FAMILIES[family]())
     torch.nn.init.normal_(p.model.head.weight)
     whole = groups(num=1, n=1, seed=3)

@@ -1,4 +1,4 @@
-"""The optimiser whose state lies in host memory moves weights, moments and counts by the bits of the one that keeps it."""
+"""The optimizer with its state in host memory computes the bits of the one with its state on the device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = [[1, 2, 3], [4, 5], [2, 6, 1, 7]]
 
 
 def offloaded(named, **settings) -> OffloadedOptimizer:
-    """With pieces so small that tensors lie in several and pieces hold several."""
+    """With pieces so small that tensors span several pieces and pieces contain several tensors."""
     return OffloadedOptimizer(named, piece_elements=320, **settings)
 
 
@@ -100,7 +100,7 @@ def test_a_bad_step_changes_nothing_and_does_not_count(dtype):
 
 @pytest.mark.parametrize("makers", [(MasterOptimizer, offloaded), (offloaded, MasterOptimizer), (offloaded,) * 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_each_kind_goes_on_from_what_the_other_saved(makers, dtype):
+def test_each_kind_resumes_the_state_of_the_other(makers, dtype):
     first, second = makers
     whole = make_model(dtype)
     kept = first(whole.named_parameters(), lr=1e-3)
@@ -151,7 +151,7 @@ def test_parameters_without_a_gradient_stay_as_they_are():
     assert made[1]["step/2.weight"] == 3 and made[1]["step/0.weight"] == 2 and "step/1.weight" not in made[1]
 
 
-def test_nothing_to_do_is_done():
+def test_a_step_without_gradients_changes_nothing():
     net = nn.Linear(3, 3).bfloat16()
     optimizer = offloaded(net.named_parameters(), lr=1e-2)
     before = state(optimizer)

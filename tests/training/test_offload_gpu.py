@@ -1,4 +1,4 @@
-"""The optimiser whose state lies in host memory, on a GPU: the same bits, and less of the GPU's memory."""
+"""The optimizer with its state in host memory, on a GPU: the same bits, and less GPU memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_steps_have_the_bits_of_an_optimiser_that_keeps_its_state(dtype, fused, 
 
 
 def test_large_pieces_that_wait_for_each_other_have_the_same_bits():
-    """Enough bytes that copies are under way while others are asked for."""
+    """Enough bytes that copies still run when others are queued."""
     made = []
     for piece in (None, 1 << 20):
         model = llama(hidden_size=1024, intermediate_size=4096, vocab_size=8192).cuda().bfloat16()
@@ -70,7 +70,7 @@ def test_large_pieces_that_wait_for_each_other_have_the_same_bits():
 
 
 @pytest.mark.parametrize("makers", [(MasterOptimizer, offloaded), (offloaded, MasterOptimizer)])
-def test_each_kind_goes_on_from_what_the_other_saved(makers):
+def test_each_kind_resumes_the_state_of_the_other(makers):
     first, second = makers
     whole = llama().cuda().bfloat16()
     kept = first(whole.named_parameters(), lr=1e-3)
@@ -107,7 +107,7 @@ def test_a_run_with_the_key_has_the_bits_of_one_without_and_each_resumes_the_oth
 
 
 @pytest.mark.parametrize(("dtype", "bytes_spared"), [(torch.bfloat16, 12), (torch.float32, 8)])
-def test_masters_and_moments_take_no_memory_of_the_gpu(dtype, bytes_spared):
+def test_masters_and_moments_use_no_gpu_memory(dtype, bytes_spared):
     piece = 1 << 20
     held, peaks = [], []
     for make in (MasterOptimizer, OffloadedOptimizer):

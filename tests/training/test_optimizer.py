@@ -69,7 +69,7 @@ def test_no_float32_gradient_is_there_between_the_backward_and_the_step():
     assert {g.dtype for g in optimizer._sums.narrow.values()} == {torch.bfloat16}
 
 
-def test_what_a_failed_backward_left_is_not_in_the_next_step():
+def test_gradients_of_a_failed_backward_are_not_in_the_next_step():
     (model, optimizer), (same, other) = pair()
     optimizer.begin(1)
     model(IDS).logits.float().sum().backward()  # and then something fails before the step
@@ -106,7 +106,7 @@ def test_a_model_of_mixed_precision_steps_once():
     assert {float(t) for name, t in state(made[0]).items() if name.startswith("step/")} == {1.0}
 
 
-def test_offloaded_pieces_widen_what_they_take(monkeypatch):
+def test_offloaded_pieces_convert_half_precision_gradients(monkeypatch):
     (model, optimizer), (same, other) = pair(
         lambda named, **s: OffloadedOptimizer(named, piece_elements=64, **s), grad_clip=None
     )

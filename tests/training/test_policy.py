@@ -1,4 +1,4 @@
-"""The policy's forward, its exact ratio, and its indifference to how a batch is cut."""
+"""The policy's forward, its exact ratio, and its independence of micro-batches."""
 
 from __future__ import annotations
 

@@ -73,6 +73,8 @@ def save(
     (tensor_sets.write_sets). `beat` is called after each file and may raise to end the save. `hook` is called at named
     points, for fault injection.
     """
+    from safetensors.torch import save_file
+
     final = folder / f"step-{step:06d}"
     temporary = folder / f".tmp-{final.name}"
 
@@ -87,7 +89,9 @@ def save(
         write_model(temporary)
         reach("save:model")
         for name, members in tensors.items():
-            _save_tensors(members, temporary / "training" / f"{name}.safetensors")
+            file = temporary / "training" / f"{name}.safetensors"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_file({key: t.detach().contiguous() for key, t in members.items()}, file)
             beat()
         if write_shards is not None:
             write_shards(temporary / "training")
@@ -115,13 +119,6 @@ def save(
 def state_text(step: int, state: Mapping[str, Any]) -> str:
     """The content of `state.json` at a step boundary."""
     return json.dumps({"format": FORMAT, "step": step, **state})
-
-
-def _save_tensors(tensors: TensorSet, file: Path) -> None:
-    from safetensors.torch import save_file
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: t.detach().contiguous() for name, t in tensors.items()}, file)
 
 
 def _write_manifest(folder: Path, beat: Callable[[], None]) -> None:

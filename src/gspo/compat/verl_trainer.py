@@ -84,8 +84,7 @@ class PPOTrainerWithSampling:
 
     def init_workers(self) -> None:
         """Build the trainer. `fit` does so if this was not called."""
-        if self._trainer is None:
-            self._trainer = self.build()
+        self._trainer = self._trainer or self.build()
 
     def fit(self) -> dict[str, Any]:
         """Train to the end and close the trainer. Returns the result that `gspo train` prints."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gspo.rollout.engine import EngineError
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPlace:
+class GpuPlace(NamedTuple):
     """The first of a worker's adjacent GPUs, and whether it shares them with trainer ranks."""
 
     first: int

@@ -1,9 +1,10 @@
 """Detects trainer ranks that failed or disappeared: a watch thread in every rank, and a store that outlives any rank.
 
-    rank 0: main thread ◄──────── collectives ────────► main thread :rank 1
-                ▲ cause, exit                                ▲ cause, exit
-            watch thread ──► store: where, beat, ◄── watch thread
-                         ◄── failure, left       ──►
+    rank 0                              store                             rank 1
+    main thread ◄──────────────────── collectives ───────────────────► main thread
+        ▲ cause, or end of the process                                     ▲ the same
+    watch thread ── beat, failure ───► keys of ◄─── beat, failure ── watch thread
+                 ◄── of the others ── all ranks ── of the others ──►
 
 Every second a watch writes its beat and reads the keys of the other ranks. A rank that fails writes the cause. A killed
 rank writes nothing: ranks on its machine see that its process is gone, ranks elsewhere that its beats stop. The main

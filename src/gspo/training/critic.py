@@ -64,11 +64,8 @@ class Critic:
         settings: CriticSettings,
         ranks: Ranks = ALONE,
     ) -> None:
-        self.model = model.eval()
-        self.ranks = ranks
-        self.optimizer = optimizer
-        self.schedule = schedule
-        self.settings = settings
+        self.model, self.optimizer, self.schedule = model.eval(), optimizer, schedule
+        self.settings, self.ranks = settings, ranks
         self.device = next(model.decoder.parameters()).device
         self.runner = Forward.of(model.decoder, settings.layout)
 

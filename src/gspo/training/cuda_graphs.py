@@ -88,19 +88,10 @@ class _Packed(nn.Module):
         self.decoder = decoder
         self._longest = None if longest is None else torch.tensor(longest)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        query_starts: Tensor,
-        key_starts: Tensor,
-        keys: Tensor,
-        longest: Tensor | None = None,
-    ) -> Tensor:
-        limits = longest if self._longest is None else self._longest
-        assert limits is not None
-        spans = Spans(query_starts, key_starts, keys, limits)
-        out = self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, spans=spans)
+    def forward(self, input_ids: Tensor, position_ids: Tensor, *spans: Tensor) -> Tensor:
+        """Hidden states. `spans` are the fields of Spans, in a graph without `longest`."""
+        fields = spans if self._longest is None else (*spans, self._longest)
+        out = self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, spans=Spans(*fields))
         return out.last_hidden_state
 
 

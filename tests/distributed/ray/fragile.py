@@ -1,4 +1,4 @@
-"""Workers of the roles that kill themselves at given moments, once each, as a crash or the system would."""
+"""Worker classes that kill their process at marked moments, once each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gspo.cluster import RankWorker, RolloutWorker
 
 
 def mark(folder: Path, *moments: str) -> Path:
-    """A folder that asks for a death at each of these moments."""
+    """A folder with a file for each moment at which a worker shall die."""
     folder.mkdir()
     for moment in moments:
         (folder / moment).touch()

@@ -1,4 +1,4 @@
-"""`gspo train trainer.backend=ray` as a program: clusters that are there or not, signals, deaths, what is left behind."""
+"""`gspo train trainer.backend=ray` as a program: existing and missing clusters, signals, deaths, remaining processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARK = "GSPO_TEST_RUN"
 
 
 class Program:
-    """`gspo train` in a process group of its own; its processes are known by a variable of their environment."""
+    """`gspo train` in a new process group; its processes are found by an environment variable."""
 
     def __init__(self, folder: Path, *overrides: str, **environment: str) -> None:
         self.name = uuid.uuid4().hex
@@ -51,7 +51,7 @@ class Program:
         return self.out.read_text()
 
     def pids(self, title: str = "") -> list[int]:
-        """Its processes whose command line has a word in it, itself among them."""
+        """The ids of its processes, itself included, whose command line contains `title`."""
         found = []
         for path in Path("/proc").iterdir():
             try:
@@ -67,7 +67,7 @@ class Program:
         return wait_until(lambda: f"step {step}/" in self.text or self.process.poll() is not None, 240)
 
     def end(self, seconds: float = 240) -> int:
-        """Its exit code, when all it had started is gone."""
+        """Wait until all its processes are gone. Returns its exit code."""
         code = self.process.wait(seconds)
         assert wait_until(lambda: not self.pids()), [
             Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")[:300] for pid in self.pids()

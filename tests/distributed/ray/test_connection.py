@@ -19,7 +19,7 @@ SPEC = EngineSpec("none", "none", "none", 1, 8, (0,), 0)
 
 
 class Reader(RolloutWorker):
-    """Has no engine; returns what it was sent as weights."""
+    """Has no engine; returns the weights that it received."""
 
     def __init__(self, spec: EngineSpec) -> None: ...
 
@@ -55,7 +55,7 @@ def test_object_weights_are_a_mapping_to_the_bit():
     assert all(torch.equal(packed[name], tensors[name]) for name in tensors)
 
 
-def test_tensors_come_through_ray_as_they_were_in_memory_of_their_own(cluster):
+def test_tensors_pass_through_ray_unchanged_into_writable_memory(cluster):
     import ray
 
     send_as_arrays()

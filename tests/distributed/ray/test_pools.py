@@ -1,4 +1,4 @@
-"""Pools, roles and classes: what is honoured, what is refused by its name."""
+"""Pools, roles and worker classes: which settings have an effect and which are refused by name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_default_pools_follow_the_config():
     assert pools.mapping[Role.Rollout] == "rollout_pool"
 
 
-def test_a_mapping_to_a_pool_that_is_not_there_is_refused():
+def test_a_mapping_to_a_missing_pool_is_refused():
     with pytest.raises(ClusterError, match=r"mapping\[Role.Critic\]='b': no such pool; .*\['a'\]"):
         ResourcePoolManager({"a": [1]}, {Role.Critic: "b"})
     with pytest.raises(ClusterError, match=r"process_on_nodes=\[0\]"):
@@ -38,7 +38,7 @@ def test_a_mapping_to_a_pool_that_is_not_there_is_refused():
         trainer_role(ResourcePoolManager({"a": [1]}, {Role.Rollout: "a"}))
 
 
-def test_a_worker_rests_only_where_it_shares_its_gpu_with_a_rank():
+def test_a_worker_sleeps_only_where_it_shares_its_gpu_with_a_rank():
     c = config("rollout.name=vllm")
     spec = engine_spec(c, load_tokenizer("embedded"), torch.device("cpu"))
     alone, beside = (ResourcePool([1], use_gpu=True, max_colocate_count=n) for n in (1, 2))
@@ -47,7 +47,7 @@ def test_a_worker_rests_only_where_it_shares_its_gpu_with_a_rank():
     assert [(p.device, p.options["sleep"]) for p in placed] == [("cuda:0", False), ("cuda:0", True), ("cpu", False)]
 
 
-def test_pools_are_made_and_given_back(cluster):
+def test_pools_are_reserved_and_released(cluster):
     free = ray.available_resources().get("CPU", 0)
     manager = ResourcePoolManager({"a": [2], "b": [1, 1]}, {Role.ActorRollout: "a", Role.Rollout: "b"})
     with pytest.raises(ClusterError, match="call create_resource_pool"):
@@ -63,7 +63,7 @@ def test_pools_are_made_and_given_back(cluster):
     assert ray.available_resources().get("CPU", 0) <= free
 
 
-def test_what_the_cluster_does_not_have_is_said_at_once(cluster):
+def test_missing_resources_are_named_at_once(cluster):
     with pytest.raises(ClusterError, match=r"need 99 CPUs, the cluster has 8; lower trainer.nnodes"):
         ResourcePoolManager({"a": [99]}, {Role.Actor: "a"}).create_resource_pool()
     with pytest.raises(ClusterError, match=r"need 1 GPUs, the cluster has 0"):
@@ -77,7 +77,7 @@ def test_roles_of_one_pool_share_its_devices(cluster):
     manager.release()
 
 
-def test_pools_of_one_s_own_win_over_counts_in_the_config(cluster):
+def test_custom_pools_override_counts_in_the_config(cluster):
     manager = ResourcePoolManager({"mine": [2]}, {Role.ActorRollout: "mine"})
     with pytest.warns(UserWarning, match=r"trainer.nnodes=1 and trainer.n_gpus_per_node=1 have no effect"):
         made = make_pools(config("trainer.n_gpus_per_node=1"), manager)
@@ -117,6 +117,6 @@ def test_custom_worker_classes_are_used_plain_or_remote():
         ({Role.RewardModel: MyRank}, r"\[Role.RewardModel\] has no effect: rewards are functions"),
     ],
 )
-def test_classes_that_cannot_act_are_refused(mapping, message):
+def test_classes_without_effect_are_refused(mapping, message):
     with pytest.raises(ClusterError, match=message):
         worker_classes(mapping)

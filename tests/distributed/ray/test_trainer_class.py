@@ -1,4 +1,4 @@
-"""The constructor of verl's class: what acts, what warns, what is refused, always by its name."""
+"""The constructor of verl's class: which arguments have an effect, which warn and which are refused."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_is_found_under_every_path():
 
 
 @pytest.mark.parametrize("name", ["processor", "collate_fn", "train_sampler"])
-def test_arguments_that_cannot_act_warn_by_name(name):
+def test_arguments_without_effect_warn_by_name(name):
     with pytest.warns(UserWarning, match=f"^{name} has no effect: "):
         RayPPOTrainerWithSampling(TrainerConfig(), None, None, None, **{name: object()})
 
@@ -52,12 +52,12 @@ def test_arguments_that_cannot_act_warn_by_name(name):
         ("role_worker_mapping", {"actor": object}),
     ],
 )
-def test_arguments_of_another_kind_are_refused_by_name(argument, value):
+def test_arguments_of_a_wrong_type_are_refused_by_name(argument, value):
     with pytest.raises(ClusterError, match=f"^{argument}"):
         RayPPOTrainerWithSampling(TrainerConfig(), **{argument: value})
 
 
-def test_a_worker_group_class_of_one_s_own_is_used():
+def test_a_custom_worker_group_class_is_used():
     class Watched(RayRanks):
         pass
 

@@ -1,4 +1,4 @@
-"""Waiting for what happens soon, and whether a process is there."""
+"""Waiting for a condition, and whether a process has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether the condition comes true within a while."""
+    """Whether the condition becomes true within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

@@ -1,4 +1,4 @@
-"""Functions that run inside Ray actors, and worker classes as actor classes."""
+"""Functions that run inside Ray actors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from typing import Any
 import ray
 from ray.actor import ActorClass
 
-from gspo import processes
 from gspo.distributed.rank_stacks import StackAnswers
 from gspo.distributed.ray.tensors import send_as_arrays
-from gspo.processes import portable_error
+from gspo.processes import free_port, portable_error
 
 THREADS = "OMP_NUM_THREADS"
-
-
-def as_actor_class(worker_class: Any) -> Any:
-    """A worker class as an actor class; one that is already `ray.remote(…)` is returned unchanged."""
-    return worker_class if isinstance(worker_class, ActorClass) else ray.remote(worker_class)
 
 
 def plain_class(worker_class: Any) -> type:
@@ -36,9 +30,9 @@ def run(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
         raise portable_error(error) from None
 
 
-def free_port(worker: Any) -> tuple[str, int]:
+def free_address(worker: Any) -> tuple[str, int]:
     """In an actor: its machine's address and a port that is free there now."""
-    return ray.util.get_node_ip_address(), processes.free_port("")
+    return ray.util.get_node_ip_address(), free_port("")
 
 
 def answer_stacks(worker: Any, address: str, port: int, rank: int) -> None:

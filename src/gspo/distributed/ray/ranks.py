@@ -15,12 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+from ray.actor import ActorClass
 from ray.exceptions import RayError
 
 from gspo.distributed.rank_group import RankFailed, RankPlace
 from gspo.distributed.rank_stacks import ask_stacks
 from gspo.distributed.rank_worker import RankWorker
-from gspo.distributed.ray.actors import THREADS, answer_stacks, as_actor_class, free_port, prepare_rank, run
+from gspo.distributed.ray.actors import THREADS, answer_stacks, free_address, prepare_rank, run
 from gspo.distributed.ray.errors import root_cause
 from gspo.distributed.ray.resource_pool import ResourcePool
 from gspo.rollout.workers.connection import WorkerDied
@@ -33,7 +34,7 @@ class RayRanks:
 
     def __init__(self, pool: ResourcePool, worker_class: Any = RankWorker) -> None:
         self.world_size = pool.world_size
-        actor_class = as_actor_class(worker_class)
+        actor_class: Any = worker_class if isinstance(worker_class, ActorClass) else ray.remote(worker_class)
         self._actors: list[Any] = []
         try:
             for rank in range(self.world_size):
@@ -44,7 +45,7 @@ class RayRanks:
             raise
 
     def _join(self, pool: ResourcePool) -> None:
-        ((address, port),) = self._gather([self._actors[0].__ray_call__.remote(free_port)])
+        ((address, port),) = self._gather([self._actors[0].__ray_call__.remote(free_address)])
         device = "cuda:0" if pool.use_gpu else "cpu"  # an actor sees only its own GPUs
         local = [i for num_processes in pool.process_on_nodes for i in range(num_processes)]
         places = [RankPlace(r, self.world_size, local[r], address, port, device) for r in range(self.world_size)]

@@ -188,10 +188,8 @@ class ResourcePoolManager:
 
     def _check_resource_available(self, pools: Mapping[str, ResourcePool]) -> None:
         has = ray.cluster_resources()
-        for kind, needed in (
-            ("GPU", sum(p.num_gpus for p in pools.values())),
-            ("CPU", sum(p.num_cpus for p in pools.values())),
-        ):
+        needs = {"GPU": sum(p.num_gpus for p in pools.values()), "CPU": sum(p.num_cpus for p in pools.values())}
+        for kind, needed in needs.items():
             if needed > has.get(kind, 0):
                 sizes = {name: pool.process_on_nodes for name, pool in pools.items()}
                 raise ClusterError(

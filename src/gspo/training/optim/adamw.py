@@ -194,11 +194,8 @@ class MasterOptimizer:
         for name in self.masters if names is None else names:
             master = self.masters[name]
             if not self.adamw.state.get(master):
-                self.adamw.state[master] = {"step": self._first_step(name), **self._first_moments(name)}
-
-    def _first_step(self, name: str) -> Tensor:
-        fused = self.adamw.defaults["fused"]
-        return torch.zeros((), device=self.parameters[name].device if fused else "cpu")
+                device = self.parameters[name].device if self.adamw.defaults["fused"] else "cpu"
+                self.adamw.state[master] = {"step": torch.zeros((), device=device), **self._first_moments(name)}
 
     def _first_moments(self, name: str) -> dict[str, Tensor]:
         return {key: torch.zeros_like(self.masters[name]) for key in MOMENTS}

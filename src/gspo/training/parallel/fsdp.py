@@ -101,17 +101,15 @@ class Shards(Ranks):
     @contextmanager
     def resident(self, optimizer: MasterOptimizer | None = None) -> Iterator[None]:
         """A context in which offloaded weights, and an optimizer's state, are on the device."""
-        moves = self.device.type != "cpu" and not self.settings.offload_policy
-        moved = optimizer if moves and self.settings.optimizer_offload else None
-        if moves and self.settings.param_offload:
-            self.whole.to(self.device)
-        if moved is not None:
-            moved.move_state(self.device)
+        moves: list[Callable[[torch.device | str], Any]] = []
+        if self.device.type != "cpu" and not self.settings.offload_policy:
+            moves += [self.whole.to] if self.settings.param_offload else []
+            moves += [optimizer.move_state] if self.settings.optimizer_offload and optimizer is not None else []
+        for move in moves:
+            move(self.device)
         yield
-        if moves and self.settings.param_offload:
-            self.whole.to("cpu")
-        if moved is not None:
-            moved.move_state("cpu")
+        for move in moves:
+            move("cpu")
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -57,7 +57,8 @@ def _linear_layers(adapters: Adapters) -> dict[str, Any]:
     from peft.tuners.lora import Linear, LoraLayer
 
     found = {name: m for name, m in adapters.model.named_modules() if isinstance(m, LoraLayer)}
-    tied = set(getattr(adapters.model, "_tied_weights_keys", None) or ()) if _ties(adapters.model) else set()
+    ties = getattr(adapters.model.config.get_text_config(), "tie_word_embeddings", False)
+    tied = set(getattr(adapters.model, "_tied_weights_keys", None) or ()) if ties else set()
     for name, layer in found.items():
         if not isinstance(layer, Linear) or f"{name}.weight" in tied:
             raise ShardError(
@@ -67,10 +68,6 @@ def _linear_layers(adapters: Adapters) -> dict[str, Any]:
                 "(actor.strategy=local, trainer.backend=local)"
             )
     return found
-
-
-def _ties(model: Any) -> bool:
-    return bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
 
 
 def _module_of(name: str, part: str) -> str | None:
