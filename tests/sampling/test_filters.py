@@ -110,3 +110,19 @@ def test_success_is_accuracy_else_a_positive_score():
         True,
         False,
     ]
+
+
+def test_a_filter_of_the_user_replaces_the_rule_and_needs_no_metric():
+    seen = []
+
+    def keep(scored):
+        seen.append(len(scored.rollouts))
+        return scored.rollouts[0].reward.score > 0
+
+    equal = judge(group(*same(1.0)), "unknown", keep=keep)
+    mixed = judge(group(Reward(0.0), Reward(1.0), None), "unknown", keep=keep)
+    assert (equal.keep, equal.reason) == (True, "kept")
+    assert (mixed.keep, mixed.reason) == (False, "filtered")
+    assert seen == [4, 2]
+    assert judge(group(Reward(1.0), None), keep=keep).reason == "reward_failed"
+    assert judge(group(*same(0.0)), enable=False, keep=keep).keep and len(seen) == 2

@@ -84,12 +84,12 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
     )
 
 
-def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt) -> None:
-    """Score one row now: a broken function or a filter metric it does not return must not cost an hour."""
+def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt, *, uses_metric: bool = True) -> None:
+    """Score one row now, so that a broken function, or a filter metric that it does not return, is found at the start."""
     reward = dry_run(scorer, prompt)
     filters = config.algorithm.filter_groups
     known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | ({"acc"} if reward.acc is not None else set())
-    if filters.enable and filters.metric not in known:
+    if filters.enable and uses_metric and filters.metric not in known:
         raise RewardError(
             f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "
             f"it returns {', '.join(sorted(known))}. Set the metric to one of these, or return "

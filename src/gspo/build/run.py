@@ -96,7 +96,7 @@ def build(
         for each in (scorer, val_scorer):
             started.callback(each.close)
         if train:
-            try_reward(config, scorer, train[0])
+            try_reward(config, scorer, train[0], uses_metric=keep is None)
         num_steps = total_steps(config, len(train))
         roles, build_own_engine = _build_models(config, tokenizer, device, num_steps, weights_from, backend)
         started.callback(roles.close)

@@ -61,7 +61,8 @@ def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep
     """
     scored = tuple(r for r in group.rollouts if r.reward is not None)
     rest = group if len(scored) == len(group.rollouts) else group.with_rollouts(scored)
-    values = [_finite(r.reward, metric if enable else "seq_reward", group) for r in scored if r.reward]
+    compared = metric if enable and keep is None else "seq_reward"
+    values = [_finite(r.reward, compared, group) for r in scored if r.reward]
     num_rollouts = len(group.rollouts)
     if len(values) < min(2, num_rollouts):
         return Verdict(False, "reward_failed", rest)
