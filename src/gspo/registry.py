@@ -9,12 +9,13 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
+Made = TypeVar("Made")
 
 
 class Registry(Generic[Item]):
@@ -40,6 +41,15 @@ class Registry(Generic[Item]):
         if name in self and not (name in self._sources and _is_same(self._sources[name], source)):
             raise self._error(f"{self.key}={name!r} is already registered{self._where(name)}; choose another name")
         self._items[name], self._sources[name] = item, source
+
+    def register(self, name: str) -> Callable[[Made], Made]:
+        """A decorator that adds its function or class under a name."""
+
+        def add(item: Made) -> Made:
+            self.add(name, item)  # pyright: ignore[reportArgumentType]
+            return item
+
+        return add
 
     def get(self, name: str) -> Item:
         """The item of that name; an unknown name is an error that suggests the nearest."""

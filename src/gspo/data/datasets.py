@@ -29,12 +29,7 @@ DATASETS: Registry[Loader] = Registry("dataset")
 
 def dataset(name: str) -> Callable[[Loader], Loader]:
     """Register `loader(split, *, limit, seed) -> list[Row]` under `name`."""
-
-    def register(loader: Loader) -> Loader:
-        DATASETS.add(name, loader)
-        return loader
-
-    return register
+    return DATASETS.register(name)
 
 
 dataset("arithmetic")(load_arithmetic)

@@ -80,12 +80,7 @@ CALLBACKS: Registry[Callable[[], Callback]] = Registry("trainer.callbacks")
 
 def callback(name: str) -> Callable[[Callable[[], Callback]], Callable[[], Callback]]:
     """Register a Callback class, or a function that makes one, under a name for `trainer.callbacks`."""
-
-    def register(make: Callable[[], Callback]) -> Callable[[], Callback]:
-        CALLBACKS.add(name, make)
-        return make
-
-    return register
+    return CALLBACKS.register(name)
 
 
 def open_callbacks(names: Sequence[str], given: Sequence[Callback] = ()) -> Callbacks:

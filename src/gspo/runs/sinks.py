@@ -41,12 +41,7 @@ SINKS: Registry[MakeSink] = Registry("trainer.logger")
 
 def sink(name: str) -> Callable[[Make], Make]:
     """Register a function `RunInfo -> Sink`, or a class with that constructor, under a name for `trainer.logger`."""
-
-    def register(make: Make) -> Make:
-        SINKS.add(name, make)
-        return make
-
-    return register
+    return SINKS.register(name)
 
 
 @sink("tensorboard")

@@ -44,12 +44,7 @@ def metric_value(reward: Reward, metric: str) -> float:
 
 def group_filter(name: str) -> Callable[[GroupFilter], GroupFilter]:
     """Register a function `Group -> bool` (keep it?) under a name for `algorithm.filter_groups.function`."""
-
-    def register(keep: GroupFilter) -> GroupFilter:
-        GROUP_FILTERS.add(name, keep)
-        return keep
-
-    return register
+    return GROUP_FILTERS.register(name)
 
 
 def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep: GroupFilter | None = None) -> Verdict:

@@ -59,12 +59,7 @@ class EngineSpec:
 
 def engine(name: str) -> Callable[[BuildEngine], BuildEngine]:
     """Register a function `EngineSpec -> RolloutEngine` under a name for `rollout.name`. It runs in rollout workers."""
-
-    def register(build: BuildEngine) -> BuildEngine:
-        ENGINES.add(name, build)
-        return build
-
-    return register
+    return ENGINES.register(name)
 
 
 def build_engine(spec: EngineSpec) -> RolloutEngine:
