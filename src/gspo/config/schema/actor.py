@@ -58,7 +58,9 @@ class ActorConfig(Section):
     )
     policy_loss: PolicyLossConfig = key(factory=PolicyLossConfig, doc="The policy loss.")
     importance_sampling_level: RatioLevel | None = key(
-        default=None, doc="Whether the ratio is taken per token or per sequence; null = the loss's default."
+        default=None,
+        doc="token: a ratio for each token. sequence: one for the whole response. sequence_token: that of the response, "
+        "with a gradient for each token. null = the loss's default.",
     )
     clip_ratio: float | None = key(
         default=None,
