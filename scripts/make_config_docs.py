@@ -37,7 +37,7 @@ Later ones in this list replace earlier ones:
 | `gspo config show` | every key with its value and where the value comes from |
 | `gspo config show --diff` | only the keys that differ from the defaults |
 | `gspo config explain KEY` | the documentation of one key or section |
-| `gspo train --dry-run` | the plan of the run, without starting it |
+| `gspo train --dry-run` | what the run would compute, and which settings have no effect |
 
 The last part of a key is enough where it is unambiguous: `clip_ratio_low=3e-4`. If the critic or the reference has the
 same key, the short form means the policy's. A value may refer to another key: `${data.train_batch_size}`.
@@ -87,7 +87,8 @@ def _losses() -> list[str]:
 
 
 def _other_systems() -> list[str]:
-    lines = ["", "## Names of other systems", "", "These are accepted in files, as flags and as overrides.", ""]
+    lines = ["", "## Names of other systems", "", "These are accepted in files, as flags and as overrides."]
+    lines += ["*Standalone scripts* are those in `recipes/standalone`.", ""]
     lines += ["| name | system | key | difference |", "|---|---|---|---|"]
     for alias in aliases().values():
         lines.append(f"| `{alias.name}` | {alias.system} | `{alias.target}` | {_cell(alias.doc)} |")

@@ -21,7 +21,7 @@ from gspo.registry import Registry
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """The inputs of an estimator; `options` has the extra keywords that it was registered with."""
+    """The inputs of an estimator; `options` has the values of the extra options that it was registered with."""
 
     rewards: Tensor  # [B,T]
     mask: Tensor  # [B,T] bool

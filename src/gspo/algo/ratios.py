@@ -1,4 +1,4 @@
-"""Importance ratios between the policy being trained and the proximal anchor, at three levels.
+"""Importance ratios between the policy being trained (π_θ) and π_old, at three levels.
 
 All functions take the masked log-ratio `log_probs - old_log_probs` (0 on untrained tokens), so that nothing outside
 the mask can reach a value or a gradient.

@@ -61,7 +61,7 @@ class Inputs:
     train_dataset: Iterable[Any] | None = None
     val_dataset: Iterable[Any] | None = None
     tokenizer: Any = None
-    group_filter: GroupFilter | None = None
+    group_filter: GroupFilter | None = None  # used only where `algorithm.filter_groups.function` is null
 
 
 NOTHING = Inputs()

@@ -1,4 +1,4 @@
-"""`gspo train`: check the configuration, then train; with `--dry-run` print the plan instead."""
+"""`gspo train`: check the configuration, then train; with `--dry-run` print what it would compute instead."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ app = typer.Typer(add_completion=False)
 def train(
     arguments: Words = None,
     config: ConfigFile = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would be computed and which settings have no effect, then stop."),
+    ] = False,
 ) -> None:
     """Train a model. Without arguments, the embedded model learns arithmetic."""
     raise typer.Exit(run(arguments, config, dry_run))
 
 
 def run(arguments: Sequence[str] | None, config: Path | None, dry_run: bool, recipe: str | Path | None = None) -> int:
-    """Train with the config that the words describe, or print its plan. Returns the exit code."""
+    """Train with the config that the words describe, or print what it would compute. Returns the exit code."""
     resolved = load_arguments(arguments, config, recipe=recipe, show_warnings=dry_run)  # a run shows them itself
     if dry_run:
         from gspo.config.text.dry_run import dry_run_text

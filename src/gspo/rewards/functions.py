@@ -126,7 +126,8 @@ def load_function(spec: RewardSpec) -> RewardFunction:
     if not callable(fn):
         names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
         raise RewardError(
-            f"custom_reward_function.path={spec.path!r} has no function {spec.name!r}; it has {', '.join(names[:20])}"
+            f"custom_reward_function.path={spec.path!r} has no function {spec.name!r}; it has {', '.join(names[:20])}. "
+            "Choose one with custom_reward_function.name"
         )
     return wrap_function(fn, weight=spec.weight, kwargs=spec.kwargs)
 

@@ -71,7 +71,11 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def load_weights(self, weights: Any, version: int) -> None:
-        """Make new weights live. Unfinished responses go on under them; their caches are rebuilt from their tokens."""
+        """Make new weights live. Unfinished responses go on under them; their caches are rebuilt from their tokens.
+
+        `weights` are tensors by name. The loop passes None: the engine then reads the policy's tensors by itself. An
+        engine in a rollout worker always gets the tensors.
+        """
 
     @abstractmethod
     def unfinished(self) -> list[GroupRequest]:

@@ -13,8 +13,8 @@ next call and judged after it. A batch is therefore a function of the seed, the 
 numbers, whatever the latency of the rewards, and a resumed run draws the same batches.
 
 Every prompt from the source ends in exactly one way: trained on, filtered (`all_right`, `all_wrong`, `same_score`, or
-`filtered` by the user's function), `reward_failed`, or skipped by prediction. When a kept group is discarded
-(`stale_dropped`, `surplus`), its prompt is put back and generated again under a new submission number.
+`filtered` by the user's function), `reward_failed`, or skipped by prediction. When a group is too old to train on
+(`stale_dropped`) or not needed (`surplus`), its prompt is put back and generated again under a new submission number.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class DynamicSampler:
             self._record(group, fate, self.version)
 
     def _put_back(self, groups: list[Group], fate: str) -> None:
-        """Discard kept groups; their prompts are generated again."""
+        """Discard groups and put their prompts back, to be generated again."""
         self._report.discarded[fate] += len(groups)
         self._discard([(group, fate) for group in groups])
         for group in groups:

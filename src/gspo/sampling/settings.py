@@ -26,7 +26,7 @@ class SamplingSettings:
     max_num_gen_batches: int = 0  # <= 0: unlimited, with the no-progress guard
     on_limit: OnLimit = "raise"
     max_staleness: int = 2
-    max_in_flight: int | None = None  # None: gen_batch_size
+    max_in_flight: int | None = None  # None: the larger of gen_batch_size and train_batch_size
     predict: Literal["off", "skip"] = "off"
     predict_weight: bool = False
     predict_min_prob: float = 0.1
@@ -67,7 +67,7 @@ class SamplingSettings:
 
     @property
     def concurrency(self) -> int:
-        """Groups a stream keeps in flight: `max_in_flight`, else a generation batch, within the staleness budget."""
+        """Groups a stream keeps in flight: `max_in_flight` or its default, within the staleness budget."""
         wanted = self.max_in_flight or max(self.generation_batch, self.train_batch_size)
         return min(wanted, self.budget.capacity)
 

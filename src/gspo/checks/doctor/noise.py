@@ -81,12 +81,12 @@ def noise_problems(noises: list[Noise], objective: ResolvedLoss, dtype: str, sou
 
 def _remedy(noise: Noise, source: str) -> str:
     if noise.between.startswith("engine") and source == "rollout":
-        return "set actor.old_log_prob_source=recompute, or model.dtype=float32"
+        return "set actor.old_log_prob_source=first_pass, or model.dtype=float32"
     advice = (
-        "keep actor.old_log_prob_source=recompute, which compares the trainer with itself; with rollout, noise would be "
-        "clipped"
+        "keep actor.old_log_prob_source at first_pass or recompute, which compare the trainer with itself; with rollout, "
+        "noise would be clipped"
         if noise.between.startswith("engine")
-        else "ratios stay exact as long as π_old is scored in the same micro-batches as the update (recompute, the "
-        "default); in any other layout noise is clipped"
+        else "ratios stay exact as long as π_old is scored in the same micro-batches as the update, as it is by default; in "
+        "any other layout noise is clipped"
     )
     return f"{advice}. model.dtype=float32 removes the noise, a wider clip range (actor.clip_target) covers it"

@@ -58,18 +58,27 @@ class ActorConfig(Section):
     )
     policy_loss: PolicyLossConfig = key(factory=PolicyLossConfig, doc="The policy loss.")
     importance_sampling_level: RatioLevel | None = key(
-        default=None, doc="Whether the ratio is taken per token or per sequence; null = the loss's default."
+        default=None,
+        doc="token: a ratio for each token. sequence: one for the whole response. sequence_token: that of the response, "
+        "with a gradient for each token. null = the loss's default.",
     )
     clip_ratio: float | None = key(
         default=None,
         doc="Clip range ε on both sides of 1, for the sides that clip_ratio_low and clip_ratio_high do not set.",
         gt=0,
+        example="3e-4",
     )
     clip_ratio_low: float | None = key(
-        default=None, doc="Clip range ε below 1; null = clip_ratio, or the loss's default where that is null too.", gt=0
+        default=None,
+        doc="Clip range ε below 1; null = clip_ratio, or the loss's default where that is null too.",
+        gt=0,
+        example="3e-4",
     )
     clip_ratio_high: float | None = key(
-        default=None, doc="Clip range ε above 1; null = clip_ratio, or the loss's default where that is null too.", gt=0
+        default=None,
+        doc="Clip range ε above 1; null = clip_ratio, or the loss's default where that is null too.",
+        gt=0,
+        example="4e-4",
     )
     clip_ratio_c: float | None = key(
         default=3.0,
@@ -122,7 +131,11 @@ class ActorConfig(Section):
     )
     use_kl_loss: bool = key(default=False, doc="Add a KL term against the reference model to the loss.")
     kl_loss_coef: float = key(default=0.001, doc="Weight of the KL term in the loss.", ge=0)
-    kl_loss_type: KLKind = key(default="low_var_kl", doc="Estimator of the KL term in the loss.")
+    kl_loss_type: KLKind = key(
+        default="low_var_kl",
+        doc="Estimator of the KL term in the loss, with d = log π_θ/π_ref of a token: kl and k1 are d, "
+        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1.",
+    )
     grad_clip: float = key(default=1.0, doc="Largest gradient norm. Larger gradients are scaled down to it.", gt=0)
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")

@@ -18,8 +18,8 @@ class FilterGroupsConfig(Section):
     )
     metric: str = key(
         default="seq_reward",
-        doc="What must differ within a group: seq_reward (the reward before KL), seq_final_reward (after KL), acc, "
-        "score, or any number that the reward function returns.",
+        doc="What must differ within a group: seq_reward or score (the reward before KL), seq_final_reward (after KL), "
+        "acc, or any other number that the reward function returns.",
     )
     function: str | None = key(
         default=None,
@@ -105,6 +105,10 @@ class AlgoConfig(Section):
     use_kl_in_reward: bool = key(
         default=False, doc="Subtract a KL penalty against the reference model from the reward."
     )
-    kl_penalty: KLKind = key(default="kl", doc="Estimator of the KL penalty in the reward.")
+    kl_penalty: KLKind = key(
+        default="kl",
+        doc="Estimator of the KL penalty in the reward, with d = log π_θ/π_ref of a token: kl and k1 are d, "
+        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1.",
+    )
     kl_ctrl: KLControlConfig = key(factory=KLControlConfig, doc="Controller of the KL coefficient in the reward.")
     filter_groups: FilterGroupsConfig = key(factory=FilterGroupsConfig, doc="Dynamic sampling.")

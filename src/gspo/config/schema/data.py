@@ -12,8 +12,8 @@ class DataConfig(Section):
 
     train_files: str | list[str] = key(
         default="arithmetic",
-        doc="Training data: a built-in task (arithmetic, math, code, mixed, gsm8k, reasoning_gym:NAME), a jsonl or "
-        "parquet file, or a dataset on the Hugging Face hub. The entries of a list are concatenated.",
+        doc="Training data: a built-in task (arithmetic, math, reasoning, code, mixed, gsm8k, reasoning_gym:NAME), a "
+        "jsonl or parquet file, or a dataset on the Hugging Face hub. The entries of a list are concatenated.",
     )
     val_files: str | list[str] | None = key(
         default=None,

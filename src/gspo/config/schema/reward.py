@@ -96,7 +96,8 @@ class CustomRewardFunctionConfig(Section):
 
     path: str | None = key(
         default=None,
-        doc="Python file or importable module with the function; null = the built-in reward of each row's data source.",
+        doc="Python file or importable module with the function; null = the built-in reward of each row's data source. "
+        "Not used when reward.functions is set.",
     )
     name: str = key(default="compute_score", doc="Name of the function in that file.")
     reward_kwargs: dict[str, Any] = key(
