@@ -81,6 +81,6 @@ def test_a_downloaded_model_is_read_without_the_hub(monkeypatch: pytest.MonkeyPa
     given = {}
     import transformers
 
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda path, **options: given.update(options))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *path, **options: given.update(options))
     load_tokenizer("owner/name")
     assert given["local_files_only"] is True

@@ -218,11 +218,11 @@ def test_groups_in_flight_follow_the_workers_there_are(model, tmp_path, in_threa
     t = trainer(tmp_path, model, *settings)
     fleet, sampler = t.parts.engine, t.parts.sampler
     assert isinstance(fleet, AsyncFleet) and isinstance(sampler, Producer)
-    seen = [sampler._sampler._concurrency()]
+    seen = [sampler._sampler._room()]
     fleet.add_worker()
-    seen.append(sampler._sampler._concurrency())
+    seen.append(sampler._sampler._room())
     fleet.remove_worker()
     fleet.remove_worker()
-    seen.append(sampler._sampler._concurrency())
+    seen.append(sampler._sampler._room())
     t.close()
     assert seen == [4, 6, 2]
