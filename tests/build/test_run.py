@@ -9,7 +9,7 @@ import pytest
 from gspo.build.inputs import load_prompts
 from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
-from gspo.plugins import PluginError
+from gspo.registry import PluginError
 from gspo.rewards import RewardError
 from gspo.runs.console import Console
 from tests.support.small_run import config, even_first_byte, make_model
