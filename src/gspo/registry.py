@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 Item = TypeVar("Item")
 
@@ -75,7 +75,7 @@ class Registry(Generic[Item]):
             ) from error
         if not callable(item):
             raise self._error(f"{self.key}={name!r} is of type {type(item).__name__}; expected a function or a class")
-        return item
+        return cast("Item", item)
 
     def nearest(self, name: str) -> str | None:
         """The known name that is most like a mistyped one, None when none is."""

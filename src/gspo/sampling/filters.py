@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from gspo.registry import PluginError, Registry, user_code
 from gspo.types import Group, Reward
@@ -61,7 +61,8 @@ def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep
     """
     scored = tuple(r for r in group.rollouts if r.reward is not None)
     rest = group if len(scored) == len(group.rollouts) else group.with_rollouts(scored)
-    values = [_finite(r.reward, metric if enable else "seq_reward", group) for r in scored if r.reward]
+    compared = metric if enable and keep is None else "seq_reward"
+    values = [_finite(r.reward, compared, group) for r in scored if r.reward]
     num_rollouts = len(group.rollouts)
     if len(values) < min(2, num_rollouts):
         return Verdict(False, "reward_failed", rest)
@@ -81,7 +82,7 @@ def _ask(keep: GroupFilter, group: Group) -> bool:
     """Whether the user's filter keeps a group. A scalar bool of torch or numpy is a bool too."""
     what = f"algorithm.filter_groups.function: prompt {group.prompt.uid!r}: {getattr(keep, '__name__', keep)}"
     with user_code(what):
-        answer = keep(group)
+        answer: Any = keep(group)
         answer = answer.item() if hasattr(answer, "item") else answer
     if not isinstance(answer, bool):
         raise PluginError(f"{what} returned {answer!r}; expected True or False")
