@@ -22,7 +22,8 @@ def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Itera
     columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
     rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
     if not rows and split == "train":
-        raise DataError("data.train_files", "has no rows; expected at least one")
+        name = "data.train_files" if given is None else "train_dataset"
+        raise DataError(name, "has no rows; expected at least one")
     return encode_prompts(
         rows,
         tokenizer,
@@ -84,12 +85,15 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
     )
 
 
-def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt) -> None:
-    """Score one row now: a broken function or a filter metric it does not return must not cost an hour."""
+def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt, *, has_filter: bool = False) -> None:
+    """Score one row now: a broken function or a filter metric it does not return must not cost an hour.
+
+    A group filter of the user (`has_filter`) replaces the rule that reads the metric.
+    """
     reward = dry_run(scorer, prompt)
     filters = config.algorithm.filter_groups
     known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | ({"acc"} if reward.acc is not None else set())
-    if filters.enable and filters.metric not in known:
+    if filters.enable and not has_filter and filters.metric not in known:
         raise RewardError(
             f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "
             f"it returns {', '.join(sorted(known))}. Set the metric to one of these, or return "

@@ -46,8 +46,8 @@ class Trainer:
     """Trains by a config: `Trainer(cfg, reward_fn=…, train_dataset=…, val_dataset=…).fit()`.
 
     `cfg` is a TrainerConfig or what `gspo.load_config` returns. Datasets are lists of rows (dicts in verl's format, or
-    gspo.data.Row); without them the config's files are read. `sinks`, `callbacks` and `group_filter` add to those that
-    the config names (docs/extend.md). `backend` replaces the one of `trainer.backend`.
+    gspo.data.Row); without them the config's files are read. `sinks` and `callbacks` add to those that the config
+    names; `group_filter` is used where it names none (docs/extend.md). `backend` replaces the one of `trainer.backend`.
     """
 
     def __init__(
