@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from gspo.data.datasets import DATASETS
 from gspo.plugins import import_plugins
-from gspo.registry import Registry, import_file
+from gspo.registry import PluginError, Registry, import_file, user_code
 from gspo.rewards import RewardError, RewardSpec, reward
 from gspo.rewards.builtin import REWARDS
 from gspo.rewards.functions import load_function
@@ -58,6 +59,63 @@ def test_a_file_that_is_imported_again_replaces_what_it_registered(tmp_path):
     assert table.get("mine") == [again.score] != [once.score]
     with pytest.raises(ValueError, match="already registered"):
         table.add("mine", [again.other], source=again.other)
+
+
+def test_a_class_is_found_by_its_place_as_a_function_is(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    table: Registry[type] = Registry("trainer.logger")
+    file = tmp_path / "sinks_of_a_plugin.py"
+    file.write_text("\nclass Mine:\n    pass\n\n\nclass Other:\n    pass\n")
+    once, again = import_file(file), importlib.import_module("sinks_of_a_plugin")
+    table.add("mine", once.Mine)
+    table.add("mine", again.Mine)
+    assert table.get("mine") is again.Mine is not once.Mine
+    with pytest.raises(PluginError, match=r"already registered in .*sinks_of_a_plugin\.py, line 2; choose"):
+        table.add("mine", again.Other)
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "message"),
+    [
+        ("value = 3\n", "value", "is of type int; expected a function or a class"),
+        ("value = 3\n", "valeu", "cannot be imported: AttributeError: .*valeu"),
+        ("raise RuntimeError('no licence')\n", "f", "cannot be imported: RuntimeError: no licence"),
+        ("def f(:\n", "f", "cannot be imported: SyntaxError"),
+        ("raise SystemExit(7)\n", "f", "cannot be imported: SystemExit: 7"),
+    ],
+)
+def test_a_reference_that_cannot_be_used_is_refused_by_key_and_name(tmp_path, monkeypatch, source, name, message):
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "module_of_a_reference", raising=False)
+    (tmp_path / "module_of_a_reference.py").write_text(source)
+    importlib.invalidate_caches()
+    with pytest.raises(PluginError, match=rf"trainer\.callbacks='module_of_a_reference:{name}' {message}"):
+        Registry("trainer.callbacks").find(f"module_of_a_reference:{name}")
+
+
+@pytest.mark.parametrize("name", ["", ":", ":f", "no_such_module:f", "nobody"])
+def test_a_name_that_means_nothing_is_refused(name):
+    with pytest.raises(PluginError, match=rf"trainer\.logger='{name}' "):
+        Registry("trainer.logger").find(name)
+
+
+def test_an_exception_of_the_users_code_is_named_with_its_line():
+    with (
+        pytest.raises(
+            PluginError, match=rf"callback Mine: on_save raised KeyError: 'x' \({__file__}, line \d+\)"
+        ) as found,
+        user_code("callback Mine: on_save"),
+    ):
+        {}["x"]
+    assert isinstance(found.value.__cause__, KeyError)
+    with pytest.raises(EngineError, match=r"^of gspo$"), user_code("callback Mine: on_save"):
+        raise EngineError("of gspo")
+
+
+def test_a_plugin_that_exits_is_refused(tmp_path):
+    (tmp_path / "leaving.py").write_text("import sys\n\nsys.exit(7)\n")
+    with pytest.raises(PluginError, match=r"trainer\.plugins names .*leaving\.py.*SystemExit: 7"):
+        import_plugins([str(tmp_path / "leaving.py")])
 
 
 def test_lazy_built_ins_are_imported_when_asked_for():

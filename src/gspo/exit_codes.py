@@ -24,8 +24,8 @@ EXIT_PROBLEM = 1
 MEANINGS: dict[int, str] = {
     EXIT_DONE: "done, saved",
     EXIT_DEFECT: "a defect in the program: the traceback is shown, the last checkpoint is intact",
-    EXIT_REFUSED: "config, data, model, reward function or resume refused: the message names the key, file or row; also a "
-    "missing extra, or a run folder in use by another process",
+    EXIT_REFUSED: "config, data, model, reward function, plugin or resume refused: the message names the key, file or row; "
+    "also a missing extra, or a run folder in use by another process",
     EXIT_STARVED: "sampling starved, or over `algorithm.filter_groups.max_num_gen_batches`; saved",
     EXIT_BAD_NUMBERS: "non-finite updates in `trainer.max_skipped_steps` steps in a row, or a sequence ratio above 100, "
     "saved; or a model whose log-probs are not finite",

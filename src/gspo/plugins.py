@@ -13,13 +13,9 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 
-from gspo.registry import import_file
+from gspo.registry import PluginError, import_file
 
 ENTRY_POINTS = "gspo.plugins"
-
-
-class PluginError(ValueError):
-    """A plugin cannot be imported. The message names the setting or the package that lists it, and the cause."""
 
 
 def import_plugins(names: Sequence[str]) -> None:
@@ -28,7 +24,7 @@ def import_plugins(names: Sequence[str]) -> None:
     for name in names:
         try:
             import_file(name) if name.endswith(".py") else importlib.import_module(name)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise PluginError(
                 f"trainer.plugins names {name!r}, which cannot be imported: {type(error).__name__}: {error}"
             ) from error
@@ -40,7 +36,7 @@ def import_installed() -> None:
     for point in entry_points(group=ENTRY_POINTS):
         try:
             point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             owner = f" of {point.dist.name}" if point.dist is not None else ""
             raise PluginError(
                 f"the plugin {point.name!r}{owner} ({point.value}) cannot be imported: "

@@ -9,13 +9,19 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 Item = TypeVar("Item")
 Made = TypeVar("Made")
+
+
+class PluginError(ValueError):
+    """A user's part of the program cannot be used. The message names the key or package that asks for it, and the cause."""
 
 
 class Registry(Generic[Item]):
@@ -25,7 +31,9 @@ class Registry(Generic[Item]):
     are imported on first use. Errors about names are of the type `error`.
     """
 
-    def __init__(self, key: str, lazy: Mapping[str, str] | None = None, *, error: type[Exception] = ValueError) -> None:
+    def __init__(
+        self, key: str, lazy: Mapping[str, str] | None = None, *, error: type[Exception] = PluginError
+    ) -> None:
         self.key = key
         self._lazy = dict(lazy or {})
         self._items: dict[str, Item] = {}
@@ -65,16 +73,19 @@ class Registry(Generic[Item]):
             raise self._unknown(name)
 
     def find(self, name: str) -> Item:
-        """The item of a registered name, or what "module:name" refers to, which is imported."""
+        """The item of a registered name, or the function or class that "module:name" refers to, which is imported."""
         if ":" not in name or name in self:
             return self.get(name)
         try:
-            return import_name(name)
-        except (ImportError, AttributeError) as error:
+            item = import_name(name)
+        except (Exception, SystemExit) as error:
             raise self._error(
-                f"{self.key}={name!r} cannot be imported: {type(error).__name__}: {error}; expected a registered "
-                "name or module:function"
+                f"{self.key}={name!r} cannot be imported: {type(error).__name__}: {error}; expected a registered name or "
+                "module:function, of an installed module or of a file beside those of trainer.plugins"
             ) from error
+        if not callable(item):
+            raise self._error(f"{self.key}={name!r} is of type {type(item).__name__}; expected a function or a class")
+        return cast("Item", item)
 
     def nearest(self, name: str) -> str | None:
         """The known name that is most like a mistyped one, None when none is."""
@@ -133,16 +144,37 @@ def import_file(path: str | Path) -> ModuleType:
     return module
 
 
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Turn an exception of the user's code into a PluginError that names `what` and the line; errors of gspo pass."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.startswith("gspo."):
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.filename}, line {frame.lineno}"
+        raise PluginError(f"{what} raised {type(error).__name__}: {error} ({place})") from error
+
+
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two functions are one, or the same lines of one file that was imported twice."""
+    """Whether two functions or classes are one, or the same lines of one file that was imported twice."""
     place = _place(one)
     return one is other or (place is not None and place == _place(other))
 
 
 def _place(source: Any) -> tuple[str, str, int] | None:
-    """File, name and first line of a function; None for what has none, such as code typed at a prompt."""
-    function = inspect.unwrap(source) if callable(source) else None
-    code = getattr(function, "__code__", None)
-    if code is None or not os.path.isfile(code.co_filename):
-        return None
-    return os.path.realpath(code.co_filename), code.co_qualname, code.co_firstlineno
+    """File, name and first line of a function or class; None for what has none, such as code typed at a prompt."""
+    if inspect.isclass(source):
+        file = getattr(sys.modules.get(source.__module__), "__file__", None)
+        try:
+            line = inspect.getsourcelines(source)[1]
+        except (OSError, TypeError):
+            return None
+        name = source.__qualname__
+    else:
+        code = getattr(inspect.unwrap(source) if callable(source) else None, "__code__", None)
+        if code is None:
+            return None
+        file, name, line = code.co_filename, code.co_qualname, code.co_firstlineno
+    return (os.path.realpath(file), name, line) if file and os.path.isfile(file) else None

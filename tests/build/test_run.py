@@ -9,7 +9,7 @@ import pytest
 from gspo.build.inputs import load_prompts
 from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
-from gspo.plugins import PluginError
+from gspo.registry import PluginError
 from gspo.rewards import RewardError
 from gspo.runs.console import Console
 from tests.support.small_run import config, even_first_byte, make_model
@@ -121,3 +121,32 @@ def test_what_was_started_ends_when_a_later_part_cannot_be_built(tmp_path, model
     with pytest.raises(DataError, match="no fingerprint"):
         open_trainer(tmp_path, model, reward=even_first_byte)
     assert ended == ["engine"]
+
+
+def test_an_empty_dataset_is_named_as_it_was_passed(tmp_path, model):
+    with pytest.raises(DataError, match=r"train_dataset: has no rows"):
+        Trainer(config(tmp_path, model), even_first_byte, train_dataset=[], console=Console(enabled=False))
+
+
+def test_a_group_filter_that_would_be_ignored_is_refused(tmp_path, model):
+    cases = [
+        (3, [], "group_filter is of type int"),
+        (bool, ["algorithm.filter_groups.function=builtins:bool"], "function='builtins:bool' is set; choose one"),
+        (bool, ["algorithm.filter_groups.enable=false"], r"no effect without algorithm\.filter_groups\.enable=true"),
+    ]
+    for keep, overrides, message in cases:
+        settings = config(tmp_path, model, *overrides)
+        with pytest.raises(PluginError, match=message):
+            Trainer(settings, even_first_byte, group_filter=keep, console=Console(enabled=False))
+
+
+def test_a_group_filter_needs_no_metric_of_the_reward(tmp_path, model):
+    trainer = Trainer(
+        config(tmp_path, model, "algorithm.filter_groups.metric=acc"),
+        lambda prompt, response: float(len(response) % 2),
+        group_filter=lambda group: True,
+        console=Console(enabled=False),
+    )
+    trainer.train_step()
+    trainer.close()
+    assert trainer.step == 1

@@ -483,3 +483,17 @@ def test_the_remedy_of_a_wrong_type_is_written_as_it_must_be_typed():
     (problem,) = caught.value.problems
     assert problem.remedy == "e.g. trainer.num_threads=null"
     load(overrides=[problem.remedy.removeprefix("e.g. ")])
+
+
+@pytest.mark.parametrize("wrong", ["my.yaml", 3, [1], b"x", object()])
+def test_a_config_of_another_type_is_named(wrong):
+    with pytest.raises(
+        TypeError, match=r"config: expected a TrainerConfig, a mapping of keys or what gspo\.load_config"
+    ):
+        load(base=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["trainer.seed=1", [1], [("trainer.seed", 1)]])
+def test_overrides_of_another_type_are_named(wrong):
+    with pytest.raises(TypeError, match=r'overrides: expected a list of texts such as "trainer\.seed=1", found'):
+        load(overrides=wrong)

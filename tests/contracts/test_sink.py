@@ -20,6 +20,7 @@ import gspo
 from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.loop.recorder import Recorder
 from gspo.metrics import Metric
+from gspo.registry import PluginError
 from gspo.runs.clock import Clock
 from gspo.runs.console import COLUMNS, Console
 from gspo.runs.folder import RunFolder
@@ -222,3 +223,44 @@ def test_a_recorder_passes_each_row_to_every_sink_and_closes_all_of_them(tmp_pat
     assert calls == [("first", 3, values), ("second", 3, values), ("second", "closed"), ("first", "closed")]
     assert list(run.rows()) == [{"step": 3, **values}] and values["train/groups_kept"] == 5.0
     run.close()
+
+
+def test_a_sink_that_fails_is_a_warning_and_the_others_get_the_row(tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise ConnectionError("no server")
+
+    warnings: list[str] = []
+    console = Console(enabled=False)
+    console.warn = warnings.append
+    run, clock, logged = RunFolder(tmp_path / "run").open(), Clock(), []
+    recorder = Recorder(run, clock, BackgroundWriter(clock, console.warn), console, save_groups=False)
+    recorder.sinks = [
+        FunctionSink(lambda step, _: logged.append(step), lambda: logged.append("closed")),
+        FunctionSink(fail, fail),
+        FunctionSink(lambda step, _: logged.append(step), lambda: logged.append("closed")),
+    ]
+    recorder.row(3, 8, {})
+    recorder.close()
+    run.close()
+    assert logged == [3, 3, "closed", "closed"]
+    assert [w.split(";")[0] for w in warnings] == ["the sink FunctionSink raised ConnectionError: no server"] * 2
+    assert "step 3 is not logged" in warnings[0]
+
+
+def test_a_sink_that_cannot_be_opened_is_named_and_the_open_ones_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(run: RunInfo) -> Sink:
+        raise ConnectionError("no server")
+
+    closed: list[str] = []
+    monkeypatch.setattr(SINKS, "_items", dict(SINKS._items))
+    gspo.sink("good")(lambda run: FunctionSink(lambda step, values: None, lambda: closed.append("good")))
+    gspo.sink("refusing")(refuse)
+    gspo.sink("empty")(lambda run: object())
+    run = RunInfo(tmp_path, "project", "name", {})
+    with pytest.raises(PluginError, match=r"trainer\.logger: refusing raised ConnectionError: no server"):
+        open_sinks(["good", "refusing"], run)
+    with pytest.raises(PluginError, match=r"trainer\.logger: empty: a sink of type object has no method log"):
+        open_sinks(["good", "empty"], run)
+    assert closed == ["good", "good"]

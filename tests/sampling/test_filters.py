@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from gspo.registry import PluginError
 from gspo.sampling.filters import is_right, judge, metric_value
 from gspo.types import Group, Prompt, Reward, Rollout
 
@@ -126,3 +128,29 @@ def test_a_filter_of_the_user_replaces_the_rule_and_needs_no_metric():
     assert seen == [4, 2]
     assert judge(group(Reward(1.0), None), keep=keep).reason == "reward_failed"
     assert judge(group(*same(0.0)), enable=False, keep=keep).keep and len(seen) == 2
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True), torch.tensor(True), torch.tensor([True])])
+def test_a_filter_may_answer_with_a_scalar_of_torch_or_numpy(answer):
+    assert judge(group(*same(1.0)), keep=lambda _: answer).reason == "kept"
+    assert judge(group(*same(1.0)), keep=lambda _: ~answer if answer is not True else False).reason == "filtered"
+
+
+def named(group: Group) -> bool:
+    return {}["missing"]
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        (named, r"named raised KeyError: 'missing' \(.*test_filters\.py, line \d+\)"),
+        (lambda group: None, "returned None; expected True or False"),
+        (lambda group: "no", "returned 'no'; expected True or False"),
+        (lambda group: torch.tensor([True, False]), "raised RuntimeError: .*2 elements"),
+        (lambda: True, "raised TypeError"),
+    ],
+)
+def test_a_filter_that_gives_no_answer_is_named_with_the_prompt(keep, message):
+    uid = group().prompt.uid
+    with pytest.raises(PluginError, match=rf"algorithm\.filter_groups\.function: prompt '{uid}': .*{message}"):
+        judge(group(*same(1.0)), keep=keep)

@@ -22,7 +22,8 @@ def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Itera
     columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
     rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
     if not rows and split == "train":
-        raise DataError("data.train_files", "has no rows; expected at least one")
+        name = "data.train_files" if given is None else "train_dataset"
+        raise DataError(name, "has no rows; expected at least one")
     return encode_prompts(
         rows,
         tokenizer,
@@ -85,7 +86,10 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
 
 
 def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt, *, uses_metric: bool = True) -> None:
-    """Score one row now, so that a broken function, or a filter metric that it does not return, is found at the start."""
+    """Score one row now, so that a broken function, or a filter metric that it does not return, is found at the start.
+
+    A group filter of the user replaces the rule that reads the metric (`uses_metric=False`).
+    """
     reward = dry_run(scorer, prompt)
     filters = config.algorithm.filter_groups
     known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | ({"acc"} if reward.acc is not None else set())

@@ -40,6 +40,7 @@ from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.models.load import load_tokenizer
 from gspo.plugins import import_plugins
+from gspo.registry import PluginError
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.sampling.dynamic import DynamicSampler, Record
@@ -129,8 +130,18 @@ def build(
 
 def _group_filter(config: TrainerConfig, inputs: Inputs) -> GroupFilter | None:
     """The user's rule for which groups are kept; None: the built-in rule."""
-    name = config.algorithm.filter_groups.function
-    return inputs.group_filter if name is None else GROUP_FILTERS.find(name)
+    settings, given = config.algorithm.filter_groups, inputs.group_filter
+    if given is None:
+        return None if settings.function is None else GROUP_FILTERS.find(settings.function)
+    if not callable(given):
+        raise PluginError(f"group_filter is of type {type(given).__name__}; expected a function of a group")
+    if settings.function is not None:
+        raise PluginError(
+            f"group_filter is passed and algorithm.filter_groups.function={settings.function!r} is set; choose one of them"
+        )
+    if not settings.enable:
+        raise PluginError("group_filter has no effect without algorithm.filter_groups.enable=true; set it")
+    return given
 
 
 def _prepare_process(config: TrainerConfig) -> torch.device:

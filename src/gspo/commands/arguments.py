@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from gspo.commands import refuse
 from gspo.config import ConfigErrors, Problem, ResolvedConfig, load
 from gspo.config.loading.flags import split_arguments
 from gspo.exit_codes import EXIT_REFUSED
+from gspo.registry import PluginError
 
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 Words = Annotated[
@@ -42,6 +44,8 @@ def load_arguments(
     except ConfigErrors as errors:
         problems += errors.problems
         resolved = None
+    except PluginError as error:  # of an installed package
+        refuse(error)
     if resolved is None or problems:
         for problem in problems:
             typer.echo(str(problem), err=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gspo.registry import Registry
+from gspo.registry import PluginError, Registry, user_code
 
 if TYPE_CHECKING:
     from gspo.evaluation.evaluator import Evaluation
@@ -41,38 +43,54 @@ class Callback:
 
 
 class Callbacks(Callback):
-    """Several callbacks as one: each method calls them in order."""
+    """Several callbacks as one: each method calls them in order. What one raises becomes a PluginError that names it."""
 
     def __init__(self, members: Sequence[Callback]) -> None:
         self.members = list(members)
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        for member in self.members:
-            member.on_train_begin(trainer)
+        self._call("on_train_begin", trainer)
 
     def on_step_end(self, trainer: Trainer, step: int, metrics: Mapping[str, float]) -> None:
-        for member in self.members:
-            member.on_step_end(trainer, step, metrics)
+        self._call("on_step_end", trainer, step, metrics)
 
     def on_evaluate(self, trainer: Trainer, step: int, evaluation: Evaluation) -> None:
-        for member in self.members:
-            member.on_evaluate(trainer, step, evaluation)
+        self._call("on_evaluate", trainer, step, evaluation)
 
     def on_save(self, trainer: Trainer, step: int) -> None:
-        for member in self.members:
-            member.on_save(trainer, step)
+        self._call("on_save", trainer, step)
 
     def on_train_end(self, trainer: Trainer, result: Mapping[str, Any]) -> None:
-        for member in self.members:
-            member.on_train_end(trainer, result)
+        self._call("on_train_end", trainer, result)
 
     def state_dict(self) -> dict[str, Any]:
-        return {str(i): state for i, member in enumerate(self.members) if (state := member.state_dict())}
+        """The states that are not empty, by the class of their callback."""
+        states = {}
+        for name, member in self._named():
+            with user_code(f"callback {name}: state_dict, which must return plain JSON,"):
+                if state := member.state_dict():
+                    json.dumps(dict(state))
+                    states[name] = state
+        return states
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for i, member in enumerate(self.members):
-            if str(i) in state:
-                member.load_state_dict(state[str(i)])
+        for name, member in self._named():
+            if name in state:
+                with user_code(f"callback {name}: load_state_dict"):
+                    member.load_state_dict(state[name])
+
+    def _call(self, method: str, *arguments: Any) -> None:
+        for name, member in self._named():
+            with user_code(f"callback {name}: {method}"):
+                getattr(member, method)(*arguments)
+
+    def _named(self) -> Iterator[tuple[str, Callback]]:
+        """Each callback under the name of its class, with a number from the second of a class on."""
+        seen: Counter[str] = Counter()
+        for member in self.members:
+            name = type(member).__qualname__
+            seen[name] += 1
+            yield name if seen[name] == 1 else f"{name}-{seen[name]}", member
 
 
 CALLBACKS: Registry[Callable[[], Callback]] = Registry("trainer.callbacks")
@@ -85,4 +103,12 @@ def callback(name: str) -> Callable[[Callable[[], Callback]], Callable[[], Callb
 
 def open_callbacks(names: Sequence[str], given: Sequence[Callback] = ()) -> Callbacks:
     """The callbacks of `trainer.callbacks` (registered names or "module:function"), then those that were passed."""
-    return Callbacks([*(CALLBACKS.find(name)() for name in names), *given])
+    members: list[Callback] = []
+    for name in names:
+        with user_code(f"trainer.callbacks: {name}"):
+            members.append(CALLBACKS.find(name)())
+    members += given
+    for member in members:
+        if not isinstance(member, Callback):
+            raise PluginError(f"trainer.callbacks: {member!r} is not an instance of a class derived from gspo.Callback")
+    return Callbacks(members)

@@ -60,10 +60,18 @@ class Recorder:
         values |= step_records.speed(values)
         self._run.append_metrics(step, values)
         for sink in self.sinks:
-            sink.log(step, values)
+            self._try_sink(sink, f"step {step} is not logged", functools.partial(sink.log, step, values))
         self._console.step(step, total_steps, values)
         return values
 
     def close(self) -> None:
         for sink in reversed(self.sinks):
-            sink.close()
+            self._try_sink(sink, "it is not closed", sink.close)
+
+    def _try_sink(self, sink: Sink, loss: str, call: Callable[[], None]) -> None:
+        """Call a sink. One that fails is a warning: the row is in the run folder already."""
+        try:
+            call()
+        except Exception as error:
+            name = type(sink).__name__
+            self._console.warn(f"the sink {name} raised {type(error).__name__}: {error}; {loss}, training goes on")

@@ -29,7 +29,7 @@ from gspo.loop.guards.bad_numbers import BadNumbers
 from gspo.loop.trainer import Trainer
 from gspo.models.load import ModelError
 from gspo.models.output_head import UnsupportedModel
-from gspo.plugins import PluginError
+from gspo.registry import PluginError
 from gspo.rewards.protocol import RewardError
 from gspo.rollout.engine import EngineError
 from gspo.rollout.workers.connection import WorkersLost

@@ -29,11 +29,12 @@ from gspo.loop.recorder import Recorder
 from gspo.loop.step_records import TrainedStep, measure
 from gspo.metrics import Metrics, merge_metrics
 from gspo.plugins import import_plugins
+from gspo.registry import PluginError
 from gspo.runs.clock import Clock
 from gspo.runs.console import Console
 from gspo.runs.environment import describe
 from gspo.runs.files import write_atomic, write_json
-from gspo.runs.sinks import RunInfo, Sink, open_sinks
+from gspo.runs.sinks import RunInfo, Sink, check_sink, open_sinks
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.sampling.filters import GroupFilter
 from gspo.training.batch.batching import collate
@@ -46,8 +47,7 @@ class Trainer:
 
     `cfg` is a TrainerConfig or what `gspo.load_config` returns. Datasets are lists of rows (dicts in verl's format, or
     gspo.data.Row); without them the config's files are read. `sinks` and `callbacks` add to those that the config
-    names; `group_filter` is used where `algorithm.filter_groups.function` is null (docs/extend.md). `backend` replaces
-    the one of `trainer.backend`.
+    names; `group_filter` is used where it names none (docs/extend.md). `backend` replaces the one of `trainer.backend`.
     """
 
     def __init__(
@@ -108,6 +108,8 @@ class Trainer:
         write_json(self.run.settings_file, self.resolved.records())
         self.run.write_environment(describe())
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
+        for sink in sinks:
+            check_sink(sink, "sinks")
         self.recorder.sinks = [*open_sinks(trainer.logger, info), *sinks]
 
     def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
@@ -192,7 +194,11 @@ class Trainer:
         self.counters.count_step(bad=skipped_updates(metrics))
         limit = self.config.trainer.max_skipped_steps
         check_numbers(self.step, metrics, self.counters.bad_steps_in_row, limit, self.console.warn)
-        self.callbacks.on_step_end(self, self.step, values)
+        try:
+            self.callbacks.on_step_end(self, self.step, values)
+        except PluginError:  # the step itself is whole
+            self._save_unless_saved()
+            raise
         if self._save_is_due():
             self._begin_save()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -131,6 +132,40 @@ def check_request(request: GroupRequest, max_length: int) -> None:
             f"{where}: {num_prompt} prompt tokens and max_tokens={params.max_tokens} exceed the engine's "
             f"max_length={max_length}; lower data.max_prompt_length or filter over-long prompts"
         )
+
+
+def check_finished(request: GroupRequest | None, group: Any) -> Group:
+    """The group of a request; an EngineError when the engine returned something else or parts of different length."""
+    if not isinstance(group, Group):
+        raise EngineError(f"the rollout engine returned a {type(group).__name__}; expected a gspo.Group")
+    where = f"prompt {group.prompt.uid!r} (submission {group.submission}): the rollout engine returned"
+    if request is None or (request.submission, request.prompt.uid) != (group.submission, group.prompt.uid):
+        raise EngineError(f"{where} this group, which was not submitted or was returned before")
+    if len(group.rollouts) != request.n:
+        raise EngineError(f"{where} {len(group.rollouts)} rollouts; expected n={request.n}")
+    for i, rollout in enumerate(group.rollouts):
+        num_tokens = len(rollout.token_ids)
+        for name in ("log_probs", "loss_mask", "versions"):
+            if len(getattr(rollout, name)) != num_tokens:
+                lengths = f"{len(getattr(rollout, name))} {name} for {num_tokens} tokens"
+                raise EngineError(f"{where} {lengths} in response {i}; expected one per token")
+        if not all(map(math.isfinite, rollout.log_probs)):
+            raise not_finite_error(request, i, max(rollout.versions))
+    return group
+
+
+def check_list(groups: Any) -> list[Any]:
+    """What an engine returned, which must be a list."""
+    if not isinstance(groups, list):
+        raise EngineError(f"the rollout engine returned a {type(groups).__name__}; expected a list of gspo.Group")
+    return groups
+
+
+def check_generated(requests: Sequence[GroupRequest], groups: Any) -> list[Group]:
+    """The groups of `generate`, one per request in their order; else an EngineError."""
+    if len(check_list(groups)) != len(requests):
+        raise EngineError(f"the rollout engine returned {len(groups)} groups for {len(requests)} requests")
+    return [check_finished(request, group) for request, group in zip(requests, groups)]
 
 
 def not_finite_error(request: GroupRequest, response: int, version: int) -> FloatingPointError:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from gspo.registry import Registry
+from gspo.registry import PluginError, Registry, user_code
 
 
 class Sink(Protocol):
@@ -88,7 +89,24 @@ class TrackioSink(WandbSink):
 
 def open_sinks(names: Sequence[str], run: RunInfo) -> list[Sink]:
     """The sinks of `trainer.logger`: registered names or "module:function". Every run has `console` and `file`."""
-    return [SINKS.find(name)(run) for name in names if name not in ("console", "file")]
+    sinks: list[Sink] = []
+    with ExitStack() as opened:  # closes what is open when another cannot be opened
+        for name in names:
+            if name in ("console", "file"):
+                continue
+            with user_code(f"trainer.logger: {name}"):
+                sinks.append(SINKS.find(name)(run))
+            check_sink(sinks[-1], f"trainer.logger: {name}")
+            opened.callback(sinks[-1].close)
+        opened.pop_all()
+    return sinks
+
+
+def check_sink(sink: Any, what: str) -> None:
+    """Refuse an object that lacks a method of a sink."""
+    for method in ("log", "close"):
+        if not callable(getattr(sink, method, None)):
+            raise PluginError(f"{what}: a sink of type {type(sink).__name__} has no method {method}")
 
 
 def _require(module: str, name: str) -> Any:

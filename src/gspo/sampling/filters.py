@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from gspo.registry import Registry
+from gspo.registry import PluginError, Registry, user_code
 from gspo.types import Group, Reward
 
 Reason = Literal["kept", "all_right", "all_wrong", "same_score", "filtered", "reward_failed"]
@@ -62,7 +62,7 @@ def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep
     if len(values) < min(2, num_rollouts):
         return Verdict(False, "reward_failed", rest)
     if enable and keep is not None:
-        return Verdict(True, "kept", rest) if keep(rest) else Verdict(False, "filtered", rest)
+        return Verdict(True, "kept", rest) if _ask(keep, rest) else Verdict(False, "filtered", rest)
     if not enable or num_rollouts == 1 or max(values) != min(values):
         return Verdict(True, "kept", rest)
     return Verdict(False, _why_equal(rest, values[0]), rest)
@@ -71,6 +71,17 @@ def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep
 def is_right(reward: Reward) -> bool:
     """Whether a response counts as a success: by its accuracy, else by a positive score."""
     return reward.score > 0 if reward.acc is None else reward.acc >= 0.5
+
+
+def _ask(keep: GroupFilter, group: Group) -> bool:
+    """Whether the user's filter keeps a group. A scalar bool of torch or numpy is a bool too."""
+    what = f"algorithm.filter_groups.function: prompt {group.prompt.uid!r}: {getattr(keep, '__name__', keep)}"
+    with user_code(what):
+        answer: Any = keep(group)
+        answer = answer.item() if hasattr(answer, "item") else answer
+    if not isinstance(answer, bool):
+        raise PluginError(f"{what} returned {answer!r}; expected True or False")
+    return answer
 
 
 def _finite(reward: Reward, metric: str, group: Group) -> float:

@@ -64,7 +64,7 @@ class ThreadConnection:
     def _run(self) -> None:
         worker, failure = RolloutWorker.__new__(RolloutWorker), None
         try:
-            worker.engine = self._make()
+            worker.engine, worker._requests = self._make(), {}
         except Exception as error:
             failure = error
         while (call := self._inbox.get()) is not None and self._ending is None:

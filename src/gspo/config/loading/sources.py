@@ -92,6 +92,8 @@ def parse_value(text: str) -> Any:
 
 def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Setting]:
     """Settings from `key=value` and `+key=value`."""
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+        raise TypeError(f'overrides: expected a list of texts such as "trainer.seed=1", found {overrides!r}')
     settings = []
     for text in overrides:
         origin = Origin(Layer.OVERRIDE, f"override {text}")
@@ -113,6 +115,11 @@ def read_python(config: Section | Mapping[str, Any]) -> list[Setting]:
     """The explicitly set fields of a config built in Python, or the items of a mapping."""
     origin = Origin(Layer.PYTHON, "Python")
     if not isinstance(config, Section):
+        if not isinstance(config, Mapping):
+            raise TypeError(
+                f"config: expected a TrainerConfig, a mapping of keys or what gspo.load_config returns, found {config!r}"
+                + ("; gspo.load_config and gspo.train read a file" if isinstance(config, str | Path) else "")
+            )
         content = OmegaConf.to_container(OmegaConf.create(config), resolve=False)  # type: ignore[call-overload]
         return [Setting(name, value, origin) for name, value in _flatten(content)]
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, check_generated
 from gspo.rollout.workers.connection import Args, Connection, Result
 from gspo.rollout.workers.fleet import Fleet, with_partial
 from gspo.rollout.workers.lockstep_fleet import EVALUATION_TIMEOUTS
@@ -111,7 +111,8 @@ class AsyncFleet(Fleet):
                 if isinstance(error, FATAL):
                     raise error
                 if error is None:
-                    done |= dict(zip((place for place, _ in share), answer.result()))
+                    groups = check_generated([request for _, request in share], answer.result())
+                    done |= dict(zip((place for place, _ in share), groups))
                 else:
                     waiting += share
         return [done[place] for place in range(len(requests))]

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, check_generated
 from gspo.rollout.workers.fleet import Fleet, with_partial
 from gspo.rollout.workers.worker import RolloutWorker
 from gspo.rollout.workers.worker_slot import WorkerSlot
@@ -62,10 +62,11 @@ class LockstepFleet(Fleet):
             ]
             waiting = []
             for slot, share, wait_for_groups in asked:
-                groups = self._or_give_up(slot, wait_for_groups)
-                if groups is None:
+                answer = self._or_give_up(slot, lambda wait=wait_for_groups: (wait(),))
+                if answer is None:
                     waiting += share
                 else:
+                    groups = check_generated([request for _, request in share], answer[0])
                     done |= dict(zip((place for place, _ in share), groups))
         self._reassign_abandoned()
         return [done[place] for place in range(len(requests))]

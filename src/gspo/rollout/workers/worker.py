@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gspo.plugins import import_plugins
 from gspo.registry import Registry
-from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine
+from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine, check_finished, check_list
 from gspo.types import Group, Rollout
 
 if TYPE_CHECKING:
@@ -66,7 +66,10 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
     """The engine that a spec describes; an EngineError when its kind is unknown."""
     if spec.kind not in ENGINES:
         import_plugins(spec.plugins)
-    return ENGINES.find(spec.kind)(spec)
+    engine = ENGINES.find(spec.kind)(spec)
+    if not isinstance(engine, RolloutEngine):
+        raise EngineError(f"rollout.name={spec.kind!r} returned a {type(engine).__name__}; expected a RolloutEngine")
+    return engine
 
 
 def build_native(spec: EngineSpec) -> RolloutEngine:
@@ -108,6 +111,7 @@ class RolloutWorker:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.engine = build_engine(spec)
+        self._requests: dict[int, GroupRequest] = {}  # in flight
 
     def ping(self) -> int:
         """The worker's process id. The answer shows that its engine is built."""
@@ -117,16 +121,26 @@ class RolloutWorker:
         """Queue groups, in this order."""
         for request in requests:
             self.engine.submit(request)
+            self._requests[request.submission] = request
 
     def step(self) -> list[Group]:
         """Advance by one engine step and return what finished."""
-        return self.engine.step()
+        groups = [check_finished(self._take(group), group) for group in check_list(self.engine.step())]
+        if self._requests and not self.engine.num_in_flight:
+            lost = sorted(self._requests)[:5]
+            raise EngineError(
+                f"the rollout engine lost submissions {lost}: it has nothing in flight and did not return them"
+            )
+        return groups
+
+    def _take(self, group: Any) -> GroupRequest | None:
+        return self._requests.pop(group.submission, None) if isinstance(group, Group) else None
 
     def pump(self, seconds: float) -> list[Group]:
         """Advance for about this long, at least one step, or until a group finished or nothing is in flight."""
         end = time.monotonic() + seconds
-        while self.engine.num_in_flight:
-            if groups := self.engine.step():
+        while self._requests:
+            if groups := self.step():
                 return groups
             if time.monotonic() >= end:
                 break
@@ -150,6 +164,7 @@ class RolloutWorker:
         """Return what `unfinished` returns and forget these groups: they will be submitted again, here or elsewhere."""
         begun = self.unfinished()
         self.engine.clear()
+        self._requests.clear()
         return begun
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
