@@ -5,8 +5,7 @@ trains on). Each adds required fields; none is changed in place.
 
 Words: a *prompt* is one question, a *rollout* one response with its log-probs, a *group* the n rollouts of a
 prompt, a *batch* one training step, a *mini-batch* one optimiser step, a *micro-batch* one forward, a *version*
-one state of the weights. Tensor names may end in their shape: B sequences, T response tokens,
-1 for one number per sequence.
+one state of the weights. Tensor names may end in their shape: B sequences, T response tokens, 1 per sequence.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gspo import report
 from gspo.exit_codes import EXIT_PAUSED
@@ -16,6 +15,9 @@ from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder, step_of
 from gspo.runs.metric_names import accuracy_interval, held_out_accuracy
 from gspo.runs.reading import read_groups
+
+if TYPE_CHECKING:
+    from gspo.loop.trainer import Trainer
 
 
 def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
@@ -43,26 +45,24 @@ def finished(console: Console, run: RunFolder, step: int, counters: Counters, nu
     return outcome
 
 
-def paused(
-    console: Console, run: RunFolder, step: int, counters: Counters, cause: Paused, alarms: Path
-) -> dict[str, Any]:
+def paused(trainer: Trainer, cause: Paused) -> dict[str, Any]:
     """Print how to continue a run that an alarm paused. It is saved."""
-    console.say(
-        f"{cause}; saved in {run.path}, the alarm is in {alarms.name}. Continue as it is with the same "
+    run = trainer.run
+    trainer.console.say(
+        f"{cause}; saved in {run.path}, the alarm is in {trainer.alarms.file.name}. Continue as it is with the same "
         f"command, or from an earlier checkpoint of {run.checkpoints} under another trainer.experiment_name"
     )
-    return {**result(run, step, counters), "stopped": EXIT_PAUSED}
+    return {**result(run, trainer.step, trainer.counters), "stopped": EXIT_PAUSED}
 
 
-def stopped(
-    console: Console, run: RunFolder, step: int, counters: Counters, total_steps: int, code: int
-) -> dict[str, Any]:
+def stopped(trainer: Trainer) -> dict[str, Any]:
     """Print how to continue a run that a signal stopped. It is saved."""
-    console.say(
-        f"stopped at step {step} of {total_steps}; saved in {run.path}. Continue with the same command, "
+    run = trainer.run
+    trainer.console.say(
+        f"stopped at step {trainer.step} of {trainer.total_steps}; saved in {run.path}. Continue with the same command, "
         f"or: gspo train {run.config_file} trainer.experiment_name={run.name}"
     )
-    return {**result(run, step, counters), "stopped": code}
+    return {**result(run, trainer.step, trainer.counters), "stopped": trainer.stop.exit_code}
 
 
 def write_report(console: Console, run: RunFolder) -> None:

@@ -34,7 +34,7 @@ from gspo.runs.clock import Clock
 from gspo.runs.console import Console
 from gspo.runs.environment import describe
 from gspo.runs.files import write_atomic, write_json
-from gspo.runs.sinks import RunInfo, Sink, check_sink, open_sinks
+from gspo.runs.sinks import RunInfo, Sink, open_sinks
 from gspo.sampling.errors import DataExhausted, SamplingError
 from gspo.sampling.filters import GroupFilter
 from gspo.training.batch.batching import collate
@@ -108,9 +108,7 @@ class Trainer:
         write_json(self.run.settings_file, self.resolved.records())
         self.run.write_environment(describe())
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
-        for sink in sinks:
-            check_sink(sink, "sinks")
-        self.recorder.sinks = [*open_sinks(trainer.logger, info), *sinks]
+        self.recorder.sinks = open_sinks(trainer.logger, info, sinks)
 
     def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
         """Build the parts, and restore the state of a checkpoint where there is one."""
@@ -161,14 +159,13 @@ class Trainer:
             self.finish_early(str(end))
         except Paused as pause:
             self._save_unless_saved()
-            return ending.paused(self.console, self.run, self.step, self.counters, pause, self.alarms.file)
+            return ending.paused(self, pause)
         except (SamplingError, BadNumbers):  # raised between updates, so the weights are those of a step
             self._save_unless_saved()
             raise
         self._save_unless_saved()
         if self.stop.signal is not None and self.step < self.total_steps:
-            total, code = self.total_steps, self.stop.exit_code
-            return ending.stopped(self.console, self.run, self.step, self.counters, total, code)
+            return ending.stopped(self)
         if self.config.trainer.val_after_train and not ending.is_evaluated(self.run, self.step):
             self.run.amend_metrics(self.step, {k: m.result() for k, m in self._evaluate().items()})
         num_examples = self.config.trainer.log_val_generations
@@ -249,10 +246,8 @@ class Trainer:
         return values
 
     def _evaluation_is_due(self) -> bool:
-        if self.step == self.total_steps:
-            return self.config.trainer.val_after_train
-        every = self.config.trainer.test_freq
-        return every > 0 and self.step % every == 0
+        trainer, last = self.config.trainer, self.step == self.total_steps
+        return trainer.val_after_train if last else trainer.test_freq > 0 and self.step % trainer.test_freq == 0
 
     def _evaluate(self) -> Metrics:
         """The metrics of the held-out prompts; {} without any."""
@@ -279,8 +274,7 @@ class Trainer:
         self.callbacks.on_save(self, self.step)
 
     def _save_is_due(self) -> bool:
-        last = self.step == self.total_steps or self.stop.signal is not None
-        return last or self.saver.is_due(self.step)
+        return self.step == self.total_steps or self.stop.signal is not None or self.saver.is_due(self.step)
 
     def _save_unless_saved(self) -> None:
         self.writer.wait()

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gspo.types import Group, Metrics, Prompt, Rollout
+from gspo.metrics import Metrics
+from gspo.types import Group, Prompt, Rollout
 
 
 class EngineError(ValueError):

@@ -87,8 +87,13 @@ class TrackioSink(WandbSink):
     package = "trackio"
 
 
-def open_sinks(names: Sequence[str], run: RunInfo) -> list[Sink]:
-    """The sinks of `trainer.logger`: registered names or "module:function". Every run has `console` and `file`."""
+def open_sinks(names: Sequence[str], run: RunInfo, passed: Sequence[Sink] = ()) -> list[Sink]:
+    """The sinks of `trainer.logger` (registered names or "module:function"), then those that were passed.
+
+    Every run has `console` and `file`.
+    """
+    for each in passed:
+        check_sink(each, "sinks")
     sinks: list[Sink] = []
     with ExitStack() as opened:  # closes what is open when another cannot be opened
         for name in names:
@@ -99,7 +104,7 @@ def open_sinks(names: Sequence[str], run: RunInfo) -> list[Sink]:
             check_sink(sinks[-1], f"trainer.logger: {name}")
             opened.callback(sinks[-1].close)
         opened.pop_all()
-    return sinks
+    return [*sinks, *passed]
 
 
 def check_sink(sink: Any, what: str) -> None:

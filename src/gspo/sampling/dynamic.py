@@ -193,8 +193,7 @@ class DynamicSampler:
         return len(self._in_flight) + len(self._scoring)
 
     def _new_report(self) -> SamplingCounts:
-        settings = self._settings
-        return SamplingCounts(self.version, settings.generation_batch, settings.train_batch_size)
+        return SamplingCounts(self.version, self._settings.generation_batch, self._settings.train_batch_size)
 
     def _is_stale(self, group: Group) -> bool:
         return self._budget.is_stale(group.version, self.version)

@@ -198,6 +198,9 @@ def rest(c: TrainerConfig) -> Iterator[NoEffect]:
     if c.reward_model.reward_manager == "naive":
         remedy = "set reward_model.reward_manager=dapo, or remove it"
         yield unused("the naive manager has no overlong penalty", remedy, "reward_model.reward_kwargs.")
+    if c.reward.functions:
+        remedy = "name the function in reward.functions, or remove one of the two keys"
+        yield unused("reward.functions decides the reward", remedy, "custom_reward_function.")
     if c.custom_reward_function.path is None:
         keys = ("custom_reward_function.name", "custom_reward_function.reward_kwargs")
         remedy = "set custom_reward_function.path, or remove it"
