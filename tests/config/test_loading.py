@@ -487,7 +487,9 @@ def test_the_remedy_of_a_wrong_type_is_written_as_it_must_be_typed():
 
 @pytest.mark.parametrize("wrong", ["my.yaml", 3, [1], b"x", object()])
 def test_a_config_of_another_type_is_named(wrong):
-    with pytest.raises(TypeError, match=r"config: expected a TrainerConfig, a mapping of keys or what gspo\.load_config"):
+    with pytest.raises(
+        TypeError, match=r"config: expected a TrainerConfig, a mapping of keys or what gspo\.load_config"
+    ):
         load(base=wrong)
 
 
