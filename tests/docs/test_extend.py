@@ -68,7 +68,7 @@ def test_parts_from_plugin_files_train_together(folder):
     sink = list(csv.reader((run_folder / "rewards.csv").open()))
     assert [line[1] for line in sink[1:]] == [str(row["critic/score/mean"]) for row in rows[1:]]
     state = json.loads((run_folder / "checkpoints" / "step-000002" / "training" / "state.json").read_text())
-    assert state["callbacks"] == {"0": {"good_steps": 0}}
+    assert state["callbacks"] == {"StopWhenGood": {"good_steps": 0}}
 
 
 def test_an_engine_from_a_plugin_file_generates_what_is_trained_on(folder):

@@ -70,6 +70,8 @@ def test_states_go_to_their_class_whatever_the_order():
     after.load_state_dict(before.state_dict())
     first, count, second = after.members
     assert (first.state, count.count, second.state) == ({"a": 1}, 7, {"a": 2})
+    after.load_state_dict({"1": {"count": 9}})  # of an older checkpoint
+    assert (first.state, count.count, second.state) == ({"a": 1}, 9, {"a": 2})
 
 
 @pytest.mark.parametrize("state", [{"a": {1, 2}}, 5, {"a": object()}])

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 
+from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
 from gspo.algo.kl import make_controller
+from gspo.algo.losses import POLICY_LOSSES
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
 from gspo.build.fingerprint import fingerprint
@@ -85,6 +87,8 @@ def build(
     """
     import_plugins(config.trainer.plugins)
     check_engine(config, backend)
+    ADVANTAGE_ESTIMATORS.check(config.algorithm.adv_estimator)
+    POLICY_LOSSES.check(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     keep = _group_filter(config, inputs)
     device = _prepare_process(config)
     tokenizer = inputs.tokenizer or _load_tokenizer(config)

@@ -74,10 +74,11 @@ class Callbacks(Callback):
         return states
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, member in self._named():
-            if name in state:
+        """Restore states by class; those of older checkpoints are numbered in the order of the callbacks."""
+        for i, (name, member) in enumerate(self._named()):
+            if (key := name if name in state else str(i)) in state:
                 with user_code(f"callback {name}: load_state_dict"):
-                    member.load_state_dict(state[name])
+                    member.load_state_dict(state[key])
 
     def _call(self, method: str, *arguments: Any) -> None:
         for name, member in self._named():
