@@ -166,7 +166,7 @@ def test_a_rule_names_its_key(overrides, key, level, text):
         f"{R}.val_kwargs.n=4",
         f"{O}.len=9",
         "custom_reward_function.name=f",
-        "custom_reward_function.path=json reward.functions=[{name:length}]",
+        "custom_reward_function.path=json reward.functions=[{'name':'math'}]",
         "data.seed=3 data.shuffle=false",
         "data.truncation=left",
         "trainer.total_epochs=2 trainer.total_training_steps=5",
