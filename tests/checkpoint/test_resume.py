@@ -10,6 +10,7 @@ import pytest
 
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused, refuse_differences
+from gspo.config import load
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunLocked
@@ -96,6 +97,7 @@ def test_a_resume_that_would_compute_something_else_is_refused(tmp_path, model, 
         ("trainer.total_training_steps", True),
         ("trainer.on_alarm", True),
         ("trainer.backend", True),
+        ("trainer.callbacks", True),
         ("actor_rollout_ref.rollout.num_workers", True),
         ("actor_rollout_ref.actor.strategy", True),
         ("actor_rollout_ref.ref.fsdp_config.fsdp_size", True),
@@ -117,6 +119,17 @@ def test_keys_that_do_not_affect_results_may_change(key, free):
 
     with contextlib.nullcontext() if free else pytest.raises(ResumeRefused, match=rf"{key}: 1 in the checkpoint, 2"):
         refuse_differences(nested(1), nested(2), Path("here"))
+
+
+def test_a_key_that_is_newer_than_the_checkpoint_had_its_default():
+    saved = load(overrides=["trainer.seed=3"]).to_dict()
+    now = load(overrides=["trainer.seed=3"]).to_dict()
+    del saved["algorithm"]["filter_groups"]["function"]
+    del saved["actor_rollout_ref"]["model"]["override_config"]
+    refuse_differences(saved, now, Path("here"))
+    now["algorithm"]["filter_groups"]["function"] = "mine:keep"
+    with pytest.raises(ResumeRefused, match=r"filter_groups\.function: None in the checkpoint, 'mine:keep' now"):
+        refuse_differences(saved, now, Path("here"))
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path, model):

@@ -124,8 +124,12 @@ def _move_aside(run: RunFolder) -> list[str]:
 
 
 def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    """Raise ResumeRefused if keys differ that must not change on resume, naming all of them."""
-    old, new = flatten(saved), flatten(now)
+    """Raise ResumeRefused if keys differ that must not change on resume, naming all of them.
+
+    A key that the checkpoint does not have had its default: it is newer than the checkpoint.
+    """
+    defaults = {key: leaf.default for key, leaf in tree.leaves().items()}
+    old, new = defaults | flatten(saved), defaults | flatten(now)
     lines = [
         f"  {key}: {old.get(key, 'unset')!r} in the checkpoint, {new.get(key, 'unset')!r} now"
         for key in sorted(old.keys() | new.keys())

@@ -136,6 +136,7 @@ class PPOTrainerConfig(Section):
         factory=list,
         doc="Your callbacks of the training loop: registered names or module:function.",
         example="[my_callbacks:announce]",
+        may_change_on_resume=True,
     )
     save_groups: bool = key(
         default=True, doc="Write every group with its responses to the run folder.", may_change_on_resume=True
