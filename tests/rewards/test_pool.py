@@ -107,7 +107,7 @@ def test_healthy_jobs_do_not_make_the_pool_grow() -> None:
 
 
 def test_builtin_graders_keep_their_own_time_and_the_pool_its_size() -> None:
-    scorer = PoolScorer(as_specs("gsm8k"), num_workers=2, timeout=0.5)
+    scorer = PoolScorer(as_specs("math"), num_workers=2, timeout=0.5)
     assert scorer.start().limit.most == 2
     scorer.close()
 
@@ -265,11 +265,12 @@ def test_cheap_builtins_stay_in_process_and_others_go_to_the_pool() -> None:
 
     scorer.submit(group("arithmetic", "75", "70+5=75;75"))
     scorer.submit(group("poetry", "75", "75"))
-    assert server_pid(scorer) == 0
     scorer.submit(group("gsm8k", "75", "#### 75"))
+    assert server_pid(scorer) == 0
+    scorer.submit(group("math", "75", "\\boxed{75}"))
     assert server_pid(scorer) != 0
-    right, unknown, number = scorer.collect()
-    assert scores([*right.rollouts, *unknown.rollouts, *number.rollouts]) == [1, None, 1]
+    right, unknown, number, symbol = scorer.collect()
+    assert scores([*right.rollouts, *unknown.rollouts, *number.rollouts, *symbol.rollouts]) == [1, None, 1, 1]
     assert "'poetry'" in (unknown.rollouts[0].failure or "")
     scorer.close()
 

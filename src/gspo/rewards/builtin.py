@@ -1,7 +1,7 @@
 """Built-in rewards by name, and which of them grades the rows of a data source.
 
-A built-in has our own signature, `(prompt, response) -> float | Reward`. One marked `cheap` reads a few characters
-with plain string operations, so it may run in the trainer's process; everything else runs in the worker pool.
+A built-in has our own signature, `(prompt, response) -> float | Reward`. One marked `cheap` does plain
+string operations in time linear in the response, so it runs in the trainer's process; others run in the worker pool.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def exact(prompt: Prompt, response: Response) -> Reward:
     return Reward(right, acc=right)
 
 
-@reward("gsm8k", sources=("openai/gsm8k", "reasoning"))
+@reward("gsm8k", sources=("openai/gsm8k", "reasoning"), cheap=True)
 def gsm8k(prompt: Prompt, response: Response) -> Reward:
     """Grade a number (after `####`, boxed, or the last one) against the row's; no symbolic comparison."""
     from gspo.rewards.graders.math import grade_math

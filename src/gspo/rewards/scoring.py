@@ -55,9 +55,8 @@ class PoolScorer:
         self._timeout, self._memory, self._retries = timeout, memory, retries
         self.pool: WorkerPool | None = None  # starts with the first group that needs it
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
-        self._pending: list[
-            tuple[Group, Callable[[], list[Graded]]]
-        ] = []  # with each group, a function that waits for its results
+        # With each group, a function that waits for its results.
+        self._pending: list[tuple[Group, Callable[[], list[Graded]]]] = []
 
     def submit(self, group: Group) -> None:
         responses = responses_of(group)
