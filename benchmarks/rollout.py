@@ -1,4 +1,4 @@
-"""Tokens a second of the native engine on random weights: `python benchmarks/rollout.py tiny --prompts 16 --group 8`.
+"""Tokens per second of the native engine on random weights: `python benchmarks/rollout.py tiny --prompts 16 --group 8`.
 
 Prints one JSON line. Every answer is forced to --new tokens; the first run warms up and is not counted.
 """

@@ -1,4 +1,4 @@
-"""The models that are measured (random weights of known shapes, tied embeddings), and how much work a step is."""
+"""The models that are measured (random weights of known shapes, tied embeddings), and the size of a step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def make_model(name: str, *, max_length: int, dtype: torch.dtype, device: str) -
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:
-    """The options that say how much work a step is and where it runs."""
+    """The options for the size of a step and where it runs."""
     sizes = {"prompts": 16, "group": 8, "plen": 32, "new": 64, "steps": 5, "minibatches": 4}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -3,7 +3,7 @@
     make bench-trl ARGS="tiny --prompts 16 --group 8 --plen 32 --new 64 --minibatches 4"
 
 Each turn is a process of its own, so that neither finds the other's memory or threads. TRL runs in .venv-trl, which
-`make bench-trl` makes. Prints one JSON line a turn and one with the ratios of the medians (TRL / gspo).
+`make bench-trl` makes. Prints one JSON line per turn and one with the ratios of the medians (TRL / gspo).
 """
 
 from __future__ import annotations
