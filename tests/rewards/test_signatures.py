@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 from typing import Any
 
 import pytest
 
-from gspo.rewards.functions import Response, load_function, parse_spec, wrap_function
+from gspo.rewards.compose import as_specs
+from gspo.rewards.functions import CUSTOM, Response, RewardSpec, load_function, parse_spec, wrap_function
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.signatures import detect_style
 from gspo.types import Prompt, Reward
@@ -214,3 +216,20 @@ def test_missing_file_and_module_are_named() -> None:
     for spec in ("/nowhere/reward.py:f", "no_such_package.rewards:f"):
         with pytest.raises(RewardError, match=spec.rpartition(":")[0]):
             load_function(parse_spec(spec))
+
+
+@pytest.mark.parametrize(
+    ("reward", "named"),
+    [
+        (RewardSpec("f", path="/no.py", key=CUSTOM), "custom_reward_function.path='/no.py'"),
+        ({"name": "f", "path": "/no.py"}, "reward.functions: path='/no.py'"),
+        ("/no.py:f", "reward='/no.py'"),
+    ],
+)
+def test_an_error_names_the_key_that_asks_for_the_file(reward: Any, named: str) -> None:
+    (spec,) = as_specs(reward)
+    assert isinstance(spec, RewardSpec)
+    with pytest.raises(RewardError, match=re.escape(named)):
+        load_function(spec)
+    with pytest.raises(RewardError, match=r"reward\.functions.*'key'.*expected the keys name, path, weight, kwargs"):
+        as_specs([{"name": "f", "key": "mine"}])

@@ -12,6 +12,7 @@ from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
+from gspo.rewards.functions import CUSTOM
 from gspo.rewards.graders.code import read_tests
 from gspo.types import Prompt
 
@@ -64,7 +65,7 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
     if reward is None and pool.functions:
         reward = pool.functions
     elif reward is None and custom.path is not None:
-        reward = RewardSpec(custom.name, path=custom.path, kwargs=dict(custom.reward_kwargs))
+        reward = RewardSpec(custom.name, path=custom.path, kwargs=dict(custom.reward_kwargs), key=CUSTOM)
     buffer = manager.reward_kwargs.overlong_buffer_cfg
     overlong = None
     if buffer.enable:

@@ -149,10 +149,11 @@ def _as_spec(item: RewardLike) -> RewardSpec | RewardFunction:
     if isinstance(item, str):
         return parse_spec(item)
     if isinstance(item, Mapping):
-        unknown = set(item) - {field.name for field in dataclasses.fields(RewardSpec)}
-        if unknown or "name" not in item:
-            raise RewardError(f"the reward {dict(item)} is not a spec, expected the keys name, path, weight, kwargs")
-        return RewardSpec(**item)
+        if set(item) - {"name", "path", "weight", "kwargs"} or "name" not in item:
+            raise RewardError(
+                f"reward.functions: {dict(item)} is not a spec, expected the keys name, path, weight, kwargs"
+            )
+        return RewardSpec(**item, key="reward.functions: path")
     if callable(item):
         return wrap_function(item)
     raise RewardError(f"the reward is {item!r}, expected a function, a name or a spec")

@@ -36,14 +36,21 @@ _OWN_FILES = (
 )
 
 
+CUSTOM = "custom_reward_function.path"
+
+
 @dataclass(frozen=True, slots=True)
 class RewardSpec:
-    """Where a reward function is: the name of a built-in, or a name in a Python file or importable module."""
+    """Where a reward function is: the name of a built-in, or a name in a Python file or importable module.
+
+    `key` is the config key or argument that messages name.
+    """
 
     name: str
     path: str | None = None
     weight: float = 1.0
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    key: str = "reward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +126,15 @@ def parse_spec(text: str) -> RewardSpec:
 def load_function(spec: RewardSpec) -> RewardFunction:
     """Import the function that `spec` names; RewardError names the missing function and those that exist."""
     assert spec.path is not None
-    module = load_module(spec.path)
+    module = load_module(spec.path, spec.key)
     fn: Any = module
     for part in spec.name.split("."):
         fn = getattr(fn, part, None)
     if not callable(fn):
         names = sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_"))
         raise RewardError(
-            f"custom_reward_function.path={spec.path!r} has no function {spec.name!r}; it has {', '.join(names[:20])}. "
-            "Choose one with custom_reward_function.name"
+            f"{spec.key}={spec.path!r} has no function {spec.name!r}; it has {', '.join(names[:20])}. Choose one with "
+            + ("custom_reward_function.name" if spec.key == CUSTOM else "`name`")
         )
     return wrap_function(fn, weight=spec.weight, kwargs=spec.kwargs)
 
@@ -150,22 +157,20 @@ def _awaited(value: Any) -> Any:
     return asyncio.run(wait()) if inspect.isawaitable(value) else value
 
 
-def load_module(path: str) -> Any:
-    """Import a Python file by its path, or a module by its name; RewardError says what went wrong."""
+def load_module(path: str, key: str = "reward") -> Any:
+    """Import a Python file by its path, or a module by its name; RewardError names the key and says what went wrong."""
     if not path.endswith(".py") and not Path(path).exists():
         try:
             return importlib.import_module(path)
         except ModuleNotFoundError as error:
-            raise RewardError(
-                f"custom_reward_function.path={path!r} is neither a file nor an importable module: {error}"
-            ) from error
+            raise RewardError(f"{key}={path!r} is neither a file nor an importable module: {error}") from error
     if not Path(path).expanduser().is_file():
-        raise RewardError(f"custom_reward_function.path={path!r}: there is no such file")
+        raise RewardError(f"{key}={path!r}: there is no such file")
     try:
         return import_file(path)
     except (Exception, SystemExit) as error:
         raise RewardError(
-            f"custom_reward_function.path={path!r} failed on import: {type(error).__name__}: {error}\n{_user_trace(error)}"
+            f"{key}={path!r} failed on import: {type(error).__name__}: {error}\n{_user_trace(error)}"
         ) from error
 
 
