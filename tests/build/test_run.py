@@ -53,6 +53,12 @@ def test_columns_and_system_prompt_of_a_file(tmp_path, model):
     assert trainer.parts.evaluator is None  # a file has no held-out part of its own
 
 
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files"])
+def test_an_unknown_dataset_is_named_with_its_key(tmp_path, model, key):
+    with pytest.raises(DataError, match=rf"^{key}=arithmetik: is not a dataset.*did you mean 'arithmetic'"):
+        open_trainer(tmp_path, model, f"{key}=arithmetik")
+
+
 def test_a_broken_row_is_named_by_file_and_line(tmp_path, model):
     data = tmp_path / "rows.jsonl"
     data.write_text('{"prompt": "1+1=", "ground_truth": "2"}\n{"prompt": 7, "ground_truth": "2"}\n')

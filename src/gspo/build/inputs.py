@@ -37,7 +37,8 @@ def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Itera
 
 def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
     c = config.data
-    files = c.train_files if split == "train" else (c.val_files or c.train_files)
+    key = "train_files" if split == "train" or not c.val_files else "val_files"
+    files = getattr(c, key)
     limit = c.num_train_samples if split == "train" else c.num_val_samples
     names = [files] if isinstance(files, str) else list(files)
     rows: list[Row] = []
@@ -46,15 +47,20 @@ def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
         if split == "val" and c.val_files is None and os.path.isfile(path):
             continue  # a file has no held-out part
         # Held-out questions are the same for every seed, so that runs can be compared.
-        rows += load_rows(
-            name,
-            split,  # pyright: ignore[reportArgumentType]
-            limit=limit,
-            seed=config.trainer.seed if split == "train" else 0,
-            columns=columns,
-            hub_split=c.train_split if split == "train" else c.val_split,
-            system_prompt=c.system_prompt,
-        )
+        try:
+            rows += load_rows(
+                name,
+                split,  # pyright: ignore[reportArgumentType]
+                limit=limit,
+                seed=config.trainer.seed if split == "train" else 0,
+                columns=columns,
+                hub_split=c.train_split if split == "train" else c.val_split,
+                system_prompt=c.system_prompt,
+            )
+        except DataError as error:
+            if error.where != name:  # a row of a file
+                raise
+            raise DataError(f"data.{key}={name}", str(error).removeprefix(f"{name}: ")) from error
     return rows[:limit]
 
 
