@@ -47,3 +47,17 @@ def test_sources_are_apart_missing_rewards_are_left_out_and_the_majority_votes()
     assert values["val-core/b/acc/mean@2"] == 1.0
     assert values["val-aux/b/reward_failures"] == 1
     assert found.accuracy == pytest.approx((2 / 3 + 1 / 3 + 1.0) / 3)
+
+
+def test_a_mean_that_is_no_share_has_no_interval():
+    """verl's dapo reward manager takes a missing accuracy from the score, which may be -1."""
+    assert wilson(-0.5, 10) is None and wilson(1.5, 10) is None
+    rewards = [Reward(-1.0, acc=-1.0), Reward(1.0, acc=1.0), Reward(-1.0, acc=-1.0)]
+    groups = [
+        Group(Prompt(str(i), (), (1,), "task"), (Rollout((1,), (0.0,), (1,), (0,), "stop", reward=reward),), i, 0)
+        for i, reward in enumerate(rewards)
+    ]
+    evaluation = summarise(groups)
+    assert evaluation.accuracy == pytest.approx(-1 / 3) and evaluation.interval is None
+    assert evaluation.metrics["val-core/task/acc/mean@1"].result() == pytest.approx(-1 / 3)
+    assert not any("ci_" in name for name in evaluation.metrics)

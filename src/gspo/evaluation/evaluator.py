@@ -119,9 +119,10 @@ def _source_metrics(source: str, kind: str, groups: Sequence[Group], values: Seq
 
     out = {core(f"mean@{k}"): Metric.mean(sum(means), len(means))}
     if kind == "acc":
-        low, high = wilson(sum(means) / len(means), len(means))
-        out[aux_name(source, "acc/ci_low")] = Metric("last", low)
-        out[aux_name(source, "acc/ci_high")] = Metric("last", high)
+        interval = wilson(sum(means) / len(means), len(means))
+        if interval is not None:
+            out[aux_name(source, "acc/ci_low")] = Metric("last", interval[0])
+            out[aux_name(source, "acc/ci_high")] = Metric("last", interval[1])
     if k > 1:
         for size in sorted({2**p for p in range(1, k.bit_length())} | {k}):
             best = [best_of(v, min(size, len(v))) for _, v in scored]
@@ -144,8 +145,10 @@ def _majority(group: Group, values: Sequence[float]) -> float:
     return values[answers.index(winner)]
 
 
-def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float]:
-    """The 95 % Wilson score interval of a share of `n` questions."""
+def wilson(share: float, n: int, z: float = 1.959964) -> tuple[float, float] | None:
+    """The 95 % Wilson score interval of a share of `n` questions; None for a mean that is no share, such as -0.5."""
+    if not 0 <= share <= 1:
+        return None
     if n == 0:
         return 0.0, 1.0
     centre = share + z * z / (2 * n)
