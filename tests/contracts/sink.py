@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,14 +13,14 @@ Rows = dict[int, dict[str, float]]
 NAMES = ("critic/score_all/mean", "actor/grad_norm", "timing_s/step", "val-core/openai/gsm8k/acc/mean@1")
 
 
-class SinkContract:
+class SinkContract(ABC):
     """`open` makes a sink of a run; `read` returns the finite numbers that it keeps, by step and name."""
 
-    def open(self, run: RunInfo) -> Sink:
-        raise NotImplementedError
+    @abstractmethod
+    def open(self, run: RunInfo) -> Sink: ...
 
-    def read(self, run: RunInfo) -> Rows:
-        raise NotImplementedError
+    @abstractmethod
+    def read(self, run: RunInfo) -> Rows: ...
 
     def info(self, folder: Path) -> RunInfo:
         return RunInfo(folder, "project", folder.name, {"trainer": {"seed": 7}})

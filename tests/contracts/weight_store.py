@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,13 +20,13 @@ def describe(tensors: Mapping[str, Tensor] | None) -> Description:
     return {n: (str(t.dtype), tuple(t.shape), t.cpu().double().tolist()) for n, t in tensors.items()}
 
 
-class WeightStoreContract:
+class WeightStoreContract(ABC):
     """`store` is a fixture; `read(ref)` describes the tensors as a worker finds them."""
 
     device = "cpu"
 
-    def read(self, ref: Any) -> Description:
-        raise NotImplementedError
+    @abstractmethod
+    def read(self, ref: Any) -> Description: ...
 
     def tensors(self, seed: int) -> dict[str, Tensor]:
         torch.manual_seed(seed)
