@@ -50,7 +50,7 @@ class RewardSpec:
     path: str | None = None
     weight: float = 1.0
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    key: str = "reward"
+    key: str = field(default="reward", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
