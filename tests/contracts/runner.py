@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -51,10 +51,14 @@ def place(runner: Runner, prompts: list[tuple[int, ...]], params: SamplingParams
     """Append a row for each prompt, with one prefill of the distinct ones."""
     contexts = list(dict.fromkeys(prompts))
     with runner.running():
-        prefix = runner.prefill([prompt[:-1] for prompt in contexts])
-        sources = [contexts.index(prompt) for prompt in prompts]
+        prefixes = dict(zip(contexts, runner.prefill([prompt[:-1] for prompt in contexts])))
         starts = [start(prompt, key) for key, prompt in enumerate(prompts)]
-        runner.place(prefix, sources, starts, [params] * len(prompts))
+        runner.place([prefixes[prompt] for prompt in prompts], starts, [params] * len(prompts))
+        release(runner, prefixes.values())
+
+
+def release(runner: Runner, prefixes: Iterable[Any]) -> None:
+    for prefix in prefixes:
         runner.release(prefix)
 
 
@@ -110,8 +114,8 @@ class RunnerContract:
         num = tokens.index(stop) + 1
         starts = [start(prompt, 0, 20, (VOCAB + 1, stop)), start(prompt, 1, 3)]
         with runner.running():
-            prefix = runner.prefill([prompt[:-1]])
-            runner.place(prefix, [0, 0], starts, [GREEDY] * 2)
+            (prefix,) = runner.prefill([prompt[:-1]])
+            runner.place([prefix] * 2, starts, [GREEDY] * 2)
             runner.release(prefix)
         decode(runner, 10)
         assert runner.slots.done[:2].tolist() == [True, True]
@@ -129,27 +133,45 @@ class RunnerContract:
     def test_a_kept_context_serves_rows_that_are_placed_later(self, runner: Runner) -> None:
         contexts = [PROMPTS[1][:-1], PROMPTS[2][:-1]]
         with runner.running():
-            prefix = runner.prefill(contexts)
-            runner.place(prefix, [1], [start(PROMPTS[2])], [GREEDY])
-            kept = runner.keep(prefix, 1)
-            runner.release(prefix)
+            prefixes = runner.prefill(contexts)
+            runner.place([prefixes[1]], [start(PROMPTS[2])], [GREEDY])
+            kept = [runner.keep(prefix) for prefix in prefixes]
         decode(runner, 4)
         with runner.running():
-            runner.place(kept, [0], [start(PROMPTS[2])], [GREEDY])
-            runner.release(kept)
+            starts = [start(PROMPTS[2]), start(PROMPTS[1]), start(PROMPTS[2])]
+            runner.place([kept[1], kept[0], kept[1]], starts, [GREEDY] * 3)
+            release(runner, kept)
         decode(runner, 6)
         expected = greedy(PROMPTS[2], 10)
-        assert drawn(runner, 0, PROMPTS[2]) == expected and drawn(runner, 1, PROMPTS[2]) == expected[:6]
+        assert drawn(runner, 0, PROMPTS[2]) == expected
+        assert drawn(runner, 1, PROMPTS[2]) == drawn(runner, 3, PROMPTS[2]) == expected[:6]
+        assert drawn(runner, 2, PROMPTS[1]) == greedy(PROMPTS[1], 6)
 
     def test_rows_with_different_parameters_are_drawn_together(self, runner: Runner) -> None:
         prompt = PROMPTS[1]
         with runner.running():
-            prefix = runner.prefill([prompt[:-1]])
-            runner.place(prefix, [0, 0], [start(prompt, key) for key in (0, 1)], [SAMPLED, GREEDY])
+            (prefix,) = runner.prefill([prompt[:-1]])
+            runner.place([prefix] * 2, [start(prompt, key) for key in (0, 1)], [SAMPLED, GREEDY])
             runner.release(prefix)
         decode(runner, 8)
         assert drawn(runner, 1, prompt) == greedy(prompt, 8)
 
     def test_memory_for_as_many_rows_as_slots_is_there(self, runner: Runner) -> None:
         with runner.running():
-            assert runner.num_fitting([p[:-1] for p in PROMPTS], [0, 1, 2] * 2) == NUM_SLOTS
+            assert runner.num_fitting([len(p) - 1 for p in PROMPTS] + [0] * 3) == NUM_SLOTS
+
+    def test_what_is_read_is_what_rows_had_at_the_mark(self, runner: Runner) -> None:
+        prompt, slots = PROMPTS[1], runner.slots
+        place(runner, [prompt, PROMPTS[2]])
+        assert slots.finished() == []
+        decode(runner, 3)
+        slots.mark(2)
+        decode(runner, 20)
+        lengths, tokens, log_probs = slots.read([1, 0])
+        assert lengths == [len(PROMPTS[2]) + 2, len(prompt) + 2] and slots.finished() == []
+        assert tokens[1, len(prompt) - 1 : lengths[1]].tolist() == greedy(prompt, 3)
+        assert log_probs.shape == tokens.shape and (log_probs[1, len(prompt) - 1 : lengths[1]] < 0).all()
+        slots.mark(2)
+        assert slots.finished() == [0, 1]
+        slots.forget_mark()
+        assert slots.finished() == []

@@ -15,7 +15,7 @@ from gspo.rollout.native.padded_rows import PaddedRows
 from gspo.rollout.native.paged_model import open_pages
 from gspo.rollout.native.paged_rows import PagedRows
 from gspo.rollout.native.runner import Runner
-from tests.contracts.runner import MAX_LENGTH, NUM_SLOTS, PROMPTS, RunnerContract, model, place
+from tests.contracts.runner import MAX_LENGTH, NUM_SLOTS, PROMPTS, RunnerContract, model, place, release
 from tests.rollout.models import PAD
 from tests.rollout.native import plain_kernels
 
@@ -54,9 +54,8 @@ class TestPagedRows(RunnerContract):
         place(runner, [PROMPTS[2]])
         with runner.running():
             page = list(range(3, 3 + PAGE))
-            prefixes = [runner.prefill([page]) for _ in range(runner.pages.num_free)]
-            assert runner.pages.num_free == 0 and runner.num_fitting([page], [0]) == 0
+            prefixes = [runner.prefill([page])[0] for _ in range(runner.pages.num_free)]
+            assert runner.pages.num_free == 0 and runner.num_fitting([PAGE]) == 0
             assert runner.reserve(1) and not runner.reserve(PAGE + 1)
-            for prefix in prefixes:
-                runner.release(prefix)
+            release(runner, prefixes)
             assert runner.reserve(PAGE + 1) and runner.pages.num_free == len(prefixes) - 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,10 +29,10 @@ class Ahead:
         self.bound, self.most = bound, min(max_in_flight, (bound + 1) * 4)
         self.num_trained = 0
         self.ages: list[int] = []
-        sampler, room = self.world.sampler, self.world.sampler._room
+        sampler, room = self.world.sampler, self.world.sampler._admission.room
 
-        def checked() -> int:
-            given = room()
+        def checked(*counts: Any) -> int:
+            given = room(*counts)
             accepted = self.num_trained + len(sampler._taken) + len(sampler._queue)
             running, scoring = len(sampler._in_flight) + len(sampler._scoring), len(sampler._scoring)
             # A group that is being scored has left the engine: it counts against the budget, not against the slots.
@@ -39,7 +41,7 @@ class Ahead:
             assert given == max(0, expected)
             return given
 
-        sampler._room = checked
+        sampler._admission.room = checked
 
     def step(self, ticks: int) -> list[Group]:
         sampler = self.world.sampler

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from gspo.data.cursor import PromptCursor
-from gspo.rollout.engine import GroupRequest, SamplingParams
+from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
 from gspo.sampling.dynamic import DynamicSampler
 from gspo.sampling.settings import SamplingSettings
 from gspo.seeding import derive_seed
@@ -23,7 +23,7 @@ def make_prompts(count: int) -> list[Prompt]:
     return [Prompt(f"p{i}", ({"role": "user", "content": str(i)},), (i,)) for i in range(count)]
 
 
-class TokenEngine:
+class TokenEngine(RolloutEngine):
     """Writes one token a step into every response of the first `slots` groups; a token is a hash of its address.
 
     The log-prob depends on the weights version, so a response continued under other weights is told apart.
@@ -96,6 +96,9 @@ class TokenEngine:
             for s, r in sorted(self._requests.items())
         ]
 
+    def clear(self) -> None:
+        self._requests, self._tokens = {}, {}
+
     def close(self) -> None: ...
 
 
@@ -164,10 +167,11 @@ class World:
         delay: Callable[[Group], float] | None = None,
         state: dict[str, Any] | None = None,
         num_held: Callable[[], int] | None = None,
+        engine: type[TokenEngine] = TokenEngine,
         **settings: Any,
     ) -> None:
         self.source = PromptCursor(make_prompts(prompts), seed=seed, shuffle=shuffle, total_epochs=epochs)
-        self.engine = TokenEngine(lengths, slots)
+        self.engine = engine(lengths, slots)
         self.scorer = ScriptedScorer(rule) if delay is None else SlowScorer(rule, delay)
         self.records: list[tuple[int, str, str, int]] = []  # submission, uid, fate, version
         values = {"train_batch_size": 4, "n": 2, "params": PARAMS, **settings}

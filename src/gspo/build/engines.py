@@ -136,7 +136,8 @@ def native_options(config: TrainerConfig) -> dict[str, Any]:
         "prefill_tokens": rollout.max_num_batched_tokens,
         "memory_utilization": rollout.gpu_memory_utilization,
         "eager": rollout.enforce_eager,
-        "free_cache": _frees_cache(config),
+        "free_cache": _frees_cache(config) and not rollout.keep_cache,
+        "keep_cache": rollout.keep_cache,
     }
 
 

@@ -13,6 +13,7 @@ data of a job calls `wait` first.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from collections.abc import Callable
 from gspo.runs.clock import Clock
 
 Job = Callable[[Callable[[], None]], None]  # calls its argument, `beat`, now and then as a sign of progress
+SWITCH_SECONDS = 0.0005  # after which a thread that runs Python lets another one run: the main thread feeds a device
 ABANDON_SECONDS = 5.0  # for the current file when a run is stopped at once
 
 
@@ -56,6 +58,7 @@ class BackgroundWriter:
             self._tasks.append((stage, job))
             self._changed.notify_all()
         if self._thread is None:
+            sys.setswitchinterval(SWITCH_SECONDS)
             self._thread = threading.Thread(target=self._run, name="gspo-writer", daemon=True)
             self._thread.start()
 

@@ -135,6 +135,7 @@ def paged_decode_attention(
         k_pages.stride(0), k_pages.stride(1), k_pages.stride(2), table.stride(0),
         GROUP=group, GROUP_PAD=max(16, triton.next_power_of_2(group)), SIZE=size, SIZE_PAD=max(16, pad),
         PAGE=page, TILE=TILE, SPLITS=splits, SOFTCAP=softcap > 0, WINDOW=window > 0,
+        num_warps=2 if size <= 64 else 4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _merge[(num_rows * num_heads,)](parts, peaks, sums, out, SIZE=size, SIZE_PAD=max(16, pad), SPLITS=splits)

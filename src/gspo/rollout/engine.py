@@ -48,7 +48,7 @@ class GroupRequest:
 class RolloutEngine(ABC):
     """Generates groups. All calls come from one thread; for the same calls an engine gives the same tokens.
 
-    The last five members are about processes and memory; an engine that has neither inherits them.
+    The last six members are about slots, processes and memory; an engine that has none of them inherits them.
     """
 
     @property
@@ -94,6 +94,13 @@ class RolloutEngine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free everything. May be called twice."""
+
+    def num_wanted(self, limit: int) -> int | None:
+        """How many more responses to submit so that the engine stays busy with at most `limit` of them at once.
+
+        None: the engine does not know, and the caller counts groups.
+        """
+        return None
 
     @property
     def num_workers(self) -> int:

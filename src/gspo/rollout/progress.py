@@ -54,6 +54,11 @@ class SequenceProgress:
         return (*self.group.request.prompt.token_ids, *self.begun.token_ids)
 
     @property
+    def num_cached(self) -> int:
+        """Tokens of the context that a cache holds when the response is placed: all but the last."""
+        return len(self.group.request.prompt.token_ids) + len(self.begun.token_ids) - 1
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """Sort key: responses in the order in which a fresh engine would queue them."""
         return (self.group.request.submission, self.group.arrival, self.index)

@@ -16,6 +16,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from gspo.runs.files import write_atomic
 from gspo.types import Group, Rollout
 
@@ -40,8 +42,16 @@ class GroupLog:
         """Write groups from `take`; `trained` maps a submission number to what training adds to each response."""
         records = [_record(group, fate, trained.get(group.submission)) for group, fate in groups]
         records.sort(key=lambda r: (r["submission"], r["fate"]))
-        text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records)
-        write_atomic(self.folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text.encode(), 5, mtime=0))
+        text = b"".join(_line(record) for record in records)
+        write_atomic(self.folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text, 5, mtime=0))
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    """A record as a line of JSON. orjson takes a tenth of the time, during which no other thread runs."""
+    try:
+        return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+    except TypeError:  # an integer of more than 64 bits in a row's ground truth
+        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
 
 
 def _record(group: Group, fate: str, trained: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -5,7 +5,9 @@ Two strategies share one loop and differ in when they submit, when a batch is re
 - `stream` keeps a number of groups in flight and submits another as soon as one ends. Kept groups wait in order of
   submission, and a step takes the lowest N as soon as there are N. The others, and unfinished groups, are carried over
   to the next step. Taking whatever ends first would prefer short answers, so no group is left behind: a step waits for
-  a group that would otherwise exceed `max_staleness` (staleness.py).
+  a group that would otherwise exceed `max_staleness` (staleness.py). With `max_staleness: 0` nothing may be carried over.
+  A step then starts as many groups as it expects to need, takes the lowest N kept ones as soon as all groups submitted
+  before them are judged, and drops the rest as surplus.
 - `rounds` submits whole generation batches, waits for each, and drops the surplus, as DAPO and verl do.
 
 Time is counted in calls of `engine.step()`, never in seconds: groups that finish in one call are scored during the
@@ -26,6 +28,7 @@ from typing import Any
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.sampling import errors
+from gspo.sampling.admission import Admission
 from gspo.sampling.filters import GroupFilter, judge
 from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unpack_request
 from gspo.sampling.kept_groups import KeptQueue, Reserve
@@ -62,7 +65,7 @@ class DynamicSampler:
     ) -> None:
         self.version = 0
         self._engine, self._scorer, self._settings = engine, scorer, settings
-        self._budget, self._num_held, self._keep = settings.budget, num_held, keep
+        self._budget, self._admission, self._keep = settings.budget, Admission(settings, engine, num_held), keep
         self._prompts = PromptDraw(source, settings, seed=seed)
         self._rollout_seed = derive_seed(seed, "rollout")
         self._record = record or (lambda group, fate, version: None)
@@ -160,6 +163,7 @@ class DynamicSampler:
             "scored": [pack_group(g) for g in self._scored],
             "unfinished": [pack_request(r) for r in self._engine.unfinished() if r.submission in self._in_flight],
             "dropped_since_kept": dict(self._dropped_since_kept),
+            "last_judged": list(self._admission.last_judged),
             "prompts": self._prompts.state_dict(),
             "report": self._report.pack(self._prompts.num_skipped) if self._begun else None,
         }
@@ -172,6 +176,7 @@ class DynamicSampler:
         self.version = state["version"]
         self._next_submission = state["next_submission"]
         self._dropped_since_kept = Counter(state["dropped_since_kept"])
+        self._admission.last_judged = tuple(state.get("last_judged", (0, 0)))
         if state["report"] is not None:
             self._report, self._begun = SamplingCounts.unpack(state["report"]), True
             self._prompts.num_skipped = self._report.num_skipped
@@ -203,23 +208,17 @@ class DynamicSampler:
             return False
         if self._settings.strategy == "rounds":
             return self._num_pending == 0
+        if self._settings.starts_surplus:
+            last = self._queue.last_of(self._settings.train_batch_size)
+            return all(submission > last for submission in (*self._in_flight, *self._scoring))
         return not self._budget.must_wait(self._pending_versions, self._queue.versions, self.version)
 
-    def _room(self) -> int:
-        """How many groups to submit now."""
-        settings = self._settings
-        if settings.strategy == "rounds":
-            room = 0 if self._num_pending else settings.generation_batch
-        else:
-            in_training = settings.train_batch_size if self._taken else 0
-            outstanding = self._num_pending + len(self._queue) + in_training
-            held = settings.concurrency if self._num_held is None else min(self._num_held(), self._budget.capacity)
-            room = min(held - len(self._in_flight), self._budget.room(outstanding))
-        limit = settings.submission_limit
-        return room if limit is None else min(room, limit - self._report.num_submitted)
-
     def _admit(self) -> None:
-        for _ in range(self._room()):
+        num_training = self._settings.train_batch_size if self._taken else 0
+        room = self._admission.room(
+            self._report, len(self._in_flight), len(self._scoring), len(self._queue), num_training
+        )
+        for _ in range(room):
             prompt = self._prompts.next(self._next_submission)
             if prompt is None:
                 return
@@ -295,6 +294,18 @@ class DynamicSampler:
         for group in groups:
             self._prompts.put_back(group.prompt)
 
+    def _drop_pending(self) -> None:
+        """Drop the groups in generation or scoring and put their prompts back."""
+        unfinished = [r for r in self._engine.unfinished() if r.submission in self._in_flight]
+        self._engine.clear()
+        self._put_back(self._collect(), "surplus")
+        self._report.discarded["surplus"] += len(unfinished)
+        for request in unfinished:
+            self._prompts.forget(request.submission)
+            self._report.wasted_tokens += sum(len(part.token_ids) for part in request.partial)
+            self._prompts.put_back(request.prompt)
+        self._in_flight, self._scoring, self._pending_versions = set(), set(), Counter()
+
     def _made_no_progress(self) -> bool:
         """Whether a step without a limit kept nothing of a full pass over the data and of a generation batch."""
         settings = self._settings
@@ -335,7 +346,10 @@ class DynamicSampler:
     def _hand_out(self, kept: list[Group], unfiltered: list[Group] | None = None) -> tuple[list[Group], SamplingCounts]:
         """End the step with these groups. The others are carried over, or dropped with `rounds`."""
         report, unfiltered = self._report, unfiltered or []
-        if self._settings.strategy == "rounds":
+        self._admission.last_judged = (report.fates["kept"], report.num_generated)
+        if self._settings.starts_surplus:
+            self._drop_pending()
+        if self._settings.strategy == "rounds" or self._settings.starts_surplus:
             self._put_back(self._queue.take(len(self._queue)), "surplus")
         self._discard(self._reserve.clear())
         for fate, groups in (("kept", kept), ("unfiltered", unfiltered)):

@@ -26,6 +26,10 @@ class KeptQueue:
         heapq.heappush(self._heap, (group.submission, group))
         self.versions[group.version] += 1
 
+    def last_of(self, num_groups: int) -> int:
+        """The highest submission number of the lowest `num_groups`."""
+        return heapq.nsmallest(num_groups, self._heap)[-1][0]
+
     def take(self, num_groups: int) -> list[Group]:
         """Remove and return the lowest `num_groups` (or all there are), in order."""
         taken = [heapq.heappop(self._heap)[1] for _ in range(min(num_groups, len(self._heap)))]

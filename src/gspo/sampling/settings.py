@@ -72,6 +72,15 @@ class SamplingSettings:
         return min(wanted, self.budget.capacity)
 
     @property
+    def starts_surplus(self) -> bool:
+        """Whether a step starts more groups than it needs and drops the surplus: a stream that may carry none over.
+
+        Without a filter every group is kept, so none more are started; `max_in_flight` limits what is started.
+        """
+        no_carrying = self.strategy == "stream" and self.max_staleness == 0
+        return no_carrying and self.enable and self.max_in_flight is None
+
+    @property
     def submission_limit(self) -> int | None:
         """Groups a step may submit; None is unlimited."""
         return self.max_num_gen_batches * self.generation_batch if self.max_num_gen_batches > 0 else None

@@ -13,7 +13,7 @@ import pytest
 
 from gspo.kernels.sizes import PAGE
 from gspo.rollout.engine import EngineError
-from gspo.rollout.native.decode_graphs import batch_sizes
+from gspo.rollout.native.graphs import batch_sizes
 from gspo.rollout.native.pages import OutOfPages, PageAllocator
 from tests.rollout.models import CONFIGS, drain, make_engine, make_model, make_request
 from tests.rollout.native import plain_kernels

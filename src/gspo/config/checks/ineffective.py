@@ -174,6 +174,12 @@ def rollout(c: TrainerConfig) -> Iterator[NoEffect]:
     if name == "native":
         remedy = f"set {ROLLOUT}.name=vllm, or remove it"
         yield unused("the native engine has no further arguments", remedy, f"{ROLLOUT}.engine_kwargs")
+    else:
+        remedy = f"set {ROLLOUT}.name=native, or remove it"
+        yield unused("only the native engine uses it", remedy, f"{ROLLOUT}.keep_cache")
+    if name == "native" and part.keep_cache:
+        remedy = f"set {ROLLOUT}.keep_cache=false, or remove it"
+        yield unused("the engine keeps its KV cache", remedy, f"{ROLLOUT}.free_cache_engine")
     if name == "own":
         keys = ["max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager", "free_cache_engine"]
         keys += ["tensor_model_parallel_size"] if c.trainer.backend == "local" else []  # with Ray it reserves devices

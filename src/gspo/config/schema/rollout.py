@@ -95,6 +95,12 @@ class RolloutConfig(Section):
     free_cache_engine: bool = key(
         default=True, doc="Release the memory of the KV cache during training. Asynchronous engines keep it."
     )
+    keep_cache: bool = key(
+        default=False,
+        doc="Native engine: responses in generation keep their KV cache when the weights change, instead of computing it "
+        "again. Faster with long answers; later tokens then attend to keys and values of older weights. Writing a "
+        "checkpoint still computes them again, so that a resumed run continues to the same bits.",
+    )
     engine_kwargs: dict[str, Any] = key(
         factory=dict,
         doc="Further arguments of the engine: of vLLM's EngineArgs, or the `options` of an engine of your own. The "

@@ -19,21 +19,25 @@ from gspo.rollout.native.slot_pool import PREFILL_TOKENS, CacheFull, PoolStats, 
 from gspo.types import Group
 
 DECODE_CHUNK = 8  # tokens per row and step
-GPU_DECODE_CHUNK = 16  # a step ends with a wait for the device
-MIN_FREED_SHARE = 0.1  # of a device's memory: fewer pages than this are not worth freeing
+# On a GPU a row that ends is replaced after one and a half chunks on average, and every chunk costs some work between two
+# decode steps: chunks are long when few rows end (with 1 of 100 rows per token, 4 tokens; with 1 of 1,000, 12).
+GPU_DECODE_CHUNKS = (2, 16)
+CHUNK_SCALE = 0.4
+AHEAD = 8  # prompts for an eighth of the slots are prefilled ahead on a GPU
 
 
 class NativeEngine(RolloutEngine):
     """A RolloutEngine over any transformers decoder.
 
     `num_slots` responses run at once, each of at most `max_length` tokens with its prompt; a step decodes
-    `decode_chunk` tokens (8, on a GPU 16). For the same calls it gives the same bits. Tokens are its whole state after
+    `decode_chunk` tokens (8; on a GPU 2 to 16, by how often rows end). For the same calls it gives the same bits. Tokens are its whole state after
     `load_weights`: it then forgets every cache and continues its groups from their tokens, exactly as a fresh engine
     would that gets `unfinished()`.
 
     On a GPU (or with `paged`) the cache is a pool of pages of at most `memory_utilization` of the device's memory, and
-    decode steps are compiled and replayed as CUDA graphs unless `eager`; `free_cache` frees a pool of more than a tenth
-    of the memory with every `load_weights`. On a CPU the layers of larger models are compiled unless `eager`.
+    prefills and decode steps are compiled and replayed as CUDA graphs unless `eager`; with `free_cache`, `rest` frees
+    the pool's memory. `keep_cache` continues running responses on keys and values of older weights: see `load_weights`.
+    On a CPU the layers of larger models are compiled unless `eager`.
     `description` says what runs, and why pages are not used where they would be expected.
     """
 
@@ -54,19 +58,21 @@ class NativeEngine(RolloutEngine):
         memory_utilization: float = 0.5,
         eager: bool = False,
         free_cache: bool = False,
+        keep_cache: bool = False,
     ) -> None:
         self._device = torch.device(device)
-        if decode_chunk is None:
-            decode_chunk = DECODE_CHUNK if self._device.type == "cpu" else GPU_DECODE_CHUNK
+        on_cpu = self._device.type == "cpu"
+        if decode_chunk is None and on_cpu:
+            decode_chunk = DECODE_CHUNK
         for name, value in (
             ("num_slots", num_slots),
             ("max_length", max_length),
             ("decode_chunk", decode_chunk),
             ("prefill_tokens", prefill_tokens),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ValueError(f"{name}={value}: expected at least 1")
-        compiled = self._device.type == "cpu" and not paged and not eager and worth_compiling(model)
+        compiled = on_cpu and not paged and not eager and worth_compiling(model)
         self._decoder = Decoder(model, pad_token_id, max_length, self._device, compiled=compiled)
         self._max_length = max_length
         self._decode_chunk = decode_chunk
@@ -76,8 +82,9 @@ class NativeEngine(RolloutEngine):
             "detokenize": tokenizer_decode,
             "eos_token_ids": eos_token_ids,
             "prefill_tokens": prefill_tokens,
+            "num_ahead": 0 if on_cpu else -(-num_slots // AHEAD),
         }
-        self._free_cache = free_cache
+        self._free_cache, self._keep_cache = free_cache, keep_cache
         self._paged, self._why_not_paged = self._open_pages(paged, memory_utilization, eager)
         self._pool = self._new_pool(num_slots)
         self._generate_pool: SlotPool | None = None  # kept for the next `generate` when it has captured steps
@@ -90,8 +97,16 @@ class NativeEngine(RolloutEngine):
         check_request(request, self._max_length)
         self._pool.submit(request)
 
+    def num_wanted(self, limit: int) -> int:
+        """A GPU is given a few more than its slots hold: their prompts are prefilled ahead."""
+        most = min(limit, self._num_slots)
+        return most + self._pool_settings["num_ahead"] * most // self._num_slots - self._pool.num_responses
+
     def step(self) -> list[Group]:
-        return self._pool.advance(self._decode_chunk, self._version)
+        return self._advance(self._pool)
+
+    def _advance(self, pool: SlotPool) -> list[Group]:
+        return pool.advance(self._decode_chunk or decode_chunk(pool.ended_per_token), self._version)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         for request in requests:
@@ -103,7 +118,7 @@ class NativeEngine(RolloutEngine):
         progress = [pool.submit(request) for request in requests]
         while pool.num_groups:
             try:
-                pool.advance(self._decode_chunk, self._version)
+                self._advance(pool)
             except CacheFull:
                 if not self._pool.holds_cache:
                     raise
@@ -111,32 +126,36 @@ class NativeEngine(RolloutEngine):
         return [p.group() for p in progress]
 
     def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
-        """Make new weights live. Tensors are copied into the modules; None: the modules themselves have changed."""
+        """Make new weights live. Tensors are copied into the modules; None: the modules themselves have changed.
+
+        Caches are forgotten and built again from the tokens. With `keep_cache` running responses keep theirs: the keys
+        and values of their earlier tokens come from older weights, and their log-probs are those of that mixture.
+        """
         if weights is not None:
             copy_weights(weights, self._decoder.model)
-        self._pool.rewind(self._version)
+        if self._keep_cache:
+            self._pool.close_version(self._version)
+        else:
+            self._pool.rewind(self._version)
         self._version = version
-        if self._free_cache:
-            self._free_pages()
 
     def unfinished(self) -> list[GroupRequest]:
+        """With `keep_cache` the caches are forgotten here, so that a fresh engine continues to the same bits."""
+        if self._keep_cache:
+            self._pool.rewind(self._version)
         return self._pool.unfinished(self._version)
+
+    def rest(self) -> None:
+        """With `free_cache`, free the pages: responses continue from their tokens afterwards."""
+        if self._free_cache and self._paged is not None:
+            self._pool.rewind(self._version)
+            self._paged.free()
 
     def clear(self) -> None:
         self._pool.clear()
 
     def close(self) -> None:
         self._pool.clear()
-
-    def _free_pages(self) -> None:
-        """Free a large pool of pages. A small one is kept, because steps must be captured again afterwards."""
-        paged = self._paged
-        if paged is None or paged.kv is None or self._device.type != "cuda":
-            return
-        size = sum(pages.nbytes for layer in paged.kv.layers for pages in layer)
-        if size < torch.cuda.mem_get_info(self._device)[1] * MIN_FREED_SHARE:
-            return
-        paged.free()
 
     @property
     def stats(self) -> PoolStats:
@@ -166,6 +185,9 @@ class NativeEngine(RolloutEngine):
             memory=int(share * total),
             compiled=fast and worth_compiling(self._decoder.model),
             graphs=fast,
+            prefill_tokens=self._pool_settings["prefill_tokens"],
+            max_length=self._max_length,
+            frees_pages=self._free_cache,
         )
 
     def _pool_for_generate(self, num_responses: int) -> SlotPool:
@@ -183,6 +205,12 @@ class NativeEngine(RolloutEngine):
         else:
             rows = PagedRows(self._paged, num_slots, self._max_length)
         return SlotPool(rows, num_slots=num_slots, **self._pool_settings)
+
+
+def decode_chunk(ended_per_token: float) -> int:
+    """Tokens per row and step on a GPU, when this share of the rows ends with every token."""
+    low, high = GPU_DECODE_CHUNKS
+    return max(low, min(high, round(CHUNK_SCALE / ended_per_token**0.5)))
 
 
 @torch.no_grad()

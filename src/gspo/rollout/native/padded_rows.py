@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 
@@ -15,7 +17,13 @@ from gspo.rollout.native.runner import Runner
 from gspo.rollout.native.slots import Slots, SlotStart
 from gspo.rollout.token_sampling import RowSampling, choose
 
-Prefix = list[LayerKV]
+
+@dataclass(frozen=True, slots=True)
+class _Prefix:
+    """A prefilled context: one row of the keys and values of a prefill, which are [] for a context without tokens."""
+
+    layers: list[LayerKV]
+    row: int
 
 
 class PaddedRows(Runner):
@@ -40,24 +48,27 @@ class PaddedRows(Runner):
     def decoding(self) -> AbstractContextManager[None]:
         return self._decoder.decoding()
 
-    def prefill(self, contexts: Sequence[Sequence[int]]) -> Prefix:
-        return self._decoder.prefill(contexts) if any(contexts) else []
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> list[_Prefix]:
+        layers = self._decoder.prefill(contexts) if any(contexts) else []
+        return [_Prefix(layers, row) for row in range(len(contexts))]
 
-    def place(
-        self, prefix: Prefix, sources: Sequence[int], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
-    ) -> None:
+    def place(self, prefixes: Sequence[_Prefix], starts: Sequence[SlotStart], params: Sequence[SamplingParams]) -> None:
         first = self._num_rows
-        rows = torch.tensor(sources, device=self.slots.device)
-        self._cache.store(first, rows, prefix, [s.length for s in starts])
+        for _, same in groupby(zip(prefixes, starts), key=lambda pair: id(pair[0].layers)):
+            rows = list(same)
+            sources = torch.tensor([prefix.row for prefix, _ in rows], device=self.slots.device)
+            self._cache.store(self._num_rows, sources, rows[0][0].layers, [start.length for _, start in rows])
+            self._num_rows += len(rows)
         self.slots.place(first, starts)
-        self._num_rows += len(starts)
         self._params += params
         self._longest = max(self._longest, *(s.length for s in starts))
         self._sampling = None
 
-    def keep(self, prefix: Prefix, source: int) -> Prefix:
-        row = slice(source, source + 1)
-        return [(k[row].clone(), v[row].clone()) for k, v in prefix]
+    def keep(self, prefix: _Prefix) -> _Prefix:
+        row = slice(prefix.row, prefix.row + 1)
+        if not prefix.layers or len(prefix.layers[0][0]) == 1:
+            return prefix
+        return _Prefix([(k[row].clone(), v[row].clone()) for k, v in prefix.layers], 0)
 
     def decode(self) -> None:
         # Rows that ended since the host last checked do not advance, so this width may exceed the longest row.

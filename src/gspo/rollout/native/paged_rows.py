@@ -14,11 +14,11 @@ from torch import Tensor
 from gspo.kernels.sizes import PAGE
 from gspo.rollout.counter_noise import uniform
 from gspo.rollout.engine import SamplingParams
-from gspo.rollout.native.decode_graphs import DecodeGraphs, batch_sizes
+from gspo.rollout.native.graphs import DecodeGraphs, batch_sizes
 from gspo.rollout.native.paged_model import PagedModel
 from gspo.rollout.native.pages import PageAllocator
 from gspo.rollout.native.runner import PageCounts, Runner
-from gspo.rollout.native.slots import Slots, SlotStart
+from gspo.rollout.native.slots import Slots, SlotStart, upload
 from gspo.rollout.token_sampling import RowSampling, choose, cutoff
 
 
@@ -30,21 +30,12 @@ class _Context:
     length: int
 
 
-Prefix = list[_Context]
-
-
-@dataclass(slots=True)
-class _Row:
-    """A running row as the host knows it."""
-
-    pages: list[int]
-    length: int  # tokens in its pages
-    last: int  # position whose output is the last token allowed
-    params: SamplingParams
-
-
 class PagedRows(Runner):
-    """A Runner over a PagedModel. A decode step runs a batch of one of a few sizes; rows beyond the running ones are idle."""
+    """A Runner over a PagedModel. A decode step runs a batch of one of a few sizes; rows beyond the running ones are idle.
+
+    The host keeps the rows' pages, lengths and limits itself and never waits for the device. A row that is done counts as
+    growing until it is removed, so its length here may exceed the true one.
+    """
 
     checks_every_step = False
     packs_prefill = True
@@ -56,10 +47,10 @@ class PagedRows(Runner):
         self.slots = Slots(size, max_length, paged.device)
         width = max_length // PAGE + 2
         self._table = torch.zeros(size, width, dtype=torch.int32, device=paged.device)
-        self._host_table = np.zeros((size, width), dtype=np.int32)
-        self._rows: list[_Row] = []
-        self._graphs = DecodeGraphs(self._step, paged, self.slots)
-        self._num_drawn = 0  # tokens drawn since the rows' lengths were updated
+        self._pages = np.zeros((size, width), dtype=np.int32)  # of each row; 0 where it has none
+        self._num_pages, self._length, self._last = np.zeros((3, size), dtype=np.int64)  # per row
+        self._params: list[SamplingParams] = []  # of the rows 0..B-1
+        self._decode_graphs = DecodeGraphs(self._step, paged, self.slots)
         self._same_params = True  # whether all rows have the same sampling parameters
         self._table_is_stale = True  # rows or pages changed since the last upload
 
@@ -75,116 +66,101 @@ class PagedRows(Runner):
     def pages(self) -> PageCounts:
         return PageCounts(self._allocator.num_usable, self._allocator.num_free)
 
-    def prefill(self, contexts: Sequence[Sequence[int]]) -> Prefix:
-        kv = self._paged.allocate()
-        prefix = [_Context(self._allocator.allocate(-(-len(c) // PAGE)), len(c)) for c in contexts]
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> list[_Context]:
+        prefixes = [_Context(self._allocator.allocate(-(-len(c) // PAGE)), len(c)) for c in contexts]
         filled = [i for i, c in enumerate(contexts) if len(c)]
         if filled:
-            self._paged.prefill(kv, [contexts[i] for i in filled], [prefix[i].pages for i in filled])
-        return prefix
+            self._paged.prefill([contexts[i] for i in filled], [prefixes[i].pages for i in filled])
+        return prefixes
 
-    def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
+    def num_fitting(self, needs: Sequence[int]) -> int:
         # Every row needs a page for its tail and should find one more when it grows.
-        left = self._allocator.num_free - len(self._rows)
-        counted: set[int] = set()
-        for num, source in enumerate(sources):
-            if source < len(contexts) and source not in counted:
-                counted.add(source)
-                left -= -(-len(contexts[source]) // PAGE)
-            left -= 2
+        left = self._allocator.num_free - len(self._params)
+        for num, need in enumerate(needs):
+            left -= -(-need // PAGE) + 2
             if left < 0:
                 return num
-        return len(sources)
+        return len(needs)
 
     def place(
-        self, prefix: Prefix, sources: Sequence[int], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
+        self, prefixes: Sequence[_Context], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
     ) -> None:
-        self._update_lengths()
-        first = len(self._rows)
+        first = len(self._params)
         copies: list[tuple[int, int]] = []  # half-filled pages: original, copy
-        for source, start, row_params in zip(sources, starts, params):
-            context = prefix[source]
+        for row, (context, start) in enumerate(zip(prefixes, starts), first):
             num_full, rest = divmod(context.length, PAGE)
             shared = context.pages[:num_full]
             self._allocator.share(shared)
             tail = self._allocator.allocate(1) if rest else []
             copies += [(context.pages[num_full], page) for page in tail]
-            self._rows.append(_Row([*shared, *tail], start.length, start.last, row_params))
-        self._copy(copies)
+            own = [*shared, *tail]
+            self._pages[row, : len(own)] = own
+            self._num_pages[row], self._length[row], self._last[row] = len(own), start.length, start.last
+        self._params += params
+        if copies:
+            self._paged.copy_pages(copies)
         self.slots.place(first, starts)
         self._table_is_stale = True
 
-    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        if copies:
-            pairs = torch.tensor(copies, device=self._paged.device)
-            for layer in self._paged.allocate().layers:
-                for pages in layer:
-                    pages[pairs[:, 1]] = pages[pairs[:, 0]]
-
-    def keep(self, prefix: Prefix, source: int) -> Prefix:
-        self._allocator.share(prefix[source].pages)
-        return [prefix[source]]
-
-    def release(self, prefix: Prefix) -> None:
-        for context in prefix:
-            self._allocator.release(context.pages)
+    def release(self, prefix: _Context) -> None:
+        self._allocator.release(prefix.pages)
 
     def reserve(self, num_steps: int) -> bool:
-        self._update_lengths()
-        needs = [-(-min(r.length + num_steps, r.last + 1) // PAGE) - len(r.pages) for r in self._rows]
-        if sum(n for n in needs if n > 0) > self._allocator.num_free:
+        rows = slice(len(self._params))
+        ends = np.minimum(self._length[rows] + num_steps, self._last[rows] + 1)
+        needs = -(-ends // PAGE) - self._num_pages[rows]
+        growing = np.flatnonzero(needs > 0)
+        if needs[growing].sum() > self._allocator.num_free:
             return False
-        for row, need in zip(self._rows, needs):
-            if need > 0:
-                row.pages += self._allocator.allocate(need)
-                self._table_is_stale = True
+        for row in growing.tolist():
+            have, need = self._num_pages[row], needs[row]
+            self._pages[row, have : have + need] = self._allocator.allocate(need)
+            self._num_pages[row] += need
+        self._table_is_stale |= bool(len(growing))
         return True
 
     def remove(self, removed: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
-        self._update_lengths()
         for row in removed:
-            self._allocator.release(self._rows[row].pages)
-        for gap, mover in moves:
-            self._rows[gap] = self._rows[mover]
-        del self._rows[len(self._rows) - len(removed) :]
+            self._release_row(row)
+        left = len(self._params) - len(removed)
         if moves:
-            gaps, movers = (torch.tensor(rows, device=self._paged.device) for rows in zip(*moves))
-            self.slots.move(gaps, movers)
+            gaps, movers = (list(rows) for rows in zip(*moves))
+            for values in (self._pages, self._num_pages, self._length, self._last):
+                values[gaps] = values[movers]
+            for gap, mover in moves:
+                self._params[gap] = self._params[mover]
+            targets, sources = upload([gaps, movers], self.slots.device)
+            self.slots.move(targets, sources)
+        self._pages[left : len(self._params)] = 0
+        del self._params[left:]
         self._table_is_stale = True
 
-    def clear(self) -> None:
-        for row in self._rows:
-            self._allocator.release(row.pages)
-        self._rows = []
-        self._num_drawn, self._table_is_stale = 0, True
+    def _release_row(self, row: int) -> None:
+        self._allocator.release(self._pages[row, : self._num_pages[row]].tolist())
+        self._pages[row] = 0
 
-    def _update_lengths(self) -> None:
-        for row in self._rows:
-            row.length += self._num_drawn
-        self._num_drawn = 0
+    def clear(self) -> None:
+        for row in range(len(self._params)):
+            self._release_row(row)
+        self._params, self._table_is_stale = [], True
 
     def decode(self) -> None:
-        num_rows = len(self._rows)
+        num_rows = len(self._params)
         batch_size = next(size for size in self._batch_sizes if size >= num_rows)
         if self._table_is_stale:
             self._upload_table(num_rows, batch_size)
         if self._same_params:
-            self._graphs.run(batch_size, self._rows[0].params)
+            self._decode_graphs.run(batch_size, self._params[0])
         else:
             self._step_mixed(num_rows)
-        self._num_drawn += 1
+        self._length[:num_rows] += 1
 
     def _upload_table(self, num_rows: int, batch_size: int) -> None:
         """Copy the rows' pages to the device, and mark the rest of the batch as done."""
-        table = self._host_table
-        table[:batch_size] = 0
-        for number, row in enumerate(self._rows):
-            table[number, : len(row.pages)] = row.pages
-        self._table[:batch_size].copy_(torch.from_numpy(table[:batch_size]), non_blocking=False)
+        self._table[:batch_size] = upload(self._pages[:batch_size], self.slots.device, np.int32)
         self.slots.park(num_rows, batch_size)
-        self._graphs.follow_stops()
-        params = [row.params for row in self._rows]
-        self._same_params = len({id(p) for p in params}) == 1 or len(set(params)) == 1
+        self._decode_graphs.follow_stops()
+        self._same_params = len({id(p) for p in self._params}) == 1 or len(set(self._params)) == 1
         self._table_is_stale = False
 
     def _step(self, num_rows: int, params: SamplingParams) -> None:
@@ -204,7 +180,7 @@ class PagedRows(Runner):
     def _step_mixed(self, num_rows: int) -> None:
         """Draw one token for every row, each with its own sampling parameters."""
         slots = self.slots
-        sampling = RowSampling.of([row.params for row in self._rows], slots.device)
+        sampling = RowSampling.of(self._params, slots.device)
         length = slots.length[:num_rows]
         draws = uniform(slots.key[:num_rows], length - slots.first[:num_rows])
         slots.record(*choose(self._logits(num_rows), sampling, None if sampling.all_greedy else draws))

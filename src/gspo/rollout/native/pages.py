@@ -6,18 +6,25 @@ last, half-filled one is copied. Page 0 is never allocated: rows that are done w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from gspo.kernels.sizes import PAGE
 from gspo.rollout.native.cache_attention import register_cache
 
 
 class OutOfPages(Exception):
     """Too few pages are free."""
+
+
+class LengthsNeeded(Exception):
+    """The host must know the lengths of the contexts: flash attention does not run these heads."""
 
 
 class PageAllocator:
@@ -63,8 +70,9 @@ class PackedContexts:
     """The tokens of a prefill, one context after another, and the place of each in the pages."""
 
     starts: Tensor  # [contexts + 1] int32
-    lengths: list[int]
     places: Tensor  # [N] page · PAGE + position in the page
+    longest: int  # no context has more tokens
+    lengths: list[int] | None  # None while a graph is captured that will run contexts of any lengths
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -72,6 +80,7 @@ class PagedKV:
     """The pages of all layers, and what the next forward does: a prefill, or a decode step of the rows of `table`."""
 
     layers: list[tuple[Tensor, Tensor]]  # keys, values: [pages, PAGE, key heads, size]
+    blocks: list[Tensor]  # the same memory: [layers · 2, pages, PAGE, key heads, size], layers of one shape together
     prefill: PackedContexts | None = None
     table: Tensor | None = None  # [N, pages per row] int32
     lengths: Tensor | None = None  # [N]
@@ -80,6 +89,23 @@ class PagedKV:
 
     def __post_init__(self) -> None:
         self.number = register_cache(self)
+
+    @staticmethod
+    def over(memory: Tensor, shapes: Sequence[tuple[int, int]], num_pages: int, dtype: torch.dtype) -> PagedKV:
+        """Pages in `memory` (bytes) for layers with these numbers and sizes of key heads."""
+        blocks, first = {}, 0
+        for shape, num in Counter(shapes).items():
+            num_bytes = 2 * num * num_pages * PAGE * shape[0] * shape[1] * dtype.itemsize
+            part = memory[first : first + num_bytes].view(dtype)
+            blocks[shape] = part.view(2 * num, num_pages, PAGE, *shape)
+            first += num_bytes
+        parts = {shape: iter(block) for shape, block in blocks.items()}
+        return PagedKV([(next(parts[s]), next(parts[s])) for s in shapes], list(blocks.values()))
+
+    def copy(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy whole pages."""
+        for block in self.blocks:
+            block[:, targets] = block[:, sources]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int) -> Tensor:
         """Attention [N, heads, size] of the packed tokens in the next layer; stores their keys and values."""
@@ -98,18 +124,28 @@ class PagedKV:
         return attend_packed(self.prefill, query, key, value, scale, softcap, window)
 
 
+def packed_tokens(contexts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]) -> np.ndarray:
+    """[3, N]: tokens, positions, and places in the pages (page · PAGE + position in the page)."""
+    parts = []
+    for context, own in zip(contexts, pages):
+        positions = np.arange(len(context))
+        parts.append([context, positions, np.asarray(own)[positions // PAGE] * PAGE + positions % PAGE])
+    return np.concatenate(parts, axis=1)
+
+
 def attend_packed(
     packed: PackedContexts, query: Tensor, key: Tensor, value: Tensor, scale: float, softcap: float, window: int
 ) -> Tensor:
     """Causal attention of each context to itself. Everything is [N, heads, size]."""
     size = query.shape[-1]
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and not softcap and size % 8 == 0:
-        longest = max(packed.lengths)
         left, right = (window - 1, 0) if window else (None, None)
         return torch.ops.aten._flash_attention_forward(
-            query, key, value, packed.starts, packed.starts, longest, longest, 0.0, not window, False,
+            query, key, value, packed.starts, packed.starts, packed.longest, packed.longest, 0.0, not window, False,
             scale=scale, window_size_left=left, window_size_right=right,
         )[0]  # fmt: skip
+    if packed.lengths is None:
+        raise LengthsNeeded
     parts = [x.split(packed.lengths) for x in (query, key, value)]
     return torch.cat([_attend_one(q, k, v, scale, softcap, window) for q, k, v in zip(*parts)])
 

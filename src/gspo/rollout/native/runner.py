@@ -21,13 +21,13 @@ class PageCounts:
 
 
 class Runner(ABC):
-    """Runs the rows of a pool: rows 0..B-1, in the order they were placed. A *prefix* is the result of a prefill.
+    """Runs the rows of a pool: rows 0..B-1, in the order they were placed. A *prefix* is a prefilled context.
 
     What is not abstract is about memory that may run out; a cache with room for every row inherits it.
     """
 
     slots: Slots
-    checks_every_step: bool  # whether reading `slots.done` after every token is cheap
+    checks_every_step: bool  # whether the host waits for every token; else it learns one span late which rows are done
     packs_prefill: bool  # whether a prefill costs the sum of its contexts, not their number times the longest
 
     @abstractmethod
@@ -39,22 +39,20 @@ class Runner(ABC):
         return nullcontext()
 
     @abstractmethod
-    def prefill(self, contexts: Sequence[Sequence[int]]) -> Any:
-        """The prefix that holds these token lists."""
+    def prefill(self, contexts: Sequence[Sequence[int]]) -> list[Any]:
+        """The prefixes of these token lists, from one forward."""
 
-    def num_fitting(self, contexts: Sequence[Sequence[int]], sources: Sequence[int]) -> int:
-        """How many sequences, from the first on, there is memory for; sequence i continues contexts[sources[i]]."""
-        return len(sources)
-
-    @abstractmethod
-    def place(
-        self, prefix: Any, sources: Sequence[int], starts: Sequence[SlotStart], params: Sequence[SamplingParams]
-    ) -> None:
-        """Append rows; row i continues context sources[i] of `prefix`."""
+    def num_fitting(self, needs: Sequence[int]) -> int:
+        """How many more rows, from the first on, there is memory for; `needs[i]` tokens must be prefilled for row i."""
+        return len(needs)
 
     @abstractmethod
-    def keep(self, prefix: Any, source: int) -> Any:
-        """A prefix of one context of `prefix`, from which rows can be placed after `prefix` is released."""
+    def place(self, prefixes: Sequence[Any], starts: Sequence[SlotStart], params: Sequence[SamplingParams]) -> None:
+        """Append rows; row i continues prefixes[i]."""
+
+    def keep(self, prefix: Any) -> Any:
+        """The same prefix in a form that holds no more memory than it needs, for rows that are placed much later."""
+        return prefix
 
     def release(self, prefix: Any) -> None:  # noqa: B027
         """Free a prefix."""

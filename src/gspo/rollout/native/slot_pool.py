@@ -4,20 +4,21 @@
                    ▲                                          │
                    └── too little memory, or new weights ─────┘
 
-One `advance` does all of it in the caller's thread. The only wait is for the device, when `_retire` reads which rows are
-done: after every token on a CPU, once per `advance` on a GPU.
+One `advance` does all of it in the caller's thread. On a CPU it checks after every token which rows are done. A GPU works
+behind the host: `advance` launches a span of tokens and then retires the rows that ended in the span before, so that the
+host's work (reading, detokenising, judging, refilling) and the device's next span run at the same time. Prompts are
+prefilled ahead, many in one forward, while earlier responses still occupy the slots.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
-import torch
+import numpy as np
 
 from gspo.rollout.engine import EngineError, GroupRequest, not_finite_error
 from gspo.rollout.native.runner import PageCounts, Runner
@@ -41,19 +42,12 @@ class PoolStats:
     pages: PageCounts
 
 
-@dataclass(slots=True)
-class _KeptPrefix:
-    """The prefilled prompt of a group whose last responses still wait for a slot."""
-
-    key: tuple[int, int]
-    prefix: Any
-
-
 class SlotPool:
     """Runs responses in `num_slots` rows of one decode batch; rows 0..B-1 are in use, in the order they were placed.
 
     The gap of a finished row is filled from the end of the batch and new rows are appended, so the batch is always
-    compact and its layout is a function of the calls made.
+    compact and its layout is a function of the calls made. A prefill includes the contexts of up to `num_ahead` waiting
+    responses that do not have a slot yet.
     """
 
     def __init__(
@@ -63,15 +57,16 @@ class SlotPool:
         eos_token_ids: Sequence[int],
         num_slots: int,
         prefill_tokens: int = PREFILL_TOKENS,
+        num_ahead: int = 0,
     ) -> None:
         self._runner = runner
         self._slots = runner.slots
         self._detokenize = detokenize
         self._eos = tuple(eos_token_ids)
-        self._num_slots = num_slots
+        self._num_slots, self._num_ahead = num_slots, num_ahead
         self._prefill_tokens = prefill_tokens
         self._num_arrivals = self._num_prefills = self._num_contexts = 0
-        self._kept: _KeptPrefix | None = None
+        self._prefixes: dict[tuple[int, int], Any] = {}  # prefilled contexts of waiting responses, by their key
         self.clear()
 
     def clear(self) -> None:
@@ -83,27 +78,39 @@ class SlotPool:
 
     def _clear_rows(self) -> None:
         self._rows: list[SequenceProgress] = []
-        self._set_kept(None)
+        self._num_row_steps = self._num_ended = 0
+        self._release_except(set())
+        self._slots.forget_mark()
         self._runner.clear()
 
-    def _set_kept(self, kept: _KeptPrefix | None) -> None:
-        if self._kept is not None:
-            self._runner.release(self._kept.prefix)
-        self._kept = kept
+    def _release_except(self, keys: set[tuple[int, int]]) -> None:
+        """Release the prefilled contexts of all other keys."""
+        for key in [key for key in self._prefixes if key not in keys]:
+            self._runner.release(self._prefixes.pop(key))
 
     @property
     def num_groups(self) -> int:
         return len(self._groups)
 
     @property
+    def num_responses(self) -> int:
+        """Responses that run or wait for a slot."""
+        return len(self._rows) + len(self._waiting)
+
+    @property
     def holds_cache(self) -> bool:
         """Whether the cache holds something that `rewind` would free."""
-        return bool(self._rows) or self._kept is not None
+        return bool(self._rows or self._prefixes)
 
     @property
     def stats(self) -> PoolStats:
         rows = tuple((s.group.request.submission, s.index) for s in self._rows)
         return PoolStats(rows, self._num_prefills, self._num_contexts, self._runner.pages)
+
+    @property
+    def ended_per_token(self) -> float:
+        """Estimate, since the caches were last forgotten, of the share of rows that end with each token drawn."""
+        return (self._num_ended + 1) / (self._num_row_steps + 128)
 
     def submit(self, request: GroupRequest) -> GroupProgress:
         """Queue the responses of a group behind those already waiting."""
@@ -122,12 +129,17 @@ class SlotPool:
             self._refill()
             self._make_room(num_steps, version)
             with runner.decoding():
-                for step in range(num_steps):
+                for _ in range(num_steps):
                     if not self._rows:
                         break
                     runner.decode()
-                    if runner.checks_every_step or step == num_steps - 1:
+                    self._num_row_steps += len(self._rows)
+                    if runner.checks_every_step:
+                        self._slots.mark(len(self._rows))
                         self._retire(version)
+            if not runner.checks_every_step:
+                self._retire(version)
+                self._slots.mark(len(self._rows))
         complete, self._complete = self._complete, []
         for group in complete:
             del self._groups[group.arrival]
@@ -138,27 +150,35 @@ class SlotPool:
 
         The queue is then the one that a fresh pool would have after `submit` of everything in `unfinished`.
         """
-        for sequence, rollout in self._in_flight(version):
-            sequence.begun = rollout
+        self.close_version(version)
         self._waiting = deque(sorted([*self._rows, *self._waiting], key=lambda s: s.order))
         self._clear_rows()
 
+    def close_version(self, version: int) -> None:
+        """Note that the tokens drawn so far were drawn under `version`; what rows draw next belongs to another one."""
+        self._settle(version)
+        for sequence, rollout in zip(self._rows, self._read(range(len(self._rows)), version)):
+            sequence.begun = rollout
+        self._release_except(set())
+
     def unfinished(self, version: int) -> list[GroupRequest]:
         """The groups in flight as requests, in order of submission, with what each response has so far."""
-        return as_requests(self._groups.values(), self._in_flight(version))
+        self._settle(version)
+        running = zip(self._rows, self._read(range(len(self._rows)), version))
+        return as_requests(self._groups.values(), [*((s, s.begun) for s in self._waiting), *running])
 
-    def _in_flight(self, version: int) -> list[tuple[SequenceProgress, Rollout]]:
-        """Every response in flight with what it has so far."""
-        running = self._read(range(len(self._rows)), version)
-        return [*((s, s.begun) for s in self._waiting), *zip(self._rows, running)]
+    def _settle(self, version: int) -> None:
+        """Wait for the device and retire every row that is done. The rows left are marked, so `_read` may follow."""
+        self._slots.mark(len(self._rows))
+        self._retire(version)
+        self._slots.mark(len(self._rows))
 
     def _retire(self, version: int) -> None:
-        """Hand finished rows to their groups and remove them."""
-        num_rows = len(self._rows)
-        done = self._slots.done[:num_rows].tolist()
-        if not any(done):
+        """Hand the rows that were done at the last mark to their groups and remove them."""
+        finished = self._slots.finished()
+        if not finished:
             return
-        finished = [row for row in range(num_rows) if done[row]]
+        self._num_ended += len(finished)
         for row, rollout in zip(finished, self._read(finished, version)):
             sequence = self._rows[row]
             stopped = rollout.token_ids[-1] in sequence.group.stops
@@ -177,11 +197,21 @@ class SlotPool:
             self._rows[gap] = self._rows[mover]
         del self._rows[num_left:]
         self._runner.remove(rows, list(zip(gaps, movers)))
+        self._slots.forget_mark()
 
     def _make_room(self, num_steps: int, version: int) -> None:
-        """Preempt the rows placed last until the others have memory for `num_steps` more tokens."""
+        """Free memory until every row left has room for `num_steps` more tokens.
+
+        First contexts that were prefilled ahead are released, then the rows placed last are preempted.
+        """
         while self._rows and not self._runner.reserve(num_steps):
+            if self._prefixes:
+                self._release_except(set())
+                continue
+            self._settle(version)
             last = len(self._rows) - 1
+            if last < 0:
+                return
             if not last:
                 raise CacheFull(
                     "the KV cache cannot hold one response; raise rollout.gpu_memory_utilization or lower "
@@ -193,96 +223,80 @@ class SlotPool:
             self._remove([last])
 
     def _read(self, rows: Sequence[int], version: int) -> list[Rollout]:
-        """What these rows have so far. Log-probs that are not finite stop the run here."""
+        """What these rows had at the last mark. Log-probs that are not finite stop the run here."""
         if not len(rows):
             return []
-        index = torch.tensor(list(rows), device=self._slots.device)
-        lengths = self._slots.length[index].tolist()
-        tokens = self._slots.tokens[index, : max(lengths)].tolist()
-        log_probs = self._slots.log_probs[index, : max(lengths)].tolist()
+        lengths, tokens, log_probs = self._slots.read(rows)
         rollouts = []
-        for row, end, row_tokens, row_log_probs in zip(rows, lengths, tokens, log_probs):
+        for number, (row, end) in enumerate(zip(rows, lengths)):
             sequence = self._rows[row]
-            start = len(sequence.context) - 1
-            if not math.isfinite(sum(row_log_probs[start:end])):
+            start = sequence.num_cached
+            own = log_probs[number, start:end]
+            if not np.isfinite(own).all():
                 raise not_finite_error(sequence.group.request, sequence.index, version)
-            rollouts.append(sequence.extended(row_tokens[start:end], row_log_probs[start:end], version))
+            rollouts.append(sequence.extended(tokens[number, start:end].tolist(), own.tolist(), version))
         return rollouts
 
     def _refill(self) -> None:
         """Give the free slots to waiting responses, in order; every prompt is prefilled once for its group."""
         while self._waiting and len(self._rows) < self._num_slots:
-            if not self._place(list(islice(self._waiting, self._num_slots - len(self._rows)))):
+            if not (self._place_prefilled() or self._prefill_next()):
                 break
+        for key, prefix in self._prefixes.items():
+            self._prefixes[key] = self._runner.keep(prefix)
 
-    def _place(self, sequences: list[SequenceProgress]) -> int:
-        """Place a first part of the waiting `sequences` with one prefill; returns how many."""
-        batch, contexts, sources = self._next_prefill(sequences)
-        kept = self._kept if self._kept is not None and self._kept.key == batch[0].prefix_key else None
-        num = self._runner.num_fitting([] if kept else contexts, sources)
-        if not num:
-            if not self._rows:
-                self._make_room_for_one(batch[0])
+    def _place_prefilled(self) -> int:
+        """Place the first waiting responses as long as their contexts are prefilled; returns how many."""
+        num_free = self._num_slots - len(self._rows)
+        ready = list(takewhile(lambda s: s.prefix_key in self._prefixes, islice(self._waiting, num_free)))
+        placed = ready[: self._runner.num_fitting([0] * len(ready))]
+        if not placed:
             return 0
-        batch, sources = batch[:num], sources[:num]
-        for _ in batch:
+        for _ in placed:
             self._waiting.popleft()
-        prefix = kept.prefix if kept else self._prefill(contexts[: max(sources) + 1])
-        starts, params = [s.start() for s in batch], [s.group.request.params for s in batch]
-        self._runner.place(prefix, sources, starts, params)
-        self._rows.extend(batch)
-        self._keep_prefix(batch[-1], prefix, sources[-1], kept is not None)
-        return num
+        prefixes = [self._prefixes[s.prefix_key] for s in placed]
+        self._runner.place(prefixes, [s.start() for s in placed], [s.group.request.params for s in placed])
+        self._rows.extend(placed)
+        siblings = islice(self._waiting, placed[-1].group.request.n)
+        used = {s.prefix_key for s in placed} - {s.prefix_key for s in siblings}
+        self._release_except(self._prefixes.keys() - used)
+        return len(placed)
 
-    def _prefill(self, contexts: Sequence[Sequence[int]]) -> Any:
+    def _prefill_next(self) -> bool:
+        """Prefill the contexts of the next waiting responses in one forward; False when memory must be freed by rows.
+
+        The last token is left out of every context: decoding feeds it, so that the first token of a response is
+        drawn by the same code as the others.
+        """
+        contexts: dict[tuple[int, int], tuple[int, ...]] = {}
+        needs: list[int] = []  # tokens to prefill, response by response
+        longest = total = 0
+        for sequence in islice(self._waiting, self._num_slots - len(self._rows) + self._num_ahead):
+            key, need = sequence.prefix_key, 0
+            if key not in self._prefixes and key not in contexts:
+                context = sequence.context[:-1]
+                need = len(context)
+                longest, total = max(longest, need), total + need
+                cost = total if self._runner.packs_prefill else longest * (len(contexts) + 1)
+                if contexts and cost > self._prefill_tokens:
+                    break
+                contexts[key] = context
+            needs.append(need)
+        fitting = {s.prefix_key for s in islice(self._waiting, self._runner.num_fitting(needs))}
+        new = {key: context for key, context in contexts.items() if key in fitting}
+        if not new:
+            return not self._rows and self._make_room_for_one(self._waiting[0])
         self._num_prefills += 1
-        self._num_contexts += len(contexts)
-        return self._runner.prefill(contexts)
+        self._num_contexts += len(new)
+        self._prefixes.update(zip(new, self._runner.prefill(list(new.values()))))
+        return True
 
-    def _make_room_for_one(self, sequence: SequenceProgress) -> None:
-        """Free the kept prompt, since nothing runs and still the next sequence does not fit; CacheFull without one."""
-        if self._kept is None:
+    def _make_room_for_one(self, sequence: SequenceProgress) -> bool:
+        """Free what was prefilled for others, since nothing runs and still this one does not fit; CacheFull if nothing was."""
+        if not self._prefixes.keys() - {sequence.prefix_key}:
             raise CacheFull(
                 f"prompt {sequence.group.request.prompt.uid!r} and its response do not fit into the KV cache; raise "
                 "rollout.gpu_memory_utilization"
             )
-        self._set_kept(None)
-
-    def _next_prefill(
-        self, sequences: list[SequenceProgress]
-    ) -> tuple[list[SequenceProgress], list[tuple[int, ...]], list[int]]:
-        """The sequences of the next prefill forward, its distinct contexts, and the context of each sequence.
-
-        The last token is left out of every context: decoding feeds it, so that the first token of a response is
-        drawn by the same code as the others. The sequences of the kept prefix make a batch by themselves.
-        """
-        kept = self._kept.key if self._kept is not None else None
-        known: dict[tuple[int, int], int] = {}
-        contexts: list[tuple[int, ...]] = []
-        sources: list[int] = []
-        longest = total = 0
-        for sequence in sequences:
-            key = sequence.prefix_key
-            if sources and (key == kept) != (sequences[0].prefix_key == kept):
-                break
-            if key not in known:
-                context = sequence.context[:-1]
-                longest, total = max(longest, len(context)), total + len(context)
-                cost = total if self._runner.packs_prefill else longest * (len(contexts) + 1)
-                if sources and cost > self._prefill_tokens:
-                    break
-                known[key] = len(contexts)
-                contexts.append(context)
-            sources.append(known[key])
-        return sequences[: len(sources)], contexts, sources
-
-    def _keep_prefix(self, last: SequenceProgress, prefix: Any, source: int, is_kept: bool) -> None:
-        """Keep the last group's prefilled prompt while responses that share it still wait."""
-        siblings = islice(self._waiting, last.group.request.n)
-        if any(s.prefix_key == last.prefix_key for s in siblings):
-            if not is_kept:
-                self._set_kept(_KeptPrefix(last.prefix_key, self._runner.keep(prefix, source)))
-        else:
-            self._set_kept(None)
-        if not is_kept:
-            self._runner.release(prefix)
+        self._release_except({sequence.prefix_key})
+        return True

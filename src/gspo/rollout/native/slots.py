@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+
+def upload(values: Any, device: torch.device, dtype: Any = np.int64) -> Tensor:
+    """An array as a tensor on `device`. The host does not wait for the device: a GPU copies from pinned memory."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values, dtype=dtype))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,11 @@ class SlotStart:
 
 
 class Slots:
-    """Tensors of `num_slots` rows, of which 0..B-1 run. Column p of `tokens` holds the output of position p."""
+    """Tensors of `num_slots` rows, of which 0..B-1 run. Column p of `tokens` holds the output of position p.
+
+    The host reads through `mark`: it notes how far the rows are once the device has done what was launched before, and
+    `finished` and `read` wait for that moment only, while the device goes on with what was launched after it.
+    """
 
     def __init__(self, num_slots: int, max_length: int, device: torch.device) -> None:
         self.device = device
@@ -32,19 +44,39 @@ class Slots:
         self.stops = torch.full((num_slots, 4), -1, dtype=torch.int64, device=device)
         self.tokens = torch.zeros(num_slots, max_length, dtype=torch.int64, device=device)
         self.log_probs = torch.zeros(num_slots, max_length, dtype=torch.float32, device=device)
+        self._reader = _GpuReader(device) if device.type == "cuda" else _Reader()
+
+    def mark(self, num_rows: int) -> None:
+        """Note the state that rows 0..num_rows-1 will have after all that is launched; waits for nothing."""
+        self._reader.mark(self.done[:num_rows], self.length[:num_rows])
+
+    def forget_mark(self) -> None:
+        """Rows have changed places since the last mark: none of them counts as finished now."""
+        self._reader.forget()
+
+    def finished(self) -> list[int]:
+        """The rows that were done at the last mark; [] without one."""
+        return np.flatnonzero(self._reader.marked()[0]).tolist()
+
+    def read(self, rows: Sequence[int]) -> tuple[list[int], np.ndarray, np.ndarray]:
+        """Lengths of these rows at the last mark, their tokens and their log-probs (valid up to the length)."""
+        lengths = self._reader.marked()[1][rows]
+        width = int(lengths.max())
+        tokens, log_probs = self._reader.gather([self.tokens[:, :width], self.log_probs[:, :width]], rows)
+        return lengths.tolist(), tokens, log_probs
 
     def place(self, first_row: int, starts: Sequence[SlotStart]) -> None:
         """Begin these sequences in consecutive rows."""
         rows = slice(first_row, first_row + len(starts))
-        ints = [[s.token, s.length, s.first, s.last, s.key] for s in starts]
-        self.ints[:, rows] = torch.tensor(ints, dtype=torch.int64).T.to(self.device)
         num_stops = max(len(s.stops) for s in starts)
         if num_stops > self.stops.shape[1]:
             wider = (0, num_stops - self.stops.shape[1])
             self.stops = torch.nn.functional.pad(self.stops, wider, value=-1)
         width = self.stops.shape[1]
-        stops = [[*s.stops, *[-1] * (width - len(s.stops))] for s in starts]
-        self.stops[rows] = torch.tensor(stops, dtype=torch.int64).to(self.device)
+        values = [[s.token, s.length, s.first, s.last, s.key, *s.stops, *[-1] * (width - len(s.stops))] for s in starts]
+        placed = upload(values, self.device)
+        self.ints[:, rows] = placed[:, :5].T
+        self.stops[rows] = placed[:, 5:]
         self.done[rows] = False
 
     def park(self, first_row: int, last_row: int) -> None:
@@ -71,3 +103,65 @@ class Slots:
         self.ints[:, targets] = self.ints[:, sources]
         for rows in (self.done, self.stops, self.tokens, self.log_probs):
             rows[targets] = rows[sources]
+
+
+Marked = tuple[np.ndarray, np.ndarray]  # per row: whether it is done, its length
+
+
+UNMARKED: Marked = (np.zeros(0, dtype=bool), np.zeros(0, dtype=np.int64))
+
+
+class _Reader:
+    """Reads the tensors of a CPU."""
+
+    _marked = UNMARKED
+
+    def forget(self) -> None:
+        self._marked = UNMARKED
+
+    def mark(self, done: Tensor, length: Tensor) -> None:
+        self._marked = done.numpy().copy(), length.numpy().copy()
+
+    def marked(self) -> Marked:
+        return self._marked
+
+    def gather(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> list[np.ndarray]:
+        return [tensor[rows].numpy() for tensor in tensors]
+
+
+class _GpuReader(_Reader):
+    """Reads the tensors of a GPU, through pinned memory and a stream of its own, so that launched work goes on.
+
+    Rows that are done no longer change, so reading them while later decode steps run gives what they had at the mark.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream, self._event = device, torch.cuda.Stream(device), torch.cuda.Event()
+        self._pending: tuple[Tensor, Tensor] | None = None
+
+    def forget(self) -> None:
+        self._marked, self._pending = UNMARKED, None
+
+    def mark(self, done: Tensor, length: Tensor) -> None:
+        self._pending = _to_host(done), _to_host(length)
+        self._event.record()
+
+    def marked(self) -> Marked:
+        if self._pending is not None:
+            self._event.synchronize()
+            done, length = self._pending
+            self._marked, self._pending = (done.numpy(), length.numpy()), None
+        return self._marked
+
+    def gather(self, tensors: Sequence[Tensor], rows: Sequence[int]) -> list[np.ndarray]:
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(self._event)
+            index = upload(rows, self._device)
+            found = [_to_host(tensor[index]) for tensor in tensors]
+        self._stream.synchronize()
+        return [tensor.numpy() for tensor in found]
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    """A copy in pinned memory, complete when the current stream gets there."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

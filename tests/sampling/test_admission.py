@@ -1,0 +1,108 @@
+"""How many groups are started: by free slots where the engine knows them, and surplus where nothing may be carried."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gspo.types import Group
+from tests.sampling.world import TokenEngine, World, always_mixed, mixed_when
+
+
+class SlotEngine(TokenEngine):
+    """Counts responses, as an engine with a slot for each of them does."""
+
+    def num_wanted(self, limit: int) -> int:
+        return limit - self.num_running
+
+    @property
+    def num_running(self) -> int:
+        return sum(
+            len(tokens) < self._lengths(self._requests[s], i)
+            for s, responses in self._tokens.items()
+            for i, tokens in enumerate(responses)
+        )
+
+
+def world_of_slots(**settings) -> World:
+    """Groups of one short and one long response."""
+    return World(always_mixed, lengths=lambda request, i: 2 if i else 9, engine=SlotEngine, **settings)
+
+
+def test_slots_of_short_answers_are_given_to_new_groups_at_once():
+    world = world_of_slots(max_staleness=3)
+    running: list[int] = []
+    step = world.engine.step
+    world.engine.step = lambda: (running.append(world.engine.num_running), step())[1]
+    for _ in range(6):
+        world.step()
+    assert set(running[8:]) <= {8, 9}, "four groups of two responses have eight slots, and a group starts whole"
+
+
+def test_free_slots_never_exceed_the_staleness_budget():
+    world = world_of_slots(max_staleness=1)
+    most = 0
+    for _ in range(6):
+        _, report = world.step()
+        most = max(most, report.num_carried)
+        assert report.staleness_max <= 1
+    assert 0 < most <= 4, "two batches of four, one of which was handed out"
+
+
+def test_a_limit_of_groups_in_flight_is_kept_where_it_is_set():
+    world = world_of_slots(max_staleness=3, max_in_flight=4)
+    for _ in range(4):
+        world.step()
+    assert world.engine.max_in_flight == 4
+
+
+def one_of_three(**settings) -> World:
+    return World(mixed_when(lambda p: p % 3 == 0), prompts=300, max_staleness=0, **settings)
+
+
+def test_without_staleness_a_step_starts_what_it_expects_to_need_and_drops_the_rest():
+    world = one_of_three()
+    world.step()
+    before = world.engine.num_steps
+    groups, report = world.step()
+    assert world.engine.num_steps - before <= 4, "one round, not one for each third that is kept"
+    assert report.num_submitted >= 10 and report.num_trained == 4 and report.num_carried == 0
+    assert all(g.version == 1 for g in groups) and world.engine.num_in_flight == 0
+
+
+def test_the_batch_is_the_first_kept_groups_however_slow_they_are():
+    slow = {17, 20}
+    world = one_of_three(lengths=lambda request, i: 30 if request.submission in slow else 1)
+    kept: list[Group] = []
+    for _ in range(6):
+        groups, _ = world.step()
+        judged = {submission for submission, _, fate, _ in world.records if fate not in ("surplus",)}
+        trained = [g.submission for g in groups]
+        lost = [s for s in range(trained[0], trained[-1]) if s not in judged and s not in trained]
+        assert lost == [], "every group before the last one trained on was judged"
+        kept += groups
+    assert len(kept) == 24
+
+
+def test_prompts_of_surplus_groups_are_generated_again_and_none_is_lost():
+    world = one_of_three(epochs=1)
+    trained: list[str] = []
+    for _ in range(20):
+        groups, report = world.step()
+        trained += [g.prompt.uid for g in groups]
+    assert len(trained) == len(set(trained)) == 80
+    judged = [uid for _, uid, fate, _ in world.records if fate != "surplus"]
+    assert len(judged) == len(set(judged)), "a prompt is judged once in an epoch"
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_resumed_run_starts_the_same_groups(stop):
+    whole, first = one_of_three(), one_of_three()
+    expected = [[g.submission for g in whole.step()[0]] for _ in range(6)]
+    got = [[g.submission for g in first.step()[0]] for _ in range(stop)]
+    state = json.loads(json.dumps(first.sampler.state_dict()))
+    resumed = one_of_three(state=state)
+    resumed.engine.version = resumed.sampler.version
+    got += [[g.submission for g in resumed.step()[0]] for _ in range(6 - stop)]
+    assert got == expected
