@@ -89,7 +89,7 @@ def test_prompts_of_surplus_groups_are_generated_again_and_none_is_lost():
     world = one_of_three(epochs=1)
     trained: list[str] = []
     for _ in range(20):
-        groups, report = world.step()
+        groups, _ = world.step()
         trained += [g.prompt.uid for g in groups]
     assert len(trained) == len(set(trained)) == 80
     judged = [uid for _, uid, fate, _ in world.records if fate != "surplus"]

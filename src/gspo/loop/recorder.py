@@ -19,13 +19,23 @@ from gspo.types import Group
 
 
 class Recorder:
-    """Writes to the run folder first, then to the sinks and the console. Groups are written in the background."""
+    """Writes to the run folder first, then to the sinks and the console. Groups are written in the background.
+
+    `overlapped`: generation goes on while the policy is trained.
+    """
 
     def __init__(
-        self, run: RunFolder, clock: Clock, writer: BackgroundWriter, console: Console, *, save_groups: bool
+        self,
+        run: RunFolder,
+        clock: Clock,
+        writer: BackgroundWriter,
+        console: Console,
+        *,
+        save_groups: bool,
+        overlapped: bool,
     ) -> None:
         self._run, self._clock, self._writer, self._console = run, clock, writer, console
-        self._save_groups = save_groups
+        self._save_groups, self._overlapped = save_groups, overlapped
         self._group_log = GroupLog(run.groups)
         self.sinks: Sequence[Sink] = ()
 
@@ -57,7 +67,7 @@ class Recorder:
         merge_metrics(metrics, self._clock.metrics())
         self._clock.reset()
         values = {name: metric.result() for name, metric in metrics.items()}
-        values |= step_records.speed(values)
+        values |= step_records.speed(values, overlapped=self._overlapped)
         self._run.append_metrics(step, values)
         for sink in self.sinks:
             self._try_sink(sink, f"step {step} is not logged", functools.partial(sink.log, step, values))

@@ -113,14 +113,15 @@ def _rollout_gap(batch: ScoredBatch) -> Metrics:
     }
 
 
-def speed(values: Mapping[str, float]) -> dict[str, float]:
-    """`perf/throughput`: tokens of the groups that ended in a step, over its whole time.
-
-    Groups may begin in one step and end in another, so tokens over a single step's generation time would mislead.
+def speed(values: Mapping[str, float], *, overlapped: bool) -> dict[str, float]:
+    """`perf/throughput`: tokens of the groups that ended in a step, over its whole time; `perf/rollout_throughput`: over
+    the time of its stage `gen`, unless generation is `overlapped` with training, where that stage only waits.
     """
-    if "train/generated_tokens" not in values or not values.get("timing_s/step"):
+    tokens, step, gen = (values.get(name) for name in ("train/generated_tokens", "timing_s/step", "timing_s/gen"))
+    if tokens is None or not step:
         return {}
-    return {"perf/throughput": values["train/generated_tokens"] / values["timing_s/step"]}
+    found = {"perf/throughput": tokens / step}
+    return found | ({"perf/rollout_throughput": tokens / gen} if gen and not overlapped else {})
 
 
 def row_weights(groups: Sequence[Group], weights: Sequence[float] | None) -> Tensor | None:

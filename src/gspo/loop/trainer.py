@@ -18,6 +18,7 @@ from gspo.checkpoint.saver import CheckpointSaver
 from gspo.config import ResolvedConfig, TrainerConfig, load
 from gspo.distributed.backend import Backend
 from gspo.distributed.rank_group import RankFailed
+from gspo.distributed.run_layout import runs_ahead
 from gspo.loop import ending, recovery, step_records
 from gspo.loop.callbacks import Callback, open_callbacks
 from gspo.loop.counters import Counters
@@ -101,7 +102,14 @@ class Trainer:
         self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
         self.writer = BackgroundWriter(self.clock, self.console.warn)
         self.saver = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer)
-        self.recorder = Recorder(self.run, self.clock, self.writer, self.console, save_groups=trainer.save_groups)
+        self.recorder = Recorder(
+            self.run,
+            self.clock,
+            self.writer,
+            self.console,
+            save_groups=trainer.save_groups,
+            overlapped=runs_ahead(self.config),
+        )
         self._assemble(resume.checkpoint)
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())

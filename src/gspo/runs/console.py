@@ -21,7 +21,7 @@ COLUMNS = (
     ("length", "response_length/mean", "{:.1f}"),
     ("entropy", "actor/entropy", "{:.3f}"),
     ("grad", "actor/grad_norm", "{:.3f}"),
-    ("tok/s", "perf/throughput", "{:,.0f}"),
+    ("tok/s", "speed", "{:,.0f}"),
     ("s/step", "timing_s/step", "{:.2f}"),
 )
 
@@ -49,7 +49,8 @@ class Console:
         """Show one training step; on a terminal as a live line, with a table every few steps."""
         if self._first is None:
             self._first, self._started = step - 1, time.monotonic() - values.get("timing_s/step", 0.0)
-        row = {**values, "step": step, "val": held_out_score(values)}
+        speed = values.get("perf/rollout_throughput", values.get("perf/throughput"))
+        row = {**values, "step": step, "val": held_out_score(values), "speed": speed}
         if not self.rich.is_terminal:
             self.rich.print(self._line(row, total), markup=False)
             return

@@ -20,7 +20,7 @@ class Admission:
         self, settings: SamplingSettings, engine: RolloutEngine, num_held: Callable[[], int] | None = None
     ) -> None:
         self._settings, self._engine, self._num_held = settings, engine, num_held
-        self.last_judged = (0, 0)
+        self.last_judged: tuple[int, int] = (0, 0)
 
     def room(
         self, report: SamplingCounts, num_in_flight: int, num_scoring: int, num_queued: int, num_training: int

@@ -176,7 +176,8 @@ class DynamicSampler:
         self.version = state["version"]
         self._next_submission = state["next_submission"]
         self._dropped_since_kept = Counter(state["dropped_since_kept"])
-        self._admission.last_judged = tuple(state.get("last_judged", (0, 0)))
+        kept, judged = state.get("last_judged", (0, 0))
+        self._admission.last_judged = kept, judged
         if state["report"] is not None:
             self._report, self._begun = SamplingCounts.unpack(state["report"]), True
             self._prompts.num_skipped = self._report.num_skipped
