@@ -41,6 +41,14 @@ class ScorerContract:
             assert [group.submission for group in scorer.collect()] == [number]
         assert scorer.collect() == []
 
+    def test_the_first_groups_may_be_collected_before_the_others(self, scorer: Scorer) -> None:
+        for number in range(4):
+            scorer.submit(make_group(["a" * number], number))
+        assert [group.submission for group in scorer.collect(1)] == [0]
+        assert [group.submission for group in scorer.collect(2)] == [1, 2]
+        assert scorer.collect(0) == []
+        assert [group.submission for group in scorer.collect()] == [3]
+
     def test_a_group_may_be_submitted_twice(self, scorer: Scorer) -> None:
         for _ in range(2):
             scorer.submit(make_group(["a", "bb"], 1))

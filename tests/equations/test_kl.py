@@ -128,7 +128,7 @@ class _Scored:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def collect(self) -> list[Group]:
+    def collect(self, num: int | None = None) -> list[Group]:
         return [self.group]
 
 

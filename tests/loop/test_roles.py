@@ -159,7 +159,7 @@ def test_a_greedy_answer_without_a_reward_leaves_the_groups_mean(tmp_path, model
         def submit(self, group):
             self.groups = [*getattr(self, "groups", []), group]
 
-        def collect(self):
+        def collect(self, num=None):
             groups, self.groups = self.groups, []
             return [g.with_rollouts(tuple(r.with_reward(None, "no") for r in g.rollouts)) for g in groups]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gspo.sampling.errors import DataExhausted, RewardFailures, StarvedSampling
@@ -52,6 +54,24 @@ def test_slots_are_refilled_the_moment_a_group_ends():
     # Submission 0 holds a slot for three ticks while the other passes 1, 2, 3; then two a tick until 11 ends in the
     # seventh; its rewards are there after the eighth.
     assert (world.engine.max_in_flight, world.engine.num_steps) == (2, 8)
+
+
+@pytest.mark.parametrize("lag", [1, 2, 5])
+def test_rewards_are_collected_a_fixed_number_of_steps_later_and_a_resumed_run_waits_as_long(lag):
+    def world(state=None) -> World:
+        return World(
+            mixed_when(lambda p: p % 2 == 0), lengths=slow(3, 8, ticks=4), reward_lag=lag, max_in_flight=3, state=state
+        )
+
+    alone = World(always_mixed, reward_lag=lag, max_in_flight=2, train_batch_size=3, max_staleness=9)
+    alone.step()
+    # The second pair ends in the second step, its rewards are there `lag` steps later.
+    assert alone.engine.num_steps == 2 + lag
+    whole, first = world(), world()
+    expected = [submissions(whole.step()[0]) for _ in range(6)]
+    got = [submissions(first.step()[0]) for _ in range(2)]
+    resumed = world(json.loads(json.dumps(first.sampler.state_dict())))
+    assert got + [submissions(resumed.step()[0]) for _ in range(4)] == expected
 
 
 def test_surplus_is_carried_and_trained_next():

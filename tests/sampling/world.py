@@ -112,8 +112,9 @@ class ScriptedScorer:
     def submit(self, group: Group) -> None:
         self._groups.append(group)
 
-    def collect(self) -> list[Group]:
-        groups, self._groups = self._groups, []
+    def collect(self, num: int | None = None) -> list[Group]:
+        groups = self._groups[:num]
+        self._groups = self._groups[len(groups) :]
         return [self.score(g) for g in groups]
 
     def score(self, group: Group) -> Group:
@@ -142,8 +143,9 @@ class SlowScorer(ScriptedScorer):
         time.sleep(self._delay(group))
         return self.score(group)
 
-    def collect(self) -> list[Group]:
-        futures, self._futures = self._futures, []
+    def collect(self, num: int | None = None) -> list[Group]:
+        futures = self._futures[:num]
+        self._futures = self._futures[len(futures) :]
         return [f.result() for f in futures]
 
     def close(self) -> None:

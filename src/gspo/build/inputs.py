@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gspo.config import TrainerConfig
@@ -14,7 +14,10 @@ from gspo.data.rows import DataError, Row
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
 from gspo.rewards.functions import CUSTOM
 from gspo.rewards.graders.code import read_tests
+from gspo.rewards.scoring import PoolScorer
 from gspo.types import Prompt
+
+POOL_LAG = 4  # engine steps, where rewards are computed in other processes or threads
 
 
 def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None) -> list[Prompt]:
@@ -62,6 +65,14 @@ def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
                 raise
             raise DataError(f"data.{key}={name}", str(error).removeprefix(f"{name}: ")) from error
     return rows[:limit]
+
+
+def reward_lag(config: TrainerConfig, scorer: Scorer, prompts: Sequence[Prompt]) -> int:
+    """Engine steps after which rewards are collected: by key, else 1 where all of them are computed in this process."""
+    if config.reward.lag is not None:
+        return config.reward.lag
+    here = isinstance(scorer, PoolScorer) and all(map(scorer.grades_here, {p.data_source for p in prompts}))
+    return 1 if here else POOL_LAG
 
 
 def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:

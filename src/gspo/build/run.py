@@ -18,7 +18,7 @@ from gspo.algo.losses import POLICY_LOSSES
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
 from gspo.build.fingerprint import fingerprint
-from gspo.build.inputs import build_scorer, check_code_tests, load_prompts, try_reward
+from gspo.build.inputs import build_scorer, check_code_tests, load_prompts, reward_lag, try_reward
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
 from gspo.build.ranks import build_rank
@@ -118,7 +118,9 @@ def build(
             tokenizer=tokenizer,
             roles=roles,
             engine=engine,
-            sampler=_build_sampler(config, train, engine, kl_reward or scorer, record, watch, keep),
+            sampler=_build_sampler(
+                config, train, engine, kl_reward or scorer, record, watch, keep, reward_lag(config, scorer, train)
+            ),
             evaluator=_evaluator(config, engine, val_scorer, held_out) if held_out else None,
             objective=build_objective(config),
             total_steps=num_steps,
@@ -222,6 +224,7 @@ def _build_sampler(
     record: Record | None,
     watch: Callable[[int, int], None] | None,
     keep: GroupFilter | None,
+    lag: int,
 ) -> Sampler:
     """The sampler; in its own thread when rollouts are asynchronous."""
     source = PromptCursor(
@@ -230,7 +233,7 @@ def _build_sampler(
         shuffle=config.data.shuffle,
         total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
     )
-    settings = sampling_settings(config)
+    settings = sampling_settings(config, lag)
 
     def make(record: Record | None) -> DynamicSampler:
         return DynamicSampler(

@@ -56,7 +56,7 @@ def _max_tokens(config: TrainerConfig) -> int:
     return config.actor_rollout_ref.rollout.response_length or config.data.max_response_length
 
 
-def sampling_settings(config: TrainerConfig) -> SamplingSettings:
+def sampling_settings(config: TrainerConfig, reward_lag: int = 1) -> SamplingSettings:
     """How training groups are drawn and filtered."""
     f, data, rollout = config.algorithm.filter_groups, config.data, config.actor_rollout_ref.rollout
     return SamplingSettings(
@@ -76,6 +76,7 @@ def sampling_settings(config: TrainerConfig) -> SamplingSettings:
         predict_min_prob=f.predict_min_prob,
         predict_discount=f.predict_discount,
         max_failure_rate=config.reward.max_failure_rate,
+        reward_lag=reward_lag,
     )
 
 

@@ -26,8 +26,9 @@ class _KindScorer:
         rollouts = (r.with_reward(Reward(float(x), float(x))) for r, x in zip(group.rollouts, right))
         self._groups.append(group.with_rollouts(tuple(rollouts)))
 
-    def collect(self) -> list[Group]:
-        groups, self._groups = self._groups, []
+    def collect(self, num: int | None = None) -> list[Group]:
+        groups = self._groups[:num]
+        self._groups = self._groups[len(groups) :]
         return groups
 
     def close(self) -> None:

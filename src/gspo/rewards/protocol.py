@@ -21,8 +21,11 @@ class Scorer(Protocol):
         """Start scoring a group; returns at once."""
         ...
 
-    def collect(self) -> list[Group]:
-        """Wait for every group submitted so far; returns them with rewards, in the order of their submission."""
+    def collect(self, num: int | None = None) -> list[Group]:
+        """Wait for the first `num` groups that were submitted and not collected (None: all of them).
+
+        Returns them with rewards, in the order of their submission.
+        """
         ...
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class PoolScorer:
 
     def submit(self, group: Group) -> None:
         responses = responses_of(group)
-        if self._cheap and all(_is_cheap(spec, group.prompt.data_source) for spec in self._specs):
+        if self._cheap and self.grades_here(group.prompt.data_source):
             graded = self._cheap.grade(group.prompt, responses)
             self._pending.append((group, lambda: graded))
             return
@@ -69,8 +69,13 @@ class PoolScorer:
         jobs = [pool.submit((group.prompt, part)) for part in parts if part]
         self._pending.append((group, partial(self._results, group, jobs)))
 
-    def collect(self) -> list[Group]:
-        pending, self._pending = self._pending, []
+    def grades_here(self, data_source: str) -> bool:
+        """Whether the rows of a data source are graded in this process, when they are submitted."""
+        return all(_is_cheap(spec, data_source) for spec in self._specs)
+
+    def collect(self, num: int | None = None) -> list[Group]:
+        pending = self._pending[:num]
+        self._pending = self._pending[len(pending) :]
         return [
             group.with_rollouts(tuple(self._with_reward(*pair) for pair in zip(group.rollouts, results(), strict=True)))
             for group, results in pending

@@ -11,7 +11,7 @@ Two strategies share one loop and differ in when they submit, when a batch is re
 - `rounds` submits whole generation batches, waits for each, and drops the surplus, as DAPO and verl do.
 
 Time is counted in calls of `engine.step()`, never in seconds: groups that finish in one call are scored during the
-next call and judged after it. A batch is therefore a function of the seed, the weight versions and the submission
+next `reward_lag` calls and judged after them. A batch is therefore a function of the seed, the weight versions and the submission
 numbers, whatever the latency of the rewards, and a resumed run draws the same batches.
 
 Every prompt from the source ends in exactly one way: trained on, filtered (`all_right`, `all_wrong`, `same_score`, or
@@ -21,7 +21,7 @@ Every prompt from the source ends in exactly one way: trained on, filtered (`all
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,6 +74,7 @@ class DynamicSampler:
         self._in_flight: set[int] = set()  # submissions in the engine
         self._scoring: set[int] = set()  # submissions finished and not yet judged
         self._pending_versions: Counter[int] = Counter()  # of both
+        self._submitted: deque[int] = deque()  # groups given to the scorer in each of the last `reward_lag` ticks
         self._scored: list[Group] = []  # collected for a checkpoint, to be judged in the next step
         self._taken: list[Group] = []  # handed out, not released
         self._reserve = Reserve(settings.train_batch_size if settings.on_limit == "keep_unfiltered" else 0)
@@ -243,7 +244,10 @@ class DynamicSampler:
     def _advance(self) -> None:
         """One tick: generate, submit finished groups for scoring, judge those scored in the meantime."""
         finished = self._engine.step()
-        scored = self._collect()
+        due = self._submitted.popleft() if len(self._submitted) >= self._settings.reward_lag else 0
+        scored, self._scored = self._scored, []
+        scored += self._scorer.collect(due) if due else []
+        self._submitted.append(len(finished))
         for group in finished:
             self._in_flight.remove(group.submission)
             self._scoring.add(group.submission)
@@ -253,6 +257,8 @@ class DynamicSampler:
             raise RuntimeError(f"the engine lost submissions {sorted(self._in_flight)[:5]}: nothing is in flight")
 
     def _collect(self) -> list[Group]:
+        """Every group that is being scored, with its rewards."""
+        self._submitted.clear()
         held, self._scored = self._scored, []
         return held + self._scorer.collect() if len(self._scoring) > len(held) else held
 

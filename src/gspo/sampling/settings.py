@@ -32,6 +32,7 @@ class SamplingSettings:
     predict_min_prob: float = 0.1
     predict_discount: float = 0.9
     max_failure_rate: float = 0.2
+    reward_lag: int = 1  # engine steps between the end of a group and the collection of its rewards
 
     def __post_init__(self) -> None:
         checks = (
@@ -49,6 +50,7 @@ class SamplingSettings:
             ("predict", self.predict in ("off", "skip"), "off or skip"),
             ("predict_min_prob", 0 < self.predict_min_prob <= 1, "in (0, 1]"),
             ("predict_discount", 0 < self.predict_discount <= 1, "in (0, 1]"),
+            ("reward_lag", self.reward_lag >= 1, "at least 1"),
             ("max_failure_rate", 0 <= self.max_failure_rate <= 1, "in [0, 1]"),
         )
         for name, good, expected in checks:

@@ -31,8 +31,8 @@ class KlScorer:
     def submit(self, group: Group) -> None:
         self.inner.submit(group)
 
-    def collect(self) -> list[Group]:
-        return [self._with_penalty(group) for group in self.inner.collect()]
+    def collect(self, num: int | None = None) -> list[Group]:
+        return [self._with_penalty(group) for group in self.inner.collect(num)]
 
     def close(self) -> None:
         self.inner.close()

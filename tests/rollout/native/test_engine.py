@@ -9,6 +9,7 @@ import torch
 
 from gspo.rollout.counter_noise import sequence_key, uniform
 from gspo.rollout.native.decoder import Decoder
+from gspo.rollout.native.engine import decode_chunk
 from gspo.rollout.native.padded_rows import PaddedRows
 from gspo.rollout.native.slot_pool import SlotPool
 from gspo.rollout.token_sampling import RowSampling, choose
@@ -143,6 +144,46 @@ def test_tokens_after_a_weight_update_come_from_the_new_weights_alone():
         assert rollout.log_probs[:4] == pytest.approx(before[:4], abs=1e-4)
         assert rollout.log_probs[4:] == pytest.approx(after[4:], abs=1e-4)
         assert after[4:] != pytest.approx(before[4:], abs=1e-2)
+
+
+def test_a_kept_cache_mixes_old_keys_with_new_weights_and_says_which_tokens_are_whose():
+    model, old = make_model(), make_model()
+    plain, keeping = make_engine(model, decode_chunk=4), make_engine(model, decode_chunk=4, keep_cache=True)
+    for engine in (plain, keeping):
+        engine.submit(make_request(2, n=4, ignore_eos=True, max_tokens=12))
+        engine.step()
+    _perturb(model, 1)
+    for engine in (plain, keeping):
+        engine.load_weights(None, version=7)
+    (group,), (kept,) = drain(plain), drain(keeping)
+    for rollout in kept.rollouts:
+        assert rollout.versions == (0,) * 4 + (7,) * 8
+        before = plain_log_probs(old, kept.prompt.token_ids, rollout.token_ids)
+        after = plain_log_probs(model, kept.prompt.token_ids, rollout.token_ids)
+        assert rollout.log_probs[:4] == pytest.approx(before[:4], abs=1e-4)
+        for policy in (before, after):
+            assert rollout.log_probs[4:] != pytest.approx(policy[4:], abs=1e-4)
+    assert [r.token_ids[:4] for r in kept.rollouts] == [r.token_ids[:4] for r in group.rollouts]
+
+
+def test_a_fresh_engine_continues_a_kept_cache_to_the_bit_from_where_its_state_was_read():
+    model = make_model()
+    running = make_engine(model, decode_chunk=4, keep_cache=True)
+    for i in range(3):
+        running.submit(make_request(i, n=3, ignore_eos=True, max_tokens=16))
+    running.step()
+    _perturb(model, 1)
+    running.load_weights(None, version=1)
+    running.step()
+    fresh = make_engine(model, decode_chunk=4, keep_cache=True, version=1)
+    for request in running.unfinished():
+        fresh.submit(request)
+    assert drain(running) == drain(fresh)
+
+
+@pytest.mark.parametrize(("ended_per_token", "expected"), [(1.0, 2), (1 / 100, 4), (1 / 1000, 13), (1e-6, 16)])
+def test_chunks_are_long_when_few_rows_end(ended_per_token, expected):
+    assert decode_chunk(ended_per_token) == expected
 
 
 def test_weights_given_as_tensors_are_copied_into_the_model():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gspo.kernels.remappable_memory import RemappableMemory, RemappingFailed
 from gspo.rollout.counter_noise import sequence_key, uniform
 from tests.rollout.models import drain, make_engine, make_model, make_request
 
@@ -45,3 +46,54 @@ def test_the_same_calls_give_the_same_bits_and_a_fresh_engine_continues_them():
         fresh.submit(request)
     finished = drain(running)
     assert drain(again) == finished and drain(fresh) == finished
+
+
+def test_freed_pages_come_back_at_their_address_and_graphs_stay_valid():
+    model = make_model().cuda().bfloat16()
+    requests = [make_request(i, n=3, max_tokens=30, ignore_eos=True, temperature=0.0) for i in range(6)]
+
+    def tokens(rests: bool) -> list[tuple[int, ...]]:
+        engine = make_engine(model, num_slots=8, device="cuda", free_cache=True)
+        for request in requests:
+            engine.submit(request)
+        groups = []
+        while engine.num_in_flight:
+            groups += engine.step()
+            if rests:
+                before = torch.cuda.mem_get_info()[0]
+                engine.rest()
+                assert torch.cuda.mem_get_info()[0] > before, "the pages' memory is the driver's again"
+        assert engine.description == "paged cache, compiled, CUDA graphs"
+        return [r.token_ids for g in sorted(groups, key=lambda g: g.submission) for r in g.rollouts]
+
+    assert tokens(rests=True) == tokens(rests=False)
+
+
+def test_captured_prefills_fill_the_pages_as_plain_ones_do():
+    model = make_model().cuda().bfloat16()
+    requests = [make_request(i, n=2, max_tokens=12, temperature=0.0, length=5 + 7 * i) for i in range(8)]
+    captured = make_engine(model, num_slots=16, device="cuda").generate(requests)
+    plain = make_engine(model, num_slots=16, device="cuda", eager=True).generate(requests)
+    pairs = [(a, b) for x, y in zip(captured, plain) for a, b in zip(x.rollouts, y.rollouts)]
+    assert sum(a.token_ids == b.token_ids for a, b in pairs) >= 0.8 * len(pairs), "bfloat16 may break a near tie"
+    for a, b in pairs:
+        assert a.log_probs[0] == pytest.approx(b.log_probs[0], abs=0.1)
+
+
+def test_memory_is_unmapped_mapped_again_and_given_back():
+    free = lambda: torch.cuda.mem_get_info()[0]  # noqa: E731
+    torch.cuda.empty_cache()
+    before, size = free(), 1 << 28
+    memory = RemappableMemory(size, torch.device("cuda"))
+    address = memory.bytes.data_ptr()
+    memory.bytes.fill_(7)
+    assert before - free() >= size and int(memory.bytes[-1]) == 7
+    memory.unmap()
+    assert free() == before
+    memory.map()
+    memory.bytes.fill_(9)
+    assert memory.bytes.data_ptr() == address and int(memory.bytes[size // 2]) == 9
+    memory.close()
+    assert free() == before
+    with pytest.raises(RemappingFailed, match="cuMem"):
+        RemappableMemory(1 << 50, torch.device("cuda"))

@@ -103,6 +103,52 @@ def test_a_prompt_is_stored_once_for_its_group():
     assert all_pages_are_free(engine)
 
 
+def test_prompts_are_prefilled_ahead_and_many_in_one_forward():
+    engine = paged_engine(make_model(), num_slots=16)
+    for i in range(24):
+        engine.submit(make_request(i, n=2, max_tokens=4 + i % 5, ignore_eos=True))
+    groups = drain(engine)
+    assert len(groups) == 24 and engine.stats.num_contexts == 24
+    # Eight groups have slots at once, and the prompt of one more is prefilled with them.
+    assert engine.stats.num_prefills < 24 / 1.5
+    assert all_pages_are_free(engine)
+
+
+def test_contexts_that_were_prefilled_ahead_give_way_to_running_rows():
+    model = make_model()
+    requests = [make_request(i, n=1, max_tokens=40, length=17, ignore_eos=True) for i in range(6)]
+    engine = paged_engine(model, num_slots=4, num_pages=12)
+    for request in requests:
+        engine.submit(request)
+    groups = sorted(drain(engine), key=lambda g: g.submission)
+    assert tokens_of(groups) == tokens_of(make_engine(model).generate(requests))
+    assert all_pages_are_free(engine)
+
+
+def test_the_engine_asks_for_what_its_slots_hold_and_a_few_more():
+    engine = paged_engine(make_model(), num_slots=16)
+    assert engine.num_wanted(100) == 16 + 2 and engine.num_wanted(8) == 8 + 1
+    engine.submit(make_request(0, n=5))
+    assert engine.num_wanted(100) == 16 + 2 - 5
+    assert make_engine(make_model(), num_slots=16).num_wanted(100) == 16
+    drain(engine)
+    assert engine.num_wanted(100) == 18
+
+
+@pytest.mark.parametrize("keep_cache", [False, True])
+def test_an_engine_whose_pages_are_freed_continues_to_the_same_tokens(keep_cache):
+    model = make_model()
+    requests = [make_request(i, n=2, max_tokens=20, ignore_eos=True) for i in range(3)]
+    engine = paged_engine(model, num_slots=6, free_cache=not keep_cache, keep_cache=keep_cache)
+    for request in requests:
+        engine.submit(request)
+    groups = engine.step()
+    engine.rest()
+    assert all_pages_are_free(engine) != keep_cache
+    groups = sorted([*groups, *drain(engine)], key=lambda g: g.submission)
+    assert tokens_of(groups) == tokens_of(make_engine(model).generate(requests))
+
+
 def test_a_response_that_never_fits_is_refused_by_name():
     engine = paged_engine(make_model(), num_slots=2, num_pages=3)
     engine.submit(make_request(7, n=1, length=50, max_tokens=14))

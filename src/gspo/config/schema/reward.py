@@ -61,6 +61,13 @@ class RewardConfig(Section):
         unit="seconds",
         may_change_on_resume=True,
     )
+    lag: int | None = key(
+        default=None,
+        doc="Engine steps that a finished group waits for its rewards; generation then waits for those that are not "
+        "ready. A larger lag hides slower rewards. null = 1 for cheap built-in rewards, 4 for all others.",
+        ge=1,
+        unit="engine steps",
+    )
     memory: int = key(
         default=1024, doc="Memory limit of each reward process.", gt=0, unit="MiB", may_change_on_resume=True
     )

@@ -7,7 +7,7 @@ The way of a token, file by file (left: CPU; right: GPU, or `paged=True`):
     runner.py           Runner: what the pool asks of a device, implemented by
     padded_rows.py      PaddedRows (CPU)                     paged_rows.py    PagedRows (GPU)
     decoder.py          Decoder: prefill, plain decode       paged_model.py   PagedModel: packed prefill, decode
-    packed_decoder.py   PackedDecoder: decode in one         decode_graphs.py DecodeGraphs: the step as a CUDA graph
+    packed_decoder.py   PackedDecoder: decode in one         graphs.py        decode steps, prefills as CUDA graphs
                         packed row, compiled if large
     cache_attention.py  the model's attention calls the cache: CACHES[number].attend, on both sides
     padded_cache.py     SlotCache [slots, heads, length]     pages.py         PagedKV, PageAllocator

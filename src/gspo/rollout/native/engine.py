@@ -23,7 +23,7 @@ DECODE_CHUNK = 8  # tokens per row and step
 # decode steps: chunks are long when few rows end (with 1 of 100 rows per token, 4 tokens; with 1 of 1,000, 12).
 GPU_DECODE_CHUNKS = (2, 16)
 CHUNK_SCALE = 0.4
-AHEAD = 8  # prompts for an eighth of the slots are prefilled ahead on a GPU
+AHEAD = 8  # with pages, prompts for an eighth of the slots are prefilled ahead
 
 
 class NativeEngine(RolloutEngine):
@@ -82,10 +82,10 @@ class NativeEngine(RolloutEngine):
             "detokenize": tokenizer_decode,
             "eos_token_ids": eos_token_ids,
             "prefill_tokens": prefill_tokens,
-            "num_ahead": 0 if on_cpu else -(-num_slots // AHEAD),
         }
         self._free_cache, self._keep_cache = free_cache, keep_cache
         self._paged, self._why_not_paged = self._open_pages(paged, memory_utilization, eager)
+        self._num_ahead = 0 if self._paged is None else -(-num_slots // AHEAD)
         self._pool = self._new_pool(num_slots)
         self._generate_pool: SlotPool | None = None  # kept for the next `generate` when it has captured steps
 
@@ -98,9 +98,9 @@ class NativeEngine(RolloutEngine):
         self._pool.submit(request)
 
     def num_wanted(self, limit: int) -> int:
-        """A GPU is given a few more than its slots hold: their prompts are prefilled ahead."""
+        """With pages a few more than the slots hold: their prompts are prefilled ahead."""
         most = min(limit, self._num_slots)
-        return most + self._pool_settings["num_ahead"] * most // self._num_slots - self._pool.num_responses
+        return most + self._num_ahead * most // self._num_slots - self._pool.num_responses
 
     def step(self) -> list[Group]:
         return self._advance(self._pool)
@@ -204,7 +204,7 @@ class NativeEngine(RolloutEngine):
             rows = PaddedRows(self._decoder, num_slots, self._max_length)
         else:
             rows = PagedRows(self._paged, num_slots, self._max_length)
-        return SlotPool(rows, num_slots=num_slots, **self._pool_settings)
+        return SlotPool(rows, num_slots=num_slots, num_ahead=self._num_ahead, **self._pool_settings)
 
 
 def decode_chunk(ended_per_token: float) -> int:
