@@ -29,6 +29,7 @@ def load_arguments(
     config: Path | None = None,
     *,
     recipe: str | Path | None = None,
+    system: str | None = None,
     show_warnings: bool = True,
 ) -> ResolvedConfig:
     """The config that the words describe. On errors, prints all of them and exits with code 2."""
@@ -40,7 +41,7 @@ def load_arguments(
         for word in words
     ]
     try:
-        resolved = load(config, overrides, flags, recipe=recipe)
+        resolved = load(config, overrides, flags, recipe=recipe, system=system)
     except ConfigErrors as errors:
         problems += errors.problems
         resolved = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.algo.settings import LOSSES, SEQUENCE_LEVELS
+from gspo.algo.settings import ESTIMATORS, LOSSES, SEQUENCE_LEVELS
 from gspo.config.compat.aliases import aliases
 from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
@@ -17,6 +17,7 @@ SAMPLES = "data.num_train_samples"
 MINI = f"{ACTOR}.ppo_mini_batch_size"
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 N = "actor_rollout_ref.rollout.n"
+ESTIMATOR = "algorithm.adv_estimator"
 LEVEL = f"{ACTOR}.importance_sampling_level"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 CLIPS = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
@@ -26,6 +27,7 @@ USUAL_MINI_BATCHES = 4
 
 def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Problem]) -> None:
     """Fill in derived values in place, those of deferred aliases included; contradictions go to `problems`."""
+    _loss_of_method(settings)
     _loss_of_level(settings, problems)
     _clip_range(settings)
     _length_of_run(settings)
@@ -53,6 +55,13 @@ def _is_count(value: Any) -> bool:
         return False
 
 
+def _loss_of_method(settings: Settings) -> None:
+    """Who names an estimator names a method: GRPO, PPO and the others have a ratio per token unless a loss is named."""
+    chosen = settings.explicit(ESTIMATOR) and settings[ESTIMATOR].value in ESTIMATORS
+    if chosen and settings[LOSS].origin.layer == Layer.DEFAULT and settings[LEVEL].value is None:
+        settings.derive(LOSS, "vanilla", f"the loss of {ESTIMATOR}={settings[ESTIMATOR].value}; {LOSS}=gspo is GSPO")
+
+
 def _loss_of_level(settings: Settings, problems: list[Problem]) -> None:
     """A ratio level selects the loss, and a loss its level. If both are set, they must agree."""
     level, loss = settings[LEVEL], settings[LOSS]
@@ -76,7 +85,7 @@ def _clip_range(settings: Settings) -> None:
     for key in CLIPS:
         if settings.explicit(shared) and not settings.explicit(key):
             settings.derive(key, None, f"because {shared} is set")
-    loss_is_chosen = settings.explicit(LOSS) or settings.explicit(LEVEL)
+    loss_is_chosen = settings[LOSS].origin.layer > Layer.RECIPE or settings.explicit(LEVEL)
     if settings[LEVEL].value in SEQUENCE_LEVELS or not loss_is_chosen:
         return
     for key in (*CLIPS, f"{ACTOR}.clip_target"):
