@@ -51,10 +51,9 @@ def kl_loss(
 
 
 @torch.no_grad()
-def response_kl(kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> tuple[list[float], float]:
-    """Σ_t KL_t of each response, whose β-fold is subtracted from its reward, and the sum over all responses."""
-    kl_BT = _masked_kl(kind, log_probs, ref_log_probs, mask.bool()).double()
-    return kl_BT.sum(dim=-1).tolist(), float(kl_BT.sum())
+def token_kl(kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """KL_t [B,T] of every token in double precision, 0 where the mask is 0; its β-fold is subtracted from the reward."""
+    return _masked_kl(kind, log_probs, ref_log_probs, mask.bool()).double()
 
 
 class KLController(Protocol):

@@ -81,10 +81,16 @@ class Objective:
     def with_advantages(
         self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
     ) -> AdvantageBatch:
-        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
+        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's.
+
+        The score is the reward of a response's last token; a KL penalty is charged to the token that causes it.
+        """
         rewards = torch.zeros_like(batch.mask, dtype=torch.float64)
         last = torch.tensor([len(r) - 1 for r in batch.response_ids])
         rewards[torch.arange(batch.num_sequences), last] = batch.scores
+        if batch.kl_penalties is not None:
+            rewards[torch.arange(batch.num_sequences), last] += batch.kl_penalties.sum(dim=-1)
+            rewards -= batch.kl_penalties
         options = {} if baselines is None else {"reward_baselines": baselines}
         advantages, returns = self.advantage(rewards, batch.mask, batch.group_ids, values=batch.values, **options)
         if weights is not None:
