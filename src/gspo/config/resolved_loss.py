@@ -19,7 +19,9 @@ class ResolvedLoss:
     clips: bool
 
     def __str__(self) -> str:
-        """Loss, ratio level and clip range: `gspo: sequence ratio, clipped to [1 - 0.0003, 1 + 0.0004]`."""
+        """`gspo: sequence ratio, clipped to [1 - 0.0003, 1 + 0.0004]`; of a loss that the user registered its name."""
+        if self.loss_mode not in LOSSES:
+            return self.loss_mode
         clip = f"clipped to [1 - {self.clip[0]:g}, 1 + {self.clip[1]:g}]" if self.clips else "no clip"
         return f"{self.loss_mode}: {self.level} ratio, {clip}"
 
