@@ -179,7 +179,11 @@ class Trainer:
         step_records.warn_of_failures(self.step, done.sampling, self.console.warn)
         self.recorder.groups(self.step, done, self.parts.token_text)
         if self._evaluation_is_due():
-            merge_metrics(metrics, self._evaluate())
+            try:
+                merge_metrics(metrics, self._evaluate())
+            except Exception as error:
+                self._keep_step(metrics, error)
+                raise
         values = self._record_row(metrics)
         action = self.alarms.check(self.step, values, self.counters.rollbacks)
         if action == "rollback":
@@ -239,6 +243,14 @@ class Trainer:
             rows = list(batch.unscored_rows)
             return Update({}, log_probs, batch.with_rows(rows, log_probs[rows], entropy[rows]))
         return roles.update_policy(batch, objective.loss(), step=self.step, regulariser=objective.regulariser)
+
+    def _keep_step(self, metrics: Metrics, error: Exception) -> None:
+        """Record and save a step whose evaluation failed, so that it is not trained again. Lost ranks cannot save."""
+        if isinstance(error, RankFailed):
+            return
+        self._record_row(metrics)
+        self.counters.count_step(bad=skipped_updates(metrics))
+        self._save_unless_saved()
 
     def _record_row(self, metrics: Metrics) -> dict[str, float]:
         values = self.recorder.row(self.step, self.total_steps, metrics)
