@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from gspo.config import load
+from gspo.report.run_card import run_card
+from gspo.runs.run import read_run
 from gspo.trainer.config import (
     ActorRolloutRefConfig,
     AlgoConfig,
@@ -138,3 +140,13 @@ def test_an_own_estimator_leaves_the_loss(here):
     )
     config = load(overrides=["trainer.plugins=[mine.py]", "algorithm.adv_estimator=mine"])
     assert config.get(LOSS) == "gspo"
+
+
+def test_the_run_names_the_rows_that_it_was_given(here, capsys):
+    """Not the default of data.train_files, in its first line, its report and its card."""
+    config = document("grpo")
+    PPOTrainerWithSampling(config=config, reward_fn=even_first_byte, train_dataset=ROWS).fit()
+    assert f"on {len(ROWS)} rows passed in Python, vanilla" in capsys.readouterr().out.splitlines()[0]
+    card = run_card(read_run(here / "runs" / "run"))
+    assert f"| training data | {len(ROWS)} rows passed in Python |" in card
+    assert "| reward | even_first_byte, passed in Python |" in card and "arithmetic" not in card.split("## Settings")[0]

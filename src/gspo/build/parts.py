@@ -37,6 +37,7 @@ class RunParts:
     total_steps: int
     fingerprint: dict[str, Any]
     scorers: list[Scorer] = field(default_factory=list)
+    data: str = ""  # what is trained on, in words
     kl_reward: KlScorer | None = None
     baseline: GreedyBaseline | None = None
 
@@ -73,7 +74,7 @@ class RunParts:
         size = f"{num:,} parameters" if trained == num else f"{trained:,} of {num:,} parameters trained"
         updates = -(-c.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
         return (
-            f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
+            f"{c.actor_rollout_ref.model.path} ({size}) on {self.data}, "
             f"{resolved_loss(actor)}, {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
             f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
             f"{updates} optimiser steps each; files in {path}{self._rollouts()}{self._fallback()}"

@@ -106,7 +106,8 @@ class Trainer:
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
         write_json(self.run.settings_file, self.resolved.records())
-        self.run.write_environment(describe())
+        given = self._inputs.facts()
+        self.run.write_environment(describe() | ({"inputs": given} if given else {}))
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
         self.recorder.sinks = open_sinks(trainer.logger, info, sinks)
 
