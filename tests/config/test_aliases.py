@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args, get_origin
 
 import pytest
 
@@ -165,9 +166,47 @@ CASES: dict[str, tuple[object, dict[str, object]]] = {
     "lora_r": (8, {f"{M}.lora_rank": 8}),
     "lora_target_modules": (["q_proj"], {f"{M}.target_modules": ["q_proj"]}),
 }
+CASES |= {
+    "data.train_max_samples": (-1, {"data.num_train_samples": None}),
+    f"{A}.fsdp_config.strategy": ("fsdp", {f"{A}.strategy": "fsdp2"}),
+    f"{A}.fsdp_config.dtype": ("bfloat16", {f"{M}.dtype": "bfloat16"}),
+    f"{M}.torch_dtype": ("bf16", {f"{M}.dtype": "bfloat16"}),
+    f"{M}.override_config.attn_implementation": ("sdpa", {f"{M}.attn_implementation": "sdpa"}),
+    f"{M}.lora.exclude_modules": ([], {f"{M}.exclude_modules": None}),
+    "algorithm.rollout_correction.rollout_is": (
+        "token",
+        {
+            f"{A}.use_decoupled_loss": True,
+            f"{A}.behav_imp_weight_mode": "token_truncate",
+            f"{A}.behav_imp_weight_cap": 2.0,
+        },
+    ),
+    "algorithm.rollout_correction.rollout_is_threshold": (3, {f"{A}.behav_imp_weight_cap": 3.0}),
+    "algorithm.rollout_correction.bypass_mode": (True, {f"{A}.old_log_prob_source": "rollout"}),
+}
+
+
+def _sample(leaf: tree.Leaf):
+    """A value of a key that is not its default."""
+    types = (leaf.type, *get_args(leaf.type))
+    if leaf.info.choices:
+        return next(c for c in leaf.info.choices if c != leaf.default)
+    if bool in types:
+        return not leaf.default
+    if int in types:
+        return next(n for n in (1, 2) if n != leaf.default)
+    if float in types:
+        return next(x for x in (0.25, 1.5, 0.5) if x != leaf.default and leaf.info.violation(x) is None)
+    return ["word"] if get_origin(leaf.type) is list else "word"
+
+
 for _name, _case in list(CASES.items()):  # AReaL's keys stand at the top or under `actor:`
     if f"actor.{_name}" in aliases() and f"actor.{_name}" not in CASES:
         CASES[f"actor.{_name}"] = _case
+for _alias in aliases().values():  # another name for a key, with the same values
+    if _alias.name not in CASES and not (_alias.convert or _alias.deferred):
+        _value = _sample(tree.leaves()[_alias.target])
+        CASES[_alias.name] = (_value, {_alias.target: _value})
 
 RECIPE = """
 algorithm: {filter_groups: {enable: true}}

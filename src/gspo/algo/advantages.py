@@ -108,6 +108,14 @@ def grpo_passk(x: AdvantageInputs) -> Estimate:
     return _outcome(advantage / (stats.std + x.epsilon) if x.norm_by_std else advantage, stats, x)
 
 
+@advantage_estimator("gpg")
+def gpg(x: AdvantageInputs) -> Estimate:
+    """α·(R - mean) over the group, α = responses / responses with a reward other than 0 (arXiv 2504.02546, as in verl)."""
+    stats = _stats(x)
+    alpha = len(stats.scores) / max(1, int(stats.scores.count_nonzero()))
+    return _outcome(alpha * (stats.scores - stats.mean), stats, x)
+
+
 @advantage_estimator("reinforce_plus_plus")
 def reinforce_plus_plus(x: AdvantageInputs) -> Estimate:
     """Discounted reward-to-go, whitened over the batch's trained tokens (arXiv 2501.03262)."""

@@ -106,6 +106,10 @@ def build_objective(config: TrainerConfig) -> Objective:
         level=actor.importance_sampling_level,
         tau_pos=loss.tau_pos,
         tau_neg=loss.tau_neg,
+        clip_cov_ratio=loss.clip_cov_ratio,
+        clip_cov_bounds=(loss.clip_cov_lb, loss.clip_cov_ub),
+        kl_cov_ratio=loss.kl_cov_ratio,
+        kl_cov_coef=loss.ppo_kl_coef,
         behaviour=Behaviour(actor.behav_imp_weight_mode, actor.behav_imp_weight_cap)
         if actor.use_decoupled_loss
         else None,

@@ -104,4 +104,4 @@ def resolve_as_verl(config: AnyConfig, overrides: Sequence[str] = ()) -> Resolve
     """A config of any kind with these overrides, checked. What it does not set has verl's default."""
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportAssignmentType]
-    return load(base=config, overrides=overrides, system="verl")
+    return load(base=config, overrides=overrides, system="verl's classes")

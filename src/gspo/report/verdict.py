@@ -15,6 +15,9 @@ LOSS_NAMES = {
     "cispo": "CISPO",
     "geo_mean": "GMPO",
     "sapo": "SAPO",
+    "clip_cov": "Clip-Cov",
+    "kl_cov": "KL-Cov",
+    "gpg": "GPG",
 }
 DROPPED = {
     "train/groups_all_right": "all right",

@@ -116,6 +116,110 @@ def resume_mode(value: Any) -> Mapping[str, Any]:
     return _pick(value, {"auto": on, "on": on, "true": on, "disabled": off, "off": off, "false": off})
 
 
+def train_samples(value: Any) -> Mapping[str, Any]:
+    """Use only so many training prompts; -1 = all."""
+    return {"data.num_train_samples": None if value is None or _number(value) <= 0 else value}
+
+
+def val_samples(value: Any) -> Mapping[str, Any]:
+    """Use only so many held-out prompts; -1 = all."""
+    return {"data.num_val_samples": None if value is None or _number(value) <= 0 else value}
+
+
+def resume_path(value: Any) -> Mapping[str, Any]:
+    """Continue from this checkpoint, with trainer.resume_mode=resume_path; null or false = none."""
+    return {} if value in (None, False, "") else {"trainer.resume_mode": value}
+
+
+def strategy(value: Any) -> Mapping[str, Any]:
+    """fsdp and fsdp2 shard the models."""
+    return {f"{ACTOR}.strategy": own_strategy(value)[0]}
+
+
+def dtype(value: Any) -> Mapping[str, Any]:
+    """Precision of computation: bfloat16, float16 or float32."""
+    return {f"{MODEL}.dtype": own_dtype(value)[0]}
+
+
+def attention(value: Any) -> Mapping[str, Any]:
+    """flash_attention_2 and flash_attention_3 are used on GPUs anyway, by packed training and the engine."""
+    return {f"{MODEL}.attn_implementation": own_attention(value)[0]}
+
+
+def excluded_modules(value: Any) -> Mapping[str, Any]:
+    """Names of modules that get no LoRA adapters; an empty list = none are excluded."""
+    return {f"{MODEL}.exclude_modules": value or None}
+
+
+def rollout_is(value: Any) -> Mapping[str, Any]:
+    """Importance weights π_old/μ against the rollout policy: token, sequence (their product) or null."""
+    mode = {"token": "token_truncate", "sequence": "sequence_product_truncate"}
+    if value is None:
+        return {f"{ACTOR}.use_decoupled_loss": False}
+    if value not in mode:
+        raise ValueError(f"expected one of {', '.join(mode)} or null")
+    return {
+        f"{ACTOR}.use_decoupled_loss": True,
+        f"{ACTOR}.behav_imp_weight_mode": mode[value],
+        f"{ACTOR}.behav_imp_weight_cap": 2.0,  # verl's default; rollout_is_threshold replaces it
+    }
+
+
+def rollout_is_threshold(value: Any) -> Mapping[str, Any]:
+    """Weights above it are truncated to it."""
+    try:
+        return {f"{ACTOR}.behav_imp_weight_cap": None if value is None else float(value)}
+    except (TypeError, ValueError):
+        raise ValueError("expected a number: only the upper bound is supported") from None
+
+
+def bypass_mode(value: Any) -> Mapping[str, Any]:
+    """true uses the engine's log-probs as those of π_old."""
+    return {f"{ACTOR}.old_log_prob_source": "rollout"} if _truth(value) else {}
+
+
+# The following convert values of our own keys: each returns the value, or UNSET, and a note where the meaning changes.
+UNSET = object()
+Converted = tuple[Any, str | None]
+SHORT_DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16", "half": "float16", "float": "float32"}
+LOGGERS_ELSEWHERE = ("mlflow", "swanlab", "clearml", "vemlp_wandb", "file", "rl_logging_board", "comet_ml")
+
+
+def logger_list(value: Any) -> Converted:
+    wanted = [value] if isinstance(value, str) else value
+    if not isinstance(wanted, list):
+        return value, None
+    gone = [name for name in wanted if name in LOGGERS_ELSEWHERE]
+    note = f"{', '.join(gone)} is not supported; metrics are in metrics.jsonl of the run folder" if gone else None
+    return [name for name in wanted if name not in gone], note
+
+
+def own_resume_mode(value: Any) -> Converted:
+    return (UNSET, None) if value == "resume_path" else (value, None)
+
+
+def own_strategy(value: Any) -> Converted:
+    if value in ("megatron", "veomni", "torchtitan", "fsdp_turbo"):
+        return "fsdp2", f"FSDP2 shards the models, not {value}"
+    return "fsdp2" if value == "fsdp" else value, None
+
+
+def engine_name(value: Any) -> Converted:
+    if value in ("sglang", "trtllm", "vllm_omni"):
+        return "vllm", f"vLLM generates, not {value}"
+    return "native" if value == "hf" else value, None
+
+
+def own_dtype(value: Any) -> Converted:
+    return SHORT_DTYPES.get(str(value).removeprefix("torch."), value), None
+
+
+def own_attention(value: Any) -> Converted:
+    if str(value).startswith(("flash_attention", "kernels-community/")):
+        return None, "packed training and the engine use flash attention on GPUs anyway"
+    return value, None
+
+
 def save_freq(value: Any) -> Mapping[str, Any]:
     """Training steps between checkpoints."""
     return {"trainer.save_freq": -1 if value is None else value}

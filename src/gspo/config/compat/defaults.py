@@ -7,7 +7,7 @@ from typing import Any
 
 ACTOR = "actor_rollout_ref.actor"
 
-# System → our key → (its value there, the origin that is shown).
-SYSTEM_DEFAULTS: Mapping[str, Mapping[str, tuple[Any, str]]] = {
-    "verl": {f"{ACTOR}.policy_loss.loss_mode": ("vanilla", "default of verl")}
-}
+_VERL = {f"{ACTOR}.policy_loss.loss_mode": "vanilla"}
+
+# System → our key → its value there. "verl" is its program, which also chooses the devices; "verl's classes" does not.
+SYSTEM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"verl": _VERL, "verl's classes": _VERL}

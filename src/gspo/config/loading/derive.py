@@ -25,8 +25,10 @@ LOSS_OF_LEVEL = {"token": "vanilla", "sequence": "gspo", "sequence_token": "gspo
 USUAL_MINI_BATCHES = 4
 
 
-def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Problem]) -> None:
+def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Problem], system: str | None = None) -> None:
     """Fill in derived values in place, those of deferred aliases included; contradictions go to `problems`."""
+    if system == "verl":
+        _devices_of_verl(settings)
     _loss_of_method(settings)
     _loss_of_level(settings, problems)
     _clip_range(settings)
@@ -53,6 +55,16 @@ def _is_count(value: Any) -> bool:
         return coerce(value, int) >= 1
     except WrongType:
         return False
+
+
+def _devices_of_verl(settings: Settings) -> None:
+    """verl trains on all devices it is given: on several machines with Ray, on those of one machine with FSDP."""
+    backend, strategy = "trainer.backend", f"{ACTOR}.strategy"
+    if settings["trainer.nnodes"].value > 1 and not settings.explicit(backend):
+        settings.derive(backend, "ray", "verl runs on Ray")
+    several = (settings["trainer.n_gpus_per_node"].value or 1) > 1
+    if several and settings[backend].value == "local" and not settings.explicit(strategy):
+        settings.derive(strategy, "fsdp2", "verl shards over the devices of trainer.n_gpus_per_node")
 
 
 def _loss_of_method(settings: Settings) -> None:

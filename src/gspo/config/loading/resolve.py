@@ -22,7 +22,7 @@ from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.derive import derive
 from gspo.config.loading.flags import read_flags
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
-from gspo.config.loading.sources import embedded_recipe, read_overrides, read_python, read_yaml
+from gspo.config.loading.sources import embedded_recipe, read_overrides, read_python, read_yaml, without_deleted
 from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
@@ -101,8 +101,9 @@ def load(
         written += [s for s in base.settings() if s.origin.explicit]
     elif base is not None:
         written += read_python(base)
-    written += [*read_flags(flags, problems), *read_overrides(overrides, problems)]
-    return _resolve(written, problems, defaults, SYSTEM_DEFAULTS[system] if system else {})
+    typed = [*read_flags(flags, problems), *read_overrides(overrides, problems)]
+    written = [*without_deleted(written, overrides), *typed]
+    return _resolve(written, problems, defaults, system)
 
 
 def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
@@ -120,7 +121,7 @@ def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting
 
 
 def _resolve(
-    written: list[Setting], problems: list[Problem], recipe: list[Setting], usual: Mapping[str, Any]
+    written: list[Setting], problems: list[Problem], recipe: list[Setting], system: str | None
 ) -> ResolvedConfig:
     table = Settings()
     for key, leaf in tree.leaves().items():
@@ -128,11 +129,12 @@ def _resolve(
     if _model(written, recipe) == "embedded":
         recipe = [*recipe, *embedded_recipe()]
     translated, deferred = names.translate(_interpolate(written, recipe, problems), problems)
-    others = [Setting(key, value, Origin(Layer.DERIVED, reason)) for key, (value, reason) in usual.items()]
+    usual = SYSTEM_DEFAULTS[system] if system else {}
+    others = [Setting(key, value, Origin(Layer.DERIVED, f"default of {system}")) for key, value in usual.items()]
     # Plugins come first: they may bring the names that other keys use.
     for setting in [*recipe, *others, *sorted(translated, key=lambda s: s.name != "trainer.plugins")]:
         _set(table, setting, problems)
-    derive(table, deferred, problems)
+    derive(table, deferred, problems, system)
     config = _build(table)
     problems += _cross_field(config, table, problems)
     if any(p.level == "error" for p in problems):

@@ -91,7 +91,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Setting]:
-    """Settings from `key=value` and `+key=value`."""
+    """Settings from `key=value` and `+key=value`. `~key` is for `deleted`."""
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise TypeError(f'overrides: expected a list of texts such as "trainer.seed=1", found {overrides!r}')
     settings = []
@@ -99,16 +99,21 @@ def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Se
         origin = Origin(Layer.OVERRIDE, f"override {text}")
         match = OVERRIDE.fullmatch(text)
         if match is None:
-            deletes = text.startswith("~")
-            message = "keys cannot be deleted" if deletes else "expected key=value"
-            remedy = "remove it, or set the key instead" if deletes else "write key=value, or --flag value"
-            problems.append(Problem("error", text, None, "command line", message, remedy))
+            if not text.startswith("~"):
+                remedy = "write key=value, or --flag value"
+                problems.append(Problem("error", text, None, "command line", "expected key=value", remedy))
             continue
         try:
             settings.append(Setting(match[1], parse_value(match[2]), origin, match[2]))
         except ValueError as error:
             problems.append(Problem("error", match[1], match[2], origin.text, str(error), "put the value in quotes"))
     return settings
+
+
+def without_deleted(written: list[Setting], overrides: Sequence[str]) -> list[Setting]:
+    """The settings without those that Hydra's `~key` or `~key=value` removes, a section with all its keys."""
+    names = {text[1:].partition("=")[0] for text in overrides if text.startswith("~")}
+    return [s for s in written if not any(s.name == name or s.name.startswith(f"{name}.") for name in names)]
 
 
 def read_python(config: Section | Mapping[str, Any]) -> list[Setting]:

@@ -108,7 +108,8 @@ class AlgoConfig(Section):
     kl_penalty: KLKind = key(
         default="kl",
         doc="Estimator of the KL penalty in the reward, with d = log π_θ/π_ref of a token: kl and k1 are d, "
-        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1.",
+        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1; k1+ and k3+ have their value and the "
+        "gradient of k2.",
     )
     kl_ctrl: KLControlConfig = key(factory=KLControlConfig, doc="Controller of the KL coefficient in the reward.")
     filter_groups: FilterGroupsConfig = key(factory=FilterGroupsConfig, doc="Dynamic sampling.")

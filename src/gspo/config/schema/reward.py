@@ -33,8 +33,10 @@ class RewardModelConfig(Section):
     enable: bool = key(
         default=False, doc="Score with a trained reward model. Not supported: use a reward function instead."
     )
-    reward_manager: Literal["naive", "dapo"] = key(
-        default="naive", doc="naive uses the score unchanged; dapo adds the overlong penalty."
+    reward_manager: Literal["naive", "dapo", "batch", "prime"] = key(
+        default="naive",
+        doc="naive, batch and prime use the score unchanged; dapo adds the overlong penalty. Whether a function scores one "
+        "response or a batch is seen from its signature, and all run in parallel.",
     )
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
