@@ -30,6 +30,7 @@ class AdvantageInputs:
     gamma: float = 1.0
     lam: float = 1.0
     norm_by_std: bool = True
+    std_level: str = "group"  # or "batch": whose standard deviation divides
     epsilon: float = 1e-6
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,7 +73,8 @@ def grpo(x: AdvantageInputs) -> Estimate:
     """(R - mean)/(std + 1e-6) over the group, unbiased std (arXiv 2402.03300); without std this is Dr.GRPO."""
     stats = _stats(x)
     centred = stats.scores - stats.mean
-    scaled = centred / (stats.std + x.epsilon) if x.norm_by_std else centred
+    std = stats.std if x.std_level == "group" or len(stats.scores) < 2 else stats.scores.std()
+    scaled = centred / (std + x.epsilon) if x.norm_by_std else centred
     return _outcome(scaled, stats, x)
 
 

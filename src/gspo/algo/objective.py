@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.algo.advantages import whiten
 from gspo.algo.aggregation import aggregate
 from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
@@ -77,6 +78,7 @@ class Objective:
     advantage: ComputeAdvantage
     clip_control: ClipController
     regulariser: BoundRegulariser | None = None
+    normalize: bool = False  # whiten the advantages of a step
 
     def with_advantages(
         self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
@@ -93,6 +95,8 @@ class Objective:
             rewards -= batch.kl_penalties
         options = {} if baselines is None else {"reward_baselines": baselines}
         advantages, returns = self.advantage(rewards, batch.mask, batch.group_ids, values=batch.values, **options)
+        if self.normalize:
+            advantages = whiten(advantages, batch.mask.bool())
         if weights is not None:
             advantages = advantages * weights[:, None]
         return batch.with_advantages(advantages, returns)

@@ -15,6 +15,7 @@ from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
+from gspo.rewards.compose import RewardScale
 from gspo.rewards.functions import CUSTOM, load_module
 from gspo.rewards.graders.code import read_tests
 from gspo.types import Prompt
@@ -109,6 +110,7 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
     if buffer.enable:
         limit = manager.reward_kwargs.max_resp_len or config.data.max_response_length
         overlong = Overlong(limit, buffer.len, buffer.penalty_factor, buffer.log)
+    scale = RewardScale(pool.scale, pool.bias, pool.clip)
     return make_scorer(
         reward,
         manager=manager.reward_manager,
@@ -117,6 +119,7 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
         memory=pool.memory,
         retries=pool.retries,
         overlong=overlong,
+        scale=scale if scale != RewardScale() else None,
         format_weight=pool.format_weight,
         repetition_penalty=pool.repetition_penalty,
         sandbox_level=pool.sandbox_level,

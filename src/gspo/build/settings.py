@@ -125,6 +125,7 @@ def build_objective(config: TrainerConfig) -> Objective:
             gamma=algorithm.gamma,
             lam=algorithm.lam,
             norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+            std_level=algorithm.std_level,
         ),
         clip_control=ClipController(actor.clip_target, (actor.clip_target_bounds[0], actor.clip_target_bounds[1])),
         regulariser=BoundRegulariser(
@@ -134,4 +135,5 @@ def build_objective(config: TrainerConfig) -> Objective:
             kl_kind=actor.kl_loss_type,
             entropy_coeff=actor.entropy_coeff,
         ),
+        normalize=algorithm.normalize_advantages,
     )

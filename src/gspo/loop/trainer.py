@@ -211,7 +211,8 @@ class Trainer:
             groups, sampling = parts.sampler.next_batch()
             parts.engine.rest()
         with clock("old_log_prob"):
-            batch = roles.policy.score(collate(groups, order_seed(self.config, self.step)))
+            seed, cut = order_seed(self.config, self.step), self.config.algorithm.mask_truncated
+            batch = roles.policy.score(collate(groups, seed, mask_truncated=cut))
         if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
                 batch = roles.reference.score(batch)

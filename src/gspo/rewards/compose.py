@@ -119,6 +119,21 @@ def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Gr
     return Reward(score, acc, extra)
 
 
+@dataclass(frozen=True, slots=True)
+class RewardScale:
+    """clip((score + bias)·scale, ±clip): how a score becomes a reward. The accuracy stays as it is."""
+
+    scale: float = 1.0
+    bias: float = 0.0
+    clip: float | None = None
+
+    def apply(self, reward: Reward) -> Reward:
+        score = (reward.score + self.bias) * self.scale
+        if self.clip is not None:
+            score = min(max(score, -self.clip), self.clip)
+        return dataclasses.replace(reward, score=score)
+
+
 def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong | None) -> Reward:
     """`naive` leaves the reward unchanged. `dapo` sets a missing `acc` to the score, then adds the overlong penalty."""
     if manager != "dapo":

@@ -88,6 +88,9 @@ def estimator(c: TrainerConfig) -> Iterator[NoEffect]:
         yield unused("only the estimator gae uses it", use_gae, "algorithm.lam")
     if name not in ("gae", "reinforce_plus_plus", "remax"):
         yield unused("this estimator does not discount", "remove it", "algorithm.gamma")
+    if name != "grpo" or not algorithm.norm_adv_by_std_in_grpo:
+        reason = "advantages are not divided by a standard deviation, or by that of the group only"
+        yield unused(reason, "remove it", "algorithm.std_level")
     if name not in ("grpo", "grpo_passk"):
         reason = "this estimator does not divide by the group's std"
         yield unused(reason, "remove it", "algorithm.norm_adv_by_std_in_grpo")

@@ -43,6 +43,8 @@ def wandb_logger(value: Any) -> Mapping[str, Any]:
 def loggers(value: Any) -> Mapping[str, Any]:
     """Where metrics go besides the console: wandb, tensorboard, trackio or none."""
     wanted = [value] if isinstance(value, str) else value or []
+    if wanted == ["all"]:
+        raise ValueError("expected names, not all: wandb, tensorboard, trackio or none")
     if not isinstance(wanted, list) or not all(isinstance(w, str) for w in wanted):
         raise ValueError("expected a name or a list of names")
     return {"trainer.logger": ["console", *(w for w in wanted if w not in ("none", "console"))]}
@@ -75,10 +77,89 @@ def trl_loss_type(value: Any) -> Mapping[str, Any]:
 
 
 def trl_scale_rewards(value: Any) -> Mapping[str, Any]:
-    """Whether advantages are divided by the group's standard deviation: group or none."""
-    key = "algorithm.norm_adv_by_std_in_grpo"
-    table = {"group": {key: True}, "true": {key: True}, "none": {key: False}, "false": {key: False}}
+    """Whether advantages are divided by the standard deviation of the group's or the batch's rewards: group, batch, none."""
+    key, level = "algorithm.norm_adv_by_std_in_grpo", "algorithm.std_level"
+    group, none = {key: True, level: "group"}, {key: False}
+    table = {"group": group, "true": group, "batch": {key: True, level: "batch"}, "none": none, "false": none}
     return _pick(value, table)
+
+
+def trl_scheduler(value: Any) -> Mapping[str, Any]:
+    """constant, constant_with_warmup, linear or cosine."""
+    key = f"{ACTOR}.optim.lr_scheduler_type"
+    kinds = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+    return _pick(getattr(value, "value", value), {name: {key: kind} for name, kind in kinds.items()})
+
+
+def trl_warmup(value: Any) -> Mapping[str, Any]:
+    """Steps of warm-up; below 1 a share of the steps."""
+    number = _number(value)
+    key = "lr_warmup_steps_ratio" if 0 < number < 1 else "lr_warmup_steps"
+    return {f"{ACTOR}.optim.{key}": number if 0 < number < 1 else int(number)}
+
+
+def trl_max_steps(value: Any) -> Mapping[str, Any]:
+    """Training steps; -1 = as many as num_train_epochs makes."""
+    return {"trainer.total_training_steps": value} if _number(value) > 0 else {}
+
+
+def trl_eval_strategy(value: Any) -> Mapping[str, Any]:
+    """no: no evaluation; steps: every eval_steps, and at the end."""
+    off = {"trainer.test_freq": -1, "trainer.val_before_train": False, "trainer.val_after_train": False}
+    return _pick(getattr(value, "value", value), {"no": off, "steps": {"trainer.val_after_train": True}})
+
+
+def trl_save_strategy(value: Any) -> Mapping[str, Any]:
+    """no: only at the end; steps: every save_steps."""
+    return _pick(getattr(value, "value", value), {"no": {"trainer.save_freq": -1}, "steps": {}})
+
+
+def trl_vllm_mode(value: Any) -> Mapping[str, Any]:
+    """colocate frees the engine's cache during training; server keeps it."""
+    key = f"{ROLLOUT}.free_cache_engine"
+    return _pick(value, {"colocate": {key: True}, "server": {key: False}})
+
+
+def trl_is_mode(value: Any) -> Mapping[str, Any]:
+    """token_mask, token_truncate, sequence_mask or sequence_truncate; a sequence's weight is the product of its tokens'."""
+    key = f"{ACTOR}.behav_imp_weight_mode"
+    modes = {m: m if m.startswith("token") else m.replace("sequence", "sequence_product") for m in _TRL_MODES}
+    return _pick(value, {name: {key: mode} for name, mode in modes.items()})
+
+
+_TRL_MODES = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate")
+
+
+def trl_model_init(value: Any) -> Mapping[str, Any]:
+    """Arguments of from_pretrained: dtype, attn_implementation, trust_remote_code and device_map."""
+    keys = {"dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation"}
+    keys["trust_remote_code"] = "trust_remote_code"
+    unknown = sorted(set(value or {}) - set(keys) - {"device_map", "use_cache"})
+    if unknown:
+        raise ValueError(f"{', '.join(unknown)} is not supported; set it in {MODEL}.override_config")
+    convert = {"dtype": own_dtype, "attn_implementation": own_attention}
+    return {
+        f"{MODEL}.{keys[name]}": convert.get(keys[name], lambda v: (v, None))(given)[0]
+        for name, given in (value or {}).items()
+        if name in keys
+    }
+
+
+def fp16_dtype(value: Any) -> Mapping[str, Any]:
+    """Compute in float16."""
+    return {f"{MODEL}.dtype": "float16"} if _truth(value) else {}
+
+
+def on_cpu(value: Any) -> Mapping[str, Any]:
+    """Train on the CPU."""
+    return {"trainer.device": "cpu"} if _truth(value) else {}
+
+
+def resume_checkpoint(value: Any) -> Mapping[str, Any]:
+    """Continue from the newest checkpoint (true) or from this one."""
+    if value in (None, False):
+        return {}
+    return {"trainer.resume_mode": "auto" if value is True else value}
 
 
 def off_policyness(value: Any) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ MINI = f"{ACTOR}.ppo_mini_batch_size"
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 N = "actor_rollout_ref.rollout.n"
 ESTIMATOR = "algorithm.adv_estimator"
+BETAS = f"{ACTOR}.optim.betas"
 LEVEL = f"{ACTOR}.importance_sampling_level"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 CLIPS = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
@@ -33,6 +34,7 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
     _loss_of_level(settings, problems)
     _clip_range(settings)
     _length_of_run(settings)
+    deferred = _adam_betas(settings, deferred)
     bad = [setting for setting in deferred if not _is_count(setting.value)]
     for setting in bad:
         problems.append(setting.problem("expected a whole number of at least 1", f"e.g. {setting.name}=4"))
@@ -47,6 +49,17 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
     _micro_batch(settings)
     _batch_sizes(settings)
     _gen_batch(settings)
+
+
+def _adam_betas(settings: Settings, deferred: Sequence[Setting]) -> list[Setting]:
+    """Put TRL's two decay rates into the list of ours; returns the other deferred settings."""
+    names = {"adam_beta1": 0, "adam_beta2": 1}
+    for setting in deferred:
+        if setting.name in names:
+            betas = list(settings[BETAS].value)
+            betas[names[setting.name]] = setting.value
+            settings.put(BETAS, betas, setting.origin)
+    return [setting for setting in deferred if setting.name not in names]
 
 
 def _is_count(value: Any) -> bool:

@@ -12,19 +12,22 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gspo.config.compat.aliases import aliases
 from gspo.config.loading import tree
 from gspo.config.loading.settings import Layer, Origin, Setting
 from gspo.config.problems import Problem
 from gspo.config.schema.fields import Section, explicit_fields
 
 RECIPE = Path(__file__).parents[1] / "embedded.yaml"
+WHOLE = ("model_init_kwargs",)  # mappings of other systems that one function converts
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
 def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and values of nested mappings; a key whose value is itself a mapping is kept whole."""
-    leaf = tree.leaves().get(prefix.rstrip("."))
-    if isinstance(node, dict) and not (leaf and leaf.is_mapping):
+    name = prefix.rstrip(".")
+    leaf = tree.leaves().get(aliases()[name].target if name in aliases() else name)
+    if isinstance(node, dict) and not (leaf and leaf.is_mapping) and name not in WHOLE:
         for name, value in node.items():
             yield from _flatten(value, f"{prefix}{name}.")
     else:

@@ -79,6 +79,11 @@ class RewardConfig(Section):
         ge=0,
         may_change_on_resume=True,
     )
+    scale: float = key(default=1.0, doc="Factor of the score, after `bias` is added to it.")
+    bias: float = key(default=0.0, doc="Number that is added to the score.")
+    clip: float | None = key(
+        default=None, doc="Largest size of a score, positive or negative, after bias and scale; null = no limit.", gt=0
+    )
     format_weight: float = key(default=0.0, doc="Weight of the format reward, which is added to the score; 0 = none.")
     repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases; 0 = none.", ge=0)
     sandbox_level: int | None = key(

@@ -20,17 +20,18 @@ from gspo.types import Group, Rollout, TrainBatch
 Kind = Literal["plain", "packed", "shared"]
 
 
-def collate(groups: Sequence[Group], order_seed: int | None = None) -> TrainBatch:
+def collate(groups: Sequence[Group], order_seed: int | None = None, *, mask_truncated: bool = False) -> TrainBatch:
     """A right-padded batch from groups. Rows keep the order of groups and of responses within them.
 
-    `order_seed` shuffles the groups over mini-batches (see `group_order`).
+    `order_seed` shuffles the groups over mini-batches (see `group_order`). `mask_truncated` trains on no token of a
+    response that was cut at the length limit.
     """
     rows = [(i, group.prompt, rollout) for i, group in enumerate(groups) for rollout in group.rollouts]
     width = max(len(r.token_ids) for _, _, r in rows)
     return TrainBatch(
         prompt_ids=[p.token_ids for _, p, _ in rows],
         response_ids=[r.token_ids for _, _, r in rows],
-        mask=padded([r.loss_mask for _, _, r in rows], width),
+        mask=padded([() if mask_truncated and r.finish_reason == "length" else r.loss_mask for _, _, r in rows], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
         scores=torch.tensor([r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64),
         rollout_log_probs=padded([r.log_probs for _, _, r in rows], width),
