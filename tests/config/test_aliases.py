@@ -167,6 +167,38 @@ CASES: dict[str, tuple[object, dict[str, object]]] = {
     "lora_target_modules": (["q_proj"], {f"{M}.target_modules": ["q_proj"]}),
 }
 CASES |= {
+    "lr_scheduler_type": ("linear", {f"{A}.optim.lr_scheduler_type": "linear"}),
+    "warmup_steps": (0.1, {f"{A}.optim.lr_warmup_steps_ratio": 0.1}),
+    "adam_beta1": (0.5, {f"{A}.optim.betas": [0.5, 0.999]}),
+    "adam_beta2": (0.95, {f"{A}.optim.betas": [0.9, 0.95]}),
+    "actor.optimizer.beta1": (0.5, {f"{A}.optim.betas": [0.5, 0.999]}),
+    "actor.optimizer.beta2": (0.95, {f"{A}.optim.betas": [0.9, 0.95]}),
+    "model_init_kwargs": ({"dtype": "bfloat16"}, {f"{M}.dtype": "bfloat16"}),
+    "chat_template_kwargs": (
+        {"enable_thinking": False},
+        {"data.apply_chat_template_kwargs": {"enable_thinking": False}},
+    ),
+    "vllm.max_model_len": (2048, {f"{R}.max_model_len": 2048}),
+    "vllm_max_model_length": (2048, {f"{R}.max_model_len": 2048}),
+    "vllm_mode": ("server", {f"{R}.free_cache_engine": False}),
+    "vllm_importance_sampling_mode": ("sequence_mask", {f"{A}.behav_imp_weight_mode": "sequence_product_mask"}),
+    "eval_strategy": ("no", {"trainer.test_freq": -1, "trainer.val_before_train": False}),
+    "save_strategy": ("no", {"trainer.save_freq": -1}),
+    "fp16": (True, {f"{M}.dtype": "float16"}),
+    "use_cpu": (True, {"trainer.device": "cpu"}),
+    "resume_from_checkpoint": (".", {"trainer.resume_mode": "."}),
+    "use_sapo_loss": (True, {f"{A}.policy_loss.loss_mode": "sapo"}),
+    "actor.reward_norm.mean_level": ("group", {"algorithm.adv_estimator": "grpo"}),
+    "actor.reward_norm.mean_leave1out": (True, {"algorithm.adv_estimator": "rloo"}),
+    "actor.reward_norm.std_level": ("batch", {"algorithm.std_level": "batch"}),
+    "actor.adv_norm.mean_level": ("batch", {"algorithm.normalize_advantages": True}),
+    "actor.adv_norm.std_level": ("batch", {"algorithm.normalize_advantages": True}),
+    "actor.rejection_sampling.level": ("sequence", {f"{A}.behav_imp_weight_mode": "sequence_mask"}),
+    "actor.attn_impl": ("sdpa", {f"{M}.attn_implementation": "sdpa"}),
+    "actor.target_modules": (["all-linear"], {f"{M}.target_modules": "all-linear"}),
+    "critic.path": ("org/model", {"critic.model.path": "org/model", "algorithm.adv_estimator": "gae"}),
+    "critic.optimizer": ({"lr": 1e-4}, {"critic.optim.lr": 1e-4}),
+    "rollout.backend": ("sglang:d4t2", {f"{R}.name": "vllm", f"{R}.num_workers": 4}),
     "data.train_max_samples": (-1, {"data.num_train_samples": None}),
     f"{A}.fsdp_config.strategy": ("fsdp", {f"{A}.strategy": "fsdp2"}),
     f"{A}.fsdp_config.dtype": ("bfloat16", {f"{M}.dtype": "bfloat16"}),
@@ -323,7 +355,7 @@ def test_greedy_training_is_refused():
 
 
 @pytest.mark.parametrize(
-    "override", ["report_to=5", "beta=much", "loss_type=ppo", "scale_rewards=batch", "use_wandb=maybe"]
+    "override", ["report_to=5", "beta=much", "loss_type=ppo", "scale_rewards=both", "use_wandb=maybe"]
 )
 def test_a_value_that_an_alias_cannot_take_is_refused_by_name(override):
     with pytest.raises(ConfigErrors, match=rf"{override.partition('=')[0]} = .*expected") as caught:

@@ -31,6 +31,80 @@ def test_every_key_of_verl_is_known(name):
     assert is_known(name)
 
 
+@pytest.mark.parametrize("name", facts("areal_keys"))
+def test_every_key_of_areals_files_is_known(name):
+    assert is_known(name)
+
+
+SAME_IN_TRL = {"trust_remote_code"}  # a short form of ours that means the same there
+
+
+@pytest.mark.parametrize("name", facts("trl_fields"))
+def test_every_field_of_trl_is_known_and_never_a_short_form_of_ours(name):
+    assert is_known(name) or name in SAME_IN_TRL
+
+
+AREAL = """
+experiment_name: try
+seed: 1
+tokenizer_path: ${{actor.path}}
+cluster: {{n_nodes: 1, n_gpus_per_node: 1, name_resolve: {{type: nfs}}}}
+scheduler: {{type: null}}
+rollout: {{max_concurrent_rollouts: 8, max_head_offpolicyness: 0, queue_size: null, dump_to_file: true}}
+gconfig: {{n_samples: 4, max_new_tokens: 64, min_new_tokens: 0, greedy: false, temperature: 1.0}}
+actor:
+  backend: "fsdp:d1p1t1"
+  path: org/model
+  dtype: bfloat16
+  optimizer: {{type: adam, lr: 1.0e-5, beta1: 0.8, beta2: 0.99, eps: 1.0e-8}}
+  eps_clip: 0.4
+  reward_scaling: 10.0
+  reward_bias: -0.5
+  kl_ctl: 0.0
+  ppo_n_minibatches: 4
+  {more}
+train_dataset: {{path: gsm8k, batch_size: 8, type: rl, max_length: 128}}
+valid_dataset: {{path: gsm8k, batch_size: 8}}
+stats_logger: {{wandb: {{mode: disabled}}}}
+perf_tracer: {{enabled: false}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("", {f"{A}.policy_loss.loss_mode": "vanilla", f"{A}.clip_ratio": 0.4, f"{A}.optim.betas": [0.8, 0.99]}),
+        ("importance_sampling_level: sequence", {f"{A}.policy_loss.loss_mode": "gspo"}),
+        ("reward_clip: 20.0", {"reward.scale": 10.0, "reward.bias": -0.5, "reward.clip": 20.0}),
+        ("reward_norm: {mean_level: group, std_level: group}", {"algorithm.adv_estimator": "grpo"}),
+        ("reward_norm: {mean_level: group, std_level: null}", {"algorithm.norm_adv_by_std_in_grpo": False}),
+        ("reward_norm: {mean_level: group, std_level: batch}", {"algorithm.std_level": "batch"}),
+        (
+            "reward_norm: {mean_level: group, std_level: null, mean_leave1out: true}",
+            {"algorithm.adv_estimator": "rloo"},
+        ),
+        ("adv_norm: {mean_level: batch, std_level: batch}", {"algorithm.normalize_advantages": True}),
+        ("rejection_sampling: {metric: ratio, upper: 5.0}", {f"{A}.behav_imp_weight_cap": 5.0}),
+        ("use_sapo_loss: true", {f"{A}.policy_loss.loss_mode": "sapo"}),
+        ("use_lora: true\n  lora_rank: 16\n  target_modules: [all-linear]", {f"{M}.lora_rank": 16}),
+    ],
+)
+def test_an_areal_file_means_what_it_means_there(tmp_path, more, expected):
+    path = tmp_path / "areal.yaml"
+    path.write_text(AREAL.format(more=more))
+    resolved = load(path)
+    assert {key: resolved.get(key) for key in expected} == expected
+
+
+def test_a_critic_section_of_areal_is_ppo(tmp_path):
+    path = tmp_path / "areal.yaml"
+    critic = "critic:\n  path: ${actor.path}\n  is_critic: true\n  eps_clip: 0.3\n  optimizer: ${actor.optimizer}\n"
+    path.write_text(AREAL.format(more="") + critic)
+    resolved = load(path)
+    assert (resolved.get("algorithm.adv_estimator"), resolved.get("critic.cliprange_value")) == ("gae", 0.3)
+    assert resolved.get("critic.optim.lr") == 1e-5 and resolved.get("critic.model.path") == "org/model"
+
+
 @pytest.mark.parametrize("name", FIXED)
 def test_a_fixed_key_accepts_its_values_and_says_what_to_do_about_others(name):
     fixed = FIXED[name]

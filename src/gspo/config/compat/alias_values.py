@@ -5,6 +5,7 @@ Its docstring is shown to users as the documentation of the aliases that use it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,12 +107,13 @@ def trl_max_steps(value: Any) -> Mapping[str, Any]:
 def trl_eval_strategy(value: Any) -> Mapping[str, Any]:
     """no: no evaluation; steps: every eval_steps, and at the end."""
     off = {"trainer.test_freq": -1, "trainer.val_before_train": False, "trainer.val_after_train": False}
-    return _pick(getattr(value, "value", value), {"no": off, "steps": {"trainer.val_after_train": True}})
+    return _pick(getattr(value, "value", value), {"no": off, "false": off, "steps": {"trainer.val_after_train": True}})
 
 
 def trl_save_strategy(value: Any) -> Mapping[str, Any]:
     """no: only at the end; steps: every save_steps."""
-    return _pick(getattr(value, "value", value), {"no": {"trainer.save_freq": -1}, "steps": {}})
+    off = {"trainer.save_freq": -1}
+    return _pick(getattr(value, "value", value), {"no": off, "false": off, "steps": {}})
 
 
 def trl_vllm_mode(value: Any) -> Mapping[str, Any]:
@@ -299,6 +301,83 @@ def own_attention(value: Any) -> Converted:
     if str(value).startswith(("flash_attention", "kernels-community/")):
         return None, "packed training and the engine use flash attention on GPUs anyway"
     return value, None
+
+
+def areal_mean_level(value: Any) -> Mapping[str, Any]:
+    """group: GRPO's baseline; batch or null: none, the rewards are whitened over the batch (REINFORCE++)."""
+    key = "algorithm.adv_estimator"
+    return _pick(value, {"group": {key: "grpo"}, "batch": {key: "reinforce_plus_plus"}, "none": {}})
+
+
+def areal_leave_one_out(value: Any) -> Mapping[str, Any]:
+    """The baseline is the mean of the other responses (RLOO)."""
+    return {"algorithm.adv_estimator": "rloo"} if _truth(value) else {}
+
+
+def areal_std_level(value: Any) -> Mapping[str, Any]:
+    """Whose standard deviation advantages are divided by: group, batch or null."""
+    return trl_scale_rewards("none" if value is None else value)
+
+
+def areal_adv_norm(value: Any) -> Mapping[str, Any]:
+    """batch: advantages are whitened over the batch; null: they are not."""
+    on = {"algorithm.normalize_advantages": True}
+    return _pick(value, {"batch": on, "none": {"algorithm.normalize_advantages": False}})
+
+
+def areal_eps_clip(value: Any) -> Mapping[str, Any]:
+    """Clip range on both sides of 1; 0 = the policy gradient without a ratio (loss gpg)."""
+    if _number(value) > 0:
+        return {f"{ACTOR}.clip_ratio": value}
+    return {f"{ACTOR}.policy_loss.loss_mode": "gpg"}
+
+
+def areal_sapo(value: Any) -> Mapping[str, Any]:
+    """true is the loss sapo."""
+    return {f"{ACTOR}.policy_loss.loss_mode": "sapo"} if _truth(value) else {}
+
+
+def areal_rejection_level(value: Any) -> Mapping[str, Any]:
+    """Whether tokens or whole responses above the bound are left out: token or sequence."""
+    key = f"{ACTOR}.behav_imp_weight_mode"
+    return _pick(value, {"token": {key: "token_mask"}, "sequence": {key: "sequence_mask"}})
+
+
+def areal_rollout_backend(value: Any) -> Mapping[str, Any]:
+    """`vllm:d4t2` is 4 engines on 2 devices each; vLLM also generates for sglang."""
+    engine, _, sizes = str(value).partition(":")
+    if engine not in ("vllm", "sglang"):
+        raise ValueError("expected vllm or sglang with its sizes, such as vllm:d4t1")
+    found = dict(re.findall(r"([dpt])(\d+)", sizes))
+    return {
+        f"{ROLLOUT}.name": "vllm",
+        f"{ROLLOUT}.num_workers": int(found.get("d", 1)),
+        f"{ROLLOUT}.tensor_model_parallel_size": int(found.get("t", 1)),
+    }
+
+
+def areal_critic(value: Any) -> Mapping[str, Any]:
+    """A critic makes the advantages GAE's."""
+    return {"critic.model.path": value, "algorithm.adv_estimator": "gae"}
+
+
+def areal_critic_optimizer(value: Any) -> Mapping[str, Any]:
+    """The critic's optimiser: lr, weight_decay, eps, gradient_clipping, lr_scheduler_type and warmup_steps_proportion."""
+    names = {
+        "lr": "optim.lr",
+        "weight_decay": "optim.weight_decay",
+        "eps": "optim.eps",
+        "gradient_clipping": "grad_clip",
+    }
+    names |= {"lr_scheduler_type": "optim.lr_scheduler_type", "warmup_steps_proportion": "optim.lr_warmup_steps_ratio"}
+    if not isinstance(value, Mapping):
+        raise ValueError("expected a mapping")
+    return {f"critic.{names[name]}": given for name, given in value.items() if name in names}
+
+
+def areal_modules(value: Any) -> Mapping[str, Any]:
+    """Modules that get LoRA adapters; [all-linear] is all-linear."""
+    return {f"{MODEL}.target_modules": "all-linear" if value in (["all-linear"], "all-linear") else value}
 
 
 def save_freq(value: Any) -> Mapping[str, Any]:

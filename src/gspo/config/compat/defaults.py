@@ -45,4 +45,4 @@ _TRL = {
 }
 
 # System → our key → its value there. "verl" is its program, which also chooses the devices; "verl's classes" does not.
-SYSTEM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"verl": _VERL, "verl's classes": _VERL, "TRL": _TRL}
+SYSTEM_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"verl": _VERL, "verl's classes": _VERL, "TRL": _TRL, "AReaL": _VERL}

@@ -52,8 +52,8 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
 
 
 def _adam_betas(settings: Settings, deferred: Sequence[Setting]) -> list[Setting]:
-    """Put TRL's two decay rates into the list of ours; returns the other deferred settings."""
-    names = {"adam_beta1": 0, "adam_beta2": 1}
+    """Put TRL's and AReaL's two decay rates into the list of ours; returns the other deferred settings."""
+    names = {"adam_beta1": 0, "adam_beta2": 1, "actor.optimizer.beta1": 0, "actor.optimizer.beta2": 1}
     for setting in deferred:
         if setting.name in names:
             betas = list(settings[BETAS].value)

@@ -103,7 +103,13 @@ def load(
         written += read_python(base)
     typed = [*read_flags(flags, problems), *read_overrides(overrides, problems)]
     written = [*without_deleted(written, overrides), *typed]
-    return _resolve(written, problems, defaults, system)
+    return _resolve(written, problems, defaults, system or _system_of(written))
+
+
+def _system_of(written: list[Setting]) -> str | None:
+    """AReaL for a file with its sections: its loss has a ratio per token unless the file says otherwise."""
+    files = [s.name for s in written if s.origin.layer == Layer.FILE]
+    return "AReaL" if any(name == "actor.path" or name.startswith("gconfig.") for name in files) else None
 
 
 def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
