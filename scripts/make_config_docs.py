@@ -11,7 +11,7 @@ from pathlib import Path
 from gspo.algo.settings import LOSSES
 from gspo.config import load
 from gspo.config.compat.aliases import aliases, aliases_of
-from gspo.config.compat.unneeded import UNNEEDED
+from gspo.config.compat.unneeded import FIXED, NO_EFFECT
 from gspo.config.loading import tree
 from gspo.config.loading.tree import Leaf
 from gspo.config.text.explain import allowed_text
@@ -93,7 +93,17 @@ def _other_systems() -> list[str]:
     for alias in aliases().values():
         lines.append(f"| `{alias.name}` | {alias.system} | `{alias.target}` | {_cell(alias.doc)} |")
     lines += ["", "## Keys without effect", "", "These keys of other systems are accepted with a warning.", ""]
-    lines += ["| key | why |", "|---|---|", *(f"| `{key}` | {_cell(why)} |" for key, why in UNNEEDED.items())]
+    lines += ["| key | why |", "|---|---|", *(f"| `{key}` | {_cell(why)} |" for key, why in NO_EFFECT.items())]
+    lines += [
+        "",
+        "## Keys with fixed values",
+        "",
+        "These keys of other systems may be null or have these values only.",
+        "",
+    ]
+    lines += ["| key | values | what to do about others |", "|---|---|---|"]
+    for key, fixed in FIXED.items():
+        lines.append(f"| `{key}` | {', '.join(f'`{v}`' for v in fixed.values)} | {_cell(fixed.remedy)} |")
     return lines
 
 

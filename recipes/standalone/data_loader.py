@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import checkout  # noqa: F401 - first, for a program that is not installed
+
 from gspo.data.datasets import load_rows
 from gspo.data.rows import Row
 from gspo.rewards import make_scorer

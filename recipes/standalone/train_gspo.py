@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import checkout  # noqa: F401 - first, for a program that is not installed
+
 from gspo.commands.script_entry import train
 
 DEFAULTS = Path(__file__).parent / "train_gspo.yaml"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import checkout  # noqa: F401 - first, for a program that is not installed
+
 from gspo.checks.validate import main
 
 if __name__ == "__main__":

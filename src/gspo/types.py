@@ -38,12 +38,16 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """What a response earned. `acc=None` means the reward function did not provide an accuracy."""
+    """What a response earned. `acc=None` means the reward function did not provide an accuracy.
+
+    `kl_penalty` is the KL penalty of the whole response, `kl_by_token` how it is spread over its tokens.
+    """
 
     score: float
     acc: float | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
     kl_penalty: float = 0.0
+    kl_by_token: tuple[float, ...] = ()
 
     @property
     def final(self) -> float:
@@ -97,8 +101,8 @@ class Group:
 class TrainBatch:
     """The groups of one training step, row-aligned: B sequences, right-padded to T response tokens.
 
-    `prompt_ids`/`response_ids` keep the ragged tokens; the padded tensors hold what losses see. `ref_log_probs` and
-    `values` are None when their role is switched off.
+    `prompt_ids`/`response_ids` keep the ragged tokens; the padded tensors hold what losses see. `ref_log_probs`,
+    `values` and `kl_penalties` are None when what they need is switched off.
     """
 
     prompt_ids: list[tuple[int, ...]]
@@ -109,6 +113,7 @@ class TrainBatch:
     rollout_log_probs: Tensor  # [B,T] μ
     ref_log_probs: Tensor | None = None  # [B,T] π_ref
     values: Tensor | None = None  # [B,T]
+    kl_penalties: Tensor | None = None  # [B,T] what KL takes off `scores`, by token
     order_seed: int | None = None  # draws which groups share a mini-batch; None: neighbours do
 
     @property

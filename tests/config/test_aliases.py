@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import get_args, get_origin
 
 import pytest
 
@@ -165,9 +166,79 @@ CASES: dict[str, tuple[object, dict[str, object]]] = {
     "lora_r": (8, {f"{M}.lora_rank": 8}),
     "lora_target_modules": (["q_proj"], {f"{M}.target_modules": ["q_proj"]}),
 }
+CASES |= {
+    "lr_scheduler_type": ("linear", {f"{A}.optim.lr_scheduler_type": "linear"}),
+    "warmup_steps": (0.1, {f"{A}.optim.lr_warmup_steps_ratio": 0.1}),
+    "adam_beta1": (0.5, {f"{A}.optim.betas": [0.5, 0.999]}),
+    "adam_beta2": (0.95, {f"{A}.optim.betas": [0.9, 0.95]}),
+    "actor.optimizer.beta1": (0.5, {f"{A}.optim.betas": [0.5, 0.999]}),
+    "actor.optimizer.beta2": (0.95, {f"{A}.optim.betas": [0.9, 0.95]}),
+    "model_init_kwargs": ({"dtype": "bfloat16"}, {f"{M}.dtype": "bfloat16"}),
+    "chat_template_kwargs": (
+        {"enable_thinking": False},
+        {"data.apply_chat_template_kwargs": {"enable_thinking": False}},
+    ),
+    "vllm.max_model_len": (2048, {f"{R}.max_model_len": 2048}),
+    "vllm_max_model_length": (2048, {f"{R}.max_model_len": 2048}),
+    "vllm_mode": ("server", {f"{R}.free_cache_engine": False}),
+    "vllm_importance_sampling_mode": ("sequence_mask", {f"{A}.behav_imp_weight_mode": "sequence_product_mask"}),
+    "eval_strategy": ("no", {"trainer.test_freq": -1, "trainer.val_before_train": False}),
+    "save_strategy": ("no", {"trainer.save_freq": -1}),
+    "fp16": (True, {f"{M}.dtype": "float16"}),
+    "use_cpu": (True, {"trainer.device": "cpu"}),
+    "resume_from_checkpoint": (".", {"trainer.resume_mode": "."}),
+    "use_sapo_loss": (True, {f"{A}.policy_loss.loss_mode": "sapo"}),
+    "actor.reward_norm.mean_level": ("group", {"algorithm.adv_estimator": "grpo"}),
+    "actor.reward_norm.mean_leave1out": (True, {"algorithm.adv_estimator": "rloo"}),
+    "actor.reward_norm.std_level": ("batch", {"algorithm.std_level": "batch"}),
+    "actor.adv_norm.mean_level": ("batch", {"algorithm.normalize_advantages": True}),
+    "actor.adv_norm.std_level": ("batch", {"algorithm.normalize_advantages": True}),
+    "actor.rejection_sampling.level": ("sequence", {f"{A}.behav_imp_weight_mode": "sequence_mask"}),
+    "actor.attn_impl": ("sdpa", {f"{M}.attn_implementation": "sdpa"}),
+    "actor.target_modules": (["all-linear"], {f"{M}.target_modules": "all-linear"}),
+    "critic.path": ("org/model", {"critic.model.path": "org/model", "algorithm.adv_estimator": "gae"}),
+    "critic.optimizer": ({"lr": 1e-4}, {"critic.optim.lr": 1e-4}),
+    "rollout.backend": ("sglang:d4t2", {f"{R}.name": "vllm", f"{R}.num_workers": 4}),
+    "data.train_max_samples": (-1, {"data.num_train_samples": None}),
+    f"{A}.fsdp_config.strategy": ("fsdp", {f"{A}.strategy": "fsdp2"}),
+    f"{A}.fsdp_config.dtype": ("bfloat16", {f"{M}.dtype": "bfloat16"}),
+    f"{M}.torch_dtype": ("bf16", {f"{M}.dtype": "bfloat16"}),
+    f"{M}.override_config.attn_implementation": ("sdpa", {f"{M}.attn_implementation": "sdpa"}),
+    f"{M}.lora.exclude_modules": ([], {f"{M}.exclude_modules": None}),
+    "algorithm.rollout_correction.rollout_is": (
+        "token",
+        {
+            f"{A}.use_decoupled_loss": True,
+            f"{A}.behav_imp_weight_mode": "token_truncate",
+            f"{A}.behav_imp_weight_cap": 2.0,
+        },
+    ),
+    "algorithm.rollout_correction.rollout_is_threshold": (3, {f"{A}.behav_imp_weight_cap": 3.0}),
+    "algorithm.rollout_correction.bypass_mode": (True, {f"{A}.old_log_prob_source": "rollout"}),
+}
+
+
+def _sample(leaf: tree.Leaf):
+    """A value of a key that is not its default."""
+    types = (leaf.type, *get_args(leaf.type))
+    if leaf.info.choices:
+        return next(c for c in leaf.info.choices if c != leaf.default)
+    if bool in types:
+        return not leaf.default
+    if int in types:
+        return next(n for n in (1, 2) if n != leaf.default)
+    if float in types:
+        return next(x for x in (0.25, 1.5, 0.5) if x != leaf.default and leaf.info.violation(x) is None)
+    return ["word"] if get_origin(leaf.type) is list else "word"
+
+
 for _name, _case in list(CASES.items()):  # AReaL's keys stand at the top or under `actor:`
     if f"actor.{_name}" in aliases() and f"actor.{_name}" not in CASES:
         CASES[f"actor.{_name}"] = _case
+for _alias in aliases().values():  # another name for a key, with the same values
+    if _alias.name not in CASES and not (_alias.convert or _alias.deferred):
+        _value = _sample(tree.leaves()[_alias.target])
+        CASES[_alias.name] = (_value, {_alias.target: _value})
 
 RECIPE = """
 algorithm: {filter_groups: {enable: true}}
@@ -284,7 +355,7 @@ def test_greedy_training_is_refused():
 
 
 @pytest.mark.parametrize(
-    "override", ["report_to=5", "beta=much", "loss_type=ppo", "scale_rewards=batch", "use_wandb=maybe"]
+    "override", ["report_to=5", "beta=much", "loss_type=ppo", "scale_rewards=both", "use_wandb=maybe"]
 )
 def test_a_value_that_an_alias_cannot_take_is_refused_by_name(override):
     with pytest.raises(ConfigErrors, match=rf"{override.partition('=')[0]} = .*expected") as caught:

@@ -44,7 +44,6 @@ BROKEN: list[tuple[str, str, str]] = [
     ("--update_frequency 5 --batch_size 8", "update_frequency", "multiple of 5"),
     ("--learning_rate", "--learning_rate", "write --learning_rate VALUE"),
     ("nowhere.yaml", "nowhere.yaml", "check the path"),
-    ("~data.seed", "~data.seed", "remove it"),
 ]
 BROKEN_FILES = [
     ("data: {train_batch_size: 64\n", "cannot be read as YAML", "line"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gspo.config.compat.aliases import aliases
-from gspo.config.compat.unneeded import UNNEEDED, why_unneeded
+from gspo.config.compat.unneeded import NO_EFFECT, why_unneeded
 from gspo.config.loading import tree
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_config_docs.py"
@@ -42,7 +42,7 @@ def test_every_key_documents_itself_and_its_default_is_allowed(key):
 
 def test_no_name_has_two_meanings():
     assert not set(aliases()) & set(tree.leaves())
-    assert not set(UNNEEDED) & (set(tree.leaves()) | set(aliases()))
+    assert not set(NO_EFFECT) & (set(tree.leaves()) | set(aliases()))
     assert all(alias.target in tree.leaves() for alias in aliases().values())
     assert why_unneeded("hydra.run.dir") and why_unneeded("data.shuffle") is None
 

@@ -120,7 +120,12 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
         (["trainer.nnodes=2"], "trainer.nnodes", "error", "one machine"),
         (["trainer.n_gpus_per_node=8"], "trainer.n_gpus_per_node", "warning", ""),
         ([f"{R}.tensor_model_parallel_size=2"], f"{R}.tensor_model_parallel_size", "error", "one device"),
-        ([f"{A}.ulysses_sequence_parallel_size=2"], f"{A}.ulysses_sequence_parallel_size", "error", "not supported"),
+        (
+            [f"{A}.ulysses_sequence_parallel_size=2"],
+            f"{A}.ulysses_sequence_parallel_size",
+            "warning",
+            "whole sequences",
+        ),
         (
             [f"{A}.importance_sampling_level=token", f"{A}.policy_loss.loss_mode=gspo"],
             f"{A}.importance_sampling_level",

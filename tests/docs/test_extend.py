@@ -62,7 +62,7 @@ def test_parts_from_plugin_files_train_together(folder):
     assert result["steps"] == 2
     run_folder = folder / result["run"]
     rows = read_rows(run_folder / "metrics.jsonl")
-    assert "spo with median advantages" in printed
+    assert "on fours, spo, median advantages" in printed
     assert all(row["train/groups_filtered"] + row["train/groups_kept"] > 0 for row in rows[1:])
     assert {"reward/reward/arithmetic/mean", "reward/reward/brief/mean"} <= set(rows[1])
     sink = list(csv.reader((run_folder / "rewards.csv").open()))

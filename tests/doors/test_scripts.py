@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,9 +47,10 @@ def test_the_bash_script_and_its_metrics(here):
     assert result["steps"] == 5 and Path(result["run"]).name == "gspo_dynamic_sampling_3b_math"
     table = rows(here / result["run"])
     for name in NAMES:
-        values = [row[name] for row in table]
-        assert len(values) == 5 and len(set(values)) > 1, (name, values)
-    assert all(0 < row["train/filtered_prompts_ratio"] <= 1 for row in table)
+        values = [row[name] for row in table if name in row]
+        assert (len(values) == 5 or name == "train/filtered_prompts_ratio") and len(set(values)) > 1, (name, values)
+    kept = [row.get("train/filtered_prompts_ratio") for row in table]
+    assert all((0 < ratio <= 1) if row["train/groups_generated"] else ratio is None for ratio, row in zip(kept, table))
     assert table[0]["train/num_gen_batches"] >= 1  # a later step may live on what was carried over
     assert {r["actor/seq_importance_ratio/mb0"] for r in table} == {1.0}
 
@@ -206,7 +209,65 @@ def test_validation_scripts_exit_with_the_verdict(capsys):
     """`python validate_gspo.py` and `python3 recipe/gspo/validate_implementation.py`."""
     assert load_script("recipes/standalone/validate_gspo.py").main(["--quick"]) == 0
     assert load_script("recipes/gspo/validate_implementation.py").main([]) == 0
-    assert capsys.readouterr().out.count("All technical tests PASSED!") == 2
+    printed = capsys.readouterr().out
+    assert printed.count("All technical tests PASSED!") == 2
+    assert [line for line in printed.splitlines() if line.startswith("PASS  ")] == [
+        "PASS  file structure is complete",
+        "PASS  YAML config is valid",
+        "PASS  shell scripts are configured correctly",
+        "PASS  Python scripts have correct syntax",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "line"),
+    [
+        ("main_gspo_dynamic.py", "def main(", "def main((", "FAIL  Python scripts have correct syntax"),
+        ("test_gspo_3b_math.sh", "set -euo pipefail", "if true; then", "FAIL  shell scripts are configured correctly"),
+        (
+            "gspo_dynamic_sampling_3b_math.sh",
+            "data.train_files=",
+            "data.train_fils=",
+            "FAIL  shell scripts are configured correctly",
+        ),
+        ("config/gspo_dynamic_sampling.yaml", "loss_mode: gspo", "loss_mode: vanilla", "FAIL  YAML config is valid"),
+    ],
+)
+def test_the_validation_of_the_recipe_finds_a_broken_file(tmp_path, capsys, monkeypatch, file, old, new, line):
+    folder = tmp_path / "gspo"
+    shutil.copytree(ROOT / "recipes" / "gspo", folder)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+    module = load_script("recipes/gspo/validate_implementation.py")
+    monkeypatch.setattr(module, "HERE", folder)
+    monkeypatch.setattr(module, "CONFIG", folder / "config" / "gspo_dynamic_sampling.yaml")
+    monkeypatch.setattr(module, "validate", lambda arguments: 0)
+    assert module.main([]) == 1
+    assert any(printed.startswith(line) for printed in capsys.readouterr().out.splitlines())
+
+
+def test_the_requirements_are_those_of_the_program_and_need_no_folder():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    lines = (ROOT / "recipes" / "standalone" / "requirements.txt").read_text().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        *project["dependencies"],
+        *extras["data"],
+        *extras["wandb"],
+    ]
+
+
+def test_the_standalone_scripts_run_from_any_folder_without_an_installed_program(tmp_path):
+    """`python -S` and a path without the editable install: the scripts find the program in their checkout."""
+    site = next(path for path in sys.path if path.endswith("site-packages"))
+    code = (
+        f"import sys; sys.path[:0] = [{str(ROOT / 'recipes/standalone')!r}]; sys.path.append({site!r}); import checkout, gspo; "
+        "print(gspo.__file__)"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == ROOT / "src" / "gspo" / "__init__.py"
 
 
 def test_the_reward_tests_of_the_data_loader(capsys):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gspo.algo import AdaptiveController, FixedController, kl_penalty, make_controller
-from gspo.algo.kl import kl_loss, response_kl
+from gspo.algo.kl import kl_loss, token_kl
 from gspo.algo.objective import BoundRegulariser
 from gspo.training.kl_reward import KlScorer
 from gspo.types import BatchTotals, Group, Prompt, Reward, Rollout
@@ -114,12 +114,13 @@ def test_the_regulariser_has_only_the_terms_that_are_on():
     assert entropy.loss.item() == pytest.approx(-2 * 3.8 / 10) and entropy.metrics == {}
 
 
-def test_kl_of_responses():
+def test_kl_of_tokens():
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
     new, ref = torch.cat([NEW, NEW]), torch.cat([REF, REF])
     ref[mask == 0] = float("nan")
-    by_response, total = response_kl("k1", new, ref, mask)
-    assert by_response == pytest.approx([-0.8, 0.2]) and total == pytest.approx(-0.6)
+    kl_BT = token_kl("k1", new, ref, mask)
+    assert kl_BT.dtype == torch.float64 and kl_BT.sum(-1).tolist() == pytest.approx([-0.8, 0.2])
+    assert kl_BT[mask == 0].tolist() == [0.0, 0.0, 0.0]
 
 
 class _Scored:

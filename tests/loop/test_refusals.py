@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BloomConfig, BloomForCausalLM, Llama4ForCausalLM, Llama4TextConfig
 
 from gspo.loop.run import exit_code
 from gspo.loop.run import run_program as train
 from gspo.loop.trainer import Trainer
+from gspo.models.load import load_tokenizer
 from gspo.runs.console import Console
 from tests.support.small_run import config, even_first_byte, make_model
 
@@ -61,3 +63,28 @@ def test_a_warning_of_the_config_says_so_once(tmp_path, model, capsys):
     shown = capsys.readouterr()
     assert "warning: actor_rollout_ref.actor.ppo_mini_batch_size" in shown.out + shown.err
     assert "warning: warning:" not in shown.out + shown.err
+
+
+def make_family(folder, family):
+    """A small model of a family that cannot be trained, with the embedded model's tokenizer."""
+    tokenizer = load_tokenizer("embedded")
+    shared = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shared |= {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    if family == "bloom":
+        made = BloomForCausalLM(BloomConfig(**shared))
+    else:
+        sizes = {"intermediate_size": 32, "intermediate_size_mlp": 64, "head_dim": 8, "num_key_value_heads": 2}
+        made = Llama4ForCausalLM(Llama4TextConfig(**shared, **sizes, num_local_experts=2, moe_layers=[1]))
+    made.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [("bloom", "BloomForCausalLM has no position_ids"), ("llama4", "Llama4ForCausalLM cannot be trained")],
+)
+def test_families_that_cannot_be_trained_are_named_with_the_reason(tmp_path, capsys, family, reason):
+    made = make_family(tmp_path / family, family)
+    assert train(config(tmp_path, made), reward_fn=even_first_byte) == 2
+    assert reason in capsys.readouterr().err

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint.resume import ResumeRefused
-from gspo.models.load import load_model
+from gspo.models.load import load_model, load_tokenizer
 from gspo.runs.group_log import read_groups
 from tests.loop.runs import rows, train, trainer
 from tests.support.small_run import final_state, make_model
@@ -116,6 +116,43 @@ def test_kl_is_charged_before_groups_are_filtered(tmp_path, model):
         assert rollout.reward.kl_penalty == pytest.approx(0.001 * float(kl), rel=1e-3)
         assert rollout.reward.final == rollout.reward.score - rollout.reward.kl_penalty
     t.close()
+
+
+@pytest.mark.parametrize("estimator", ["reinforce_plus_plus", "gae", "remax"])
+def test_kl_in_the_reward_is_charged_to_every_token(tmp_path, model, estimator):
+    """The advantages of a first step, from the logits of both models; the critic's values are 0 at first."""
+    gamma, lam, beta = 0.95, 0.9 if estimator == "gae" else 1.0, 0.05
+    ref = make_model(tmp_path / "ref", seed=3)
+    words = [f"algorithm.adv_estimator={estimator}", f"algorithm.gamma={gamma}", f"algorithm.kl_ctrl.kl_coef={beta}"]
+    words += [f"actor_rollout_ref.ref.path={ref}", "algorithm.use_kl_in_reward=true", f"{FILTER}.enable=false"]
+    words += [f"algorithm.lam={lam}"] if estimator == "gae" else []
+    train(tmp_path, model, *words, stop_after=1, reward=lambda prompt, response: 1.0)
+    policy, reference = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (model, ref))
+    tokenizer = load_tokenizer("embedded")
+    expected, seen = [], []
+    for group in read_groups(tmp_path / "run" / "groups" / "step-000001.jsonl.gz"):
+        prompt = tokenizer.apply_chat_template(group["messages"], add_generation_prompt=True, tokenize=True)
+        prompt = list(prompt["input_ids"]) if not isinstance(prompt, list) else prompt
+        for response in group["responses"]:
+            ids = torch.tensor([prompt + response["token_ids"]])
+            chosen = torch.tensor(response["token_ids"])[:, None]
+            with torch.no_grad():
+                a, b = (
+                    m(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1).gather(1, chosen).flatten()
+                    for m in (policy, reference)
+                )
+            rewards = -beta * (a - b)
+            rewards[-1] += 1.0
+            returns, running = torch.zeros_like(rewards), 0.0
+            for t in reversed(range(len(rewards))):
+                running = float(rewards[t]) + gamma * lam * running
+                returns[t] = running
+            expected.append(returns - 1.0 if estimator == "remax" else returns)  # the greedy answer earns 1 as well
+            seen.append(response["advantage"])
+    every = torch.cat(expected)
+    if estimator != "remax":
+        expected = [(x - every.mean()) / (every.var() + 1e-8).sqrt() for x in expected]
+    assert [float(x.mean()) for x in expected] == pytest.approx(seen, abs=2e-5)
 
 
 def test_the_kl_term_of_the_loss_keeps_the_policy_near_its_start(tmp_path, model):

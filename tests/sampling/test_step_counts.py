@@ -41,6 +41,16 @@ def test_metrics_of_a_step():
     assert values == pytest.approx(expected)
 
 
+def test_a_step_that_judged_no_group_has_no_score_and_no_keep_rate():
+    """It lives on what earlier steps kept: 0 would read as a reward that fell."""
+    world = World(always_mixed, gen_batch_size=12)
+    world.step()
+    groups, report = world.step()
+    assert groups and report.num_generated == 0
+    assert not {"critic/score_all/mean", "train/filtered_prompts_ratio"} & report.metrics().keys()
+    assert report.metrics()["train/groups_generated"].result() == 0
+
+
 def test_num_gen_batches_of_the_stream_counts_a_begun_one():
     world = World(mixed_when(lambda p: p % 2 == 0), gen_batch_size=3, max_in_flight=1)
     _, report = world.step()

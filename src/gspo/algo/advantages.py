@@ -30,6 +30,7 @@ class AdvantageInputs:
     gamma: float = 1.0
     lam: float = 1.0
     norm_by_std: bool = True
+    std_level: str = "group"  # or "batch": whose standard deviation divides
     epsilon: float = 1e-6
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,7 +73,8 @@ def grpo(x: AdvantageInputs) -> Estimate:
     """(R - mean)/(std + 1e-6) over the group, unbiased std (arXiv 2402.03300); without std this is Dr.GRPO."""
     stats = _stats(x)
     centred = stats.scores - stats.mean
-    scaled = centred / (stats.std + x.epsilon) if x.norm_by_std else centred
+    std = stats.std if x.std_level == "group" or len(stats.scores) < 2 else stats.scores.std()
+    scaled = centred / (std + x.epsilon) if x.norm_by_std else centred
     return _outcome(scaled, stats, x)
 
 
@@ -106,6 +108,14 @@ def grpo_passk(x: AdvantageInputs) -> Estimate:
     best, lead = best_and_second(stats)
     advantage = torch.zeros_like(stats.scores).index_copy_(0, best, lead)
     return _outcome(advantage / (stats.std + x.epsilon) if x.norm_by_std else advantage, stats, x)
+
+
+@advantage_estimator("gpg")
+def gpg(x: AdvantageInputs) -> Estimate:
+    """α·(R - mean) over the group, α = responses / responses with a reward other than 0 (arXiv 2504.02546, as in verl)."""
+    stats = _stats(x)
+    alpha = len(stats.scores) / max(1, int(stats.scores.count_nonzero()))
+    return _outcome(alpha * (stats.scores - stats.mean), stats, x)
 
 
 @advantage_estimator("reinforce_plus_plus")

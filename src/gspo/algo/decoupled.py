@@ -22,15 +22,18 @@ class BehaviourWeight:
 
 
 def behaviour_weight(x: LossInputs, behaviour: Behaviour) -> BehaviourWeight:
-    """w = exp(old - μ), per token or as the sequence's geometric mean; above the cap 0 (mask) or the cap (truncate).
+    """w = exp(old - μ), per token, or as the geometric mean or the product of a sequence; above the cap 0 (mask) or the cap (truncate).
 
     The cap changes weights only: the denominators of the loss stay those of all trained tokens.
     """
     if x.rollout_log_probs is None:
         raise ValueError("the decoupled loss needs rollout_log_probs, the behaviour policy's log-probs; they are None")
     log_weight_BT = masked_log_ratio(x.old_log_probs, x.rollout_log_probs, x.mask).detach()
-    per_sequence, action = behaviour.mode.startswith("sequence"), behaviour.mode.rsplit("_", 1)[1]
-    raw = sequence_ratio(log_weight_BT, x.mask) if per_sequence else token_ratio(log_weight_BT)
+    level, action = behaviour.mode.rsplit("_", 1)
+    if level == "sequence_product":  # the whole response's likelihood ratio, not its mean per token
+        raw = token_ratio(log_weight_BT.sum(dim=-1, keepdim=True))
+    else:
+        raw = sequence_ratio(log_weight_BT, x.mask) if level == "sequence" else token_ratio(log_weight_BT)
     if behaviour.cap is None:
         return BehaviourWeight(raw, raw, torch.zeros_like(raw, dtype=torch.bool))
     above_cap = raw > behaviour.cap

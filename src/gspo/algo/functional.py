@@ -83,6 +83,7 @@ def compute_advantage(
     gamma: float = 1.0,
     lam: float = 1.0,
     norm_adv_by_std_in_grpo: bool = True,
+    std_level: str = "group",
     **kw: Any,
 ) -> tuple[Tensor, Tensor]:
     """(advantages, returns), both [B,T] and 0 where the mask is 0; rows with equal `group_ids` are one group.
@@ -109,6 +110,7 @@ def compute_advantage(
         gamma=gamma,
         lam=lam,
         norm_by_std=norm_adv_by_std_in_grpo,
+        std_level=std_level,
         options=kw,
     )
     return ADVANTAGE_ESTIMATORS.get(adv_estimator)(inputs)

@@ -17,8 +17,12 @@ from gspo.types import BatchTotals, LossOutput
 def kl_estimate(kind: str, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """Per-token estimate of KL(π_θ ‖ π_ref) from tokens sampled under π_θ.
 
-    With d = logp - ref: k1 = d, abs = |d|, k2 = d²/2, k3 = exp(-d) + d - 1 (-d clamped to ±20, the value to ±10).
+    With d = logp - ref: k1 = d, abs = |d|, k2 = d²/2, k3 = exp(-d) + d - 1 (-d clamped to ±20, the value to ±10). k1+ and
+    k3+ have the value of k1 and k3 and the gradient of k2, which is that of the KL.
     """
+    if kind.endswith("+"):
+        value, half_square = (kl_estimate(k, log_probs, ref_log_probs) for k in (kind[:-1], "k2"))
+        return half_square - half_square.detach() + value.detach()
     difference = log_probs - ref_log_probs
     if kind in ("k1", "kl"):
         return difference
@@ -51,10 +55,9 @@ def kl_loss(
 
 
 @torch.no_grad()
-def response_kl(kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> tuple[list[float], float]:
-    """Σ_t KL_t of each response, whose β-fold is subtracted from its reward, and the sum over all responses."""
-    kl_BT = _masked_kl(kind, log_probs, ref_log_probs, mask.bool()).double()
-    return kl_BT.sum(dim=-1).tolist(), float(kl_BT.sum())
+def token_kl(kind: str, log_probs: Tensor, ref_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """KL_t [B,T] of every token in double precision, 0 where the mask is 0; its β-fold is subtracted from the reward."""
+    return _masked_kl(kind, log_probs, ref_log_probs, mask.bool()).double()
 
 
 class KLController(Protocol):

@@ -155,6 +155,54 @@ def sapo(x: LossInputs, s: LossSettings) -> LossOutput:
     return reduce_loss(-x.advantages * gate_BT, x, s, ratio_band(ratio, s))
 
 
+@policy_loss("clip_cov")
+def clip_cov(x: LossInputs, s: LossSettings) -> LossOutput:
+    """PPO's clip, and no gradient for a few tokens whose covariance collapses the entropy (arXiv 2505.22617, eq. 11).
+
+    The tokens are drawn from those between the bounds; a fixed seed makes the draw a function of the micro-batch.
+    """
+    ratio_BT = importance_ratio(s.level, x)
+    loss_BT = clipped_surrogate(ratio_BT, x.advantages, s)
+    covariance_BT = token_covariance(x)
+    unclipped_BT = x.mask & (loss_BT == -x.advantages * ratio_BT)
+    low, high = s.clip_cov_bounds
+    candidates = (unclipped_BT & (covariance_BT > low) & (covariance_BT < high)).flatten().nonzero().flatten()
+    num_chosen = max(1, int(s.clip_cov_ratio * int(x.mask.sum())))
+    order = torch.randperm(len(candidates), generator=torch.Generator().manual_seed(len(candidates)))
+    chosen = candidates[order.to(candidates.device)][:num_chosen]
+    kept_BT = torch.ones_like(loss_BT).flatten().index_fill(0, chosen, 0.0).view_as(loss_BT)
+    return reduce_loss(loss_BT * kept_BT, x, s, ratio_band(ratio_BT, s))
+
+
+@policy_loss("kl_cov")
+def kl_cov(x: LossInputs, s: LossSettings) -> LossOutput:
+    """-A·r, and a penalty |log r| on the tokens of the greatest covariance (arXiv 2505.22617, eq. 13). No clip."""
+    ratio_BT = importance_ratio(s.level, x)
+    log_ratio_BT = masked_log_ratio(x.log_probs, x.old_log_probs, x.mask)
+    num_tokens = int(x.mask.sum())
+    num_chosen = min(num_tokens, max(1, int(s.kl_cov_ratio * num_tokens)))
+    ranked = token_covariance(x).masked_fill(~x.mask, float("-inf")).flatten().topk(num_chosen).indices
+    chosen_BT = torch.zeros_like(ratio_BT).flatten().index_fill(0, ranked, 1.0).view_as(ratio_BT)
+    loss_BT = -x.advantages * ratio_BT + s.kl_cov_coef * chosen_BT * log_ratio_BT.abs()
+    return reduce_loss(loss_BT, x, s, ratio_band(ratio_BT, s))
+
+
+@policy_loss("gpg")
+def gpg(x: LossInputs, s: LossSettings) -> LossOutput:
+    """-A·logp: the policy gradient itself, without a ratio or a clip (arXiv 2504.02546)."""
+    ratio_BT = importance_ratio(s.level, x).detach()
+    return reduce_loss(-x.advantages * x.log_probs, x, s, ratio_band(ratio_BT, s))
+
+
+@torch.no_grad()
+def token_covariance(x: LossInputs) -> Tensor:
+    """(A - mean A)·(logp - mean logp) of each token over those of the micro-batch: what drives the entropy down."""
+    count = x.mask.sum().clamp(min=1)
+    advantage_BT = x.advantages - x.advantages.sum() / count
+    log_prob_BT = x.log_probs - x.log_probs.sum() / count
+    return torch.where(x.mask, advantage_BT * log_prob_BT, 0.0)
+
+
 def clip_ratio(ratio: Tensor, s: LossSettings) -> Tensor:
     """clip(r, 1 - ε_low, 1 + ε_high)."""
     assert s.clip_low is not None and s.clip_high is not None

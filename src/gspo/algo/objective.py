@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.algo.advantages import whiten
 from gspo.algo.aggregation import aggregate
 from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
@@ -77,16 +78,25 @@ class Objective:
     advantage: ComputeAdvantage
     clip_control: ClipController
     regulariser: BoundRegulariser | None = None
+    normalize: bool = False  # whiten the advantages of a step
 
     def with_advantages(
         self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
     ) -> AdvantageBatch:
-        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
+        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's.
+
+        The score is the reward of a response's last token; a KL penalty is charged to the token that causes it.
+        """
         rewards = torch.zeros_like(batch.mask, dtype=torch.float64)
         last = torch.tensor([len(r) - 1 for r in batch.response_ids])
         rewards[torch.arange(batch.num_sequences), last] = batch.scores
+        if batch.kl_penalties is not None:
+            rewards[torch.arange(batch.num_sequences), last] += batch.kl_penalties.sum(dim=-1)
+            rewards -= batch.kl_penalties
         options = {} if baselines is None else {"reward_baselines": baselines}
         advantages, returns = self.advantage(rewards, batch.mask, batch.group_ids, values=batch.values, **options)
+        if self.normalize:
+            advantages = whiten(advantages, batch.mask.bool())
         if weights is not None:
             advantages = advantages * weights[:, None]
         return batch.with_advantages(advantages, returns)

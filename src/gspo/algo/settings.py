@@ -10,8 +10,15 @@ from typing import Literal, get_args
 
 RatioLevel = Literal["token", "sequence", "sequence_token"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
-BehaviourMode = Literal["token_mask", "token_truncate", "sequence_mask", "sequence_truncate"]
-KLKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"]
+BehaviourMode = Literal[
+    "token_mask",
+    "token_truncate",
+    "sequence_mask",
+    "sequence_truncate",
+    "sequence_product_mask",
+    "sequence_product_truncate",
+]
+KLKind = Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k1+", "k3+"]
 
 RATIO_LEVELS: tuple[str, ...] = get_args(RatioLevel)
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
@@ -39,11 +46,15 @@ LOSSES: dict[str, LossDefaults] = {
     "cispo": LossDefaults(0.2, 0.28),
     "geo_mean": LossDefaults(0.4, 0.4, "seq-mean-token-mean", ("token",)),
     "sapo": LossDefaults(aggregation="seq-mean-token-mean", clips=False),
+    "clip_cov": LossDefaults(0.2, 0.2, levels=("token",)),
+    "kl_cov": LossDefaults(levels=("token",), clips=False),
+    "gpg": LossDefaults(levels=("token",), clips=False),
 }
 ESTIMATORS = (
     "grpo",
     "dr_grpo",
     "grpo_passk",
+    "gpg",
     "rloo",
     "opo",
     "reinforce_plus_plus",
@@ -71,7 +82,8 @@ class LossSettings:
     """The user's settings of a policy loss; None is the loss's default.
 
     `clip_c` is the dual-clip bound of `vanilla` and `dapo` (None switches it off); `norm_length` is the fixed length
-    of `seq-mean-token-sum-norm`; `tau_pos`/`tau_neg` belong to `sapo`; `behaviour` switches the decoupled loss on.
+    of `seq-mean-token-sum-norm`; `tau_pos`/`tau_neg` belong to `sapo`, `clip_cov_*` to `clip_cov`, `kl_cov_ratio` and
+    `kl_cov_coef` to `kl_cov`; `behaviour` switches the decoupled loss on.
     """
 
     clip_low: float | None = None
@@ -82,6 +94,10 @@ class LossSettings:
     level: str | None = None
     tau_pos: float = 1.0
     tau_neg: float = 1.05
+    clip_cov_ratio: float = 0.0002
+    clip_cov_bounds: tuple[float, float] = (1.0, 5.0)
+    kl_cov_ratio: float = 0.0002
+    kl_cov_coef: float = 0.1
     behaviour: Behaviour | None = None
 
     def __post_init__(self) -> None:

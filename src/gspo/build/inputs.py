@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from gspo.config import TrainerConfig
 from gspo.data.chat_template import encode_prompts
@@ -12,7 +15,8 @@ from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
-from gspo.rewards.functions import CUSTOM
+from gspo.rewards.compose import RewardScale
+from gspo.rewards.functions import CUSTOM, load_module
 from gspo.rewards.graders.code import read_tests
 from gspo.rewards.scoring import PoolScorer
 from gspo.types import Prompt
@@ -24,6 +28,8 @@ def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Itera
     """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given."""
     c = config.data
     columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
+    if given is None and c.custom_cls.path is not None:
+        given = custom_dataset(config, tokenizer, split)
     rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
     if not rows and split == "train":
         name = "data.train_files" if given is None else "train_dataset"
@@ -36,6 +42,33 @@ def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Itera
         filter_overlong_prompts=c.filter_overlong_prompts,
         **c.apply_chat_template_kwargs,
     )
+
+
+def custom_dataset(config: TrainerConfig, tokenizer: Any, split: str) -> list[Any]:
+    """The items of the user's dataset class for a split; none for held-out data without files."""
+    c = config.data
+    files = c.train_files if split == "train" else c.val_files
+    if files is None:
+        return []
+    key, name = "data.custom_cls", c.custom_cls.name or ""
+    assert c.custom_cls.path is not None
+    cls = getattr(load_module(c.custom_cls.path, f"{key}.path"), name, None)
+    if not callable(cls):
+        raise DataError(f"{key}.name", f"is {name!r}; {c.custom_cls.path} has no such class")
+    limit = c.num_train_samples if split == "train" else c.num_val_samples
+    options = OmegaConf.create(dataclasses.asdict(c))
+    dataset = cls(
+        data_files=files if isinstance(files, list) else [files], tokenizer=tokenizer, config=options, processor=None
+    )
+    items = [dataset[i] for i in range(min(len(dataset), limit or len(dataset)))]  # pyright: ignore
+    return [_with_prompt(item, c.prompt_key) for item in items]
+
+
+def _with_prompt(item: Any, key: str) -> Any:
+    """An item of verl's dataset keeps its messages in `raw_prompt`."""
+    if not isinstance(item, Mapping) or key in item or "raw_prompt" not in item:
+        return item
+    return {**{k: v for k, v in item.items() if k != "raw_prompt"}, key: list(item["raw_prompt"])}
 
 
 def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
@@ -88,6 +121,7 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
     if buffer.enable:
         limit = manager.reward_kwargs.max_resp_len or config.data.max_response_length
         overlong = Overlong(limit, buffer.len, buffer.penalty_factor, buffer.log)
+    scale = RewardScale(pool.scale, pool.bias, pool.clip)
     return make_scorer(
         reward,
         manager=manager.reward_manager,
@@ -96,6 +130,7 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
         memory=pool.memory,
         retries=pool.retries,
         overlong=overlong,
+        scale=scale if scale != RewardScale() else None,
         format_weight=pool.format_weight,
         repetition_penalty=pool.repetition_penalty,
         sandbox_level=pool.sandbox_level,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from gspo.algo.objective import Objective
 from gspo.build.fingerprint import check_fingerprint
-from gspo.config import TrainerConfig
+from gspo.config import TrainerConfig, resolved_loss
 from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
@@ -37,6 +37,7 @@ class RunParts:
     total_steps: int
     fingerprint: dict[str, Any]
     scorers: list[Scorer] = field(default_factory=list)
+    data: str = ""  # what is trained on, in words
     kl_reward: KlScorer | None = None
     baseline: GreedyBaseline | None = None
 
@@ -73,8 +74,8 @@ class RunParts:
         size = f"{num:,} parameters" if trained == num else f"{trained:,} of {num:,} parameters trained"
         updates = -(-c.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
         return (
-            f"{c.actor_rollout_ref.model.path} ({size}) on {c.data.train_files}, "
-            f"{actor.policy_loss.loss_mode} with {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
+            f"{c.actor_rollout_ref.model.path} ({size}) on {self.data}, "
+            f"{resolved_loss(actor)}, {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
             f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
             f"{updates} optimiser steps each; files in {path}{self._rollouts()}{self._fallback()}"
         )

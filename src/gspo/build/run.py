@@ -66,8 +66,24 @@ class Inputs:
     tokenizer: Any = None
     group_filter: GroupFilter | None = None  # used only where `algorithm.filter_groups.function` is null
 
+    def facts(self) -> dict[str, str]:
+        """What replaces the config's data and reward, in words, by the name of the argument."""
+        rows = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
+        found = {name: f"{len(list(given))} rows passed in Python" for name, given in rows.items() if given is not None}
+        if self.train_dataset is not None and self.val_dataset is None:
+            found["val_dataset"] = "none"
+        if self.reward_fn is not None:
+            found["reward_fn"] = f"{_name_of(self.reward_fn)}, passed in Python"
+        return found
+
 
 NOTHING = Inputs()
+
+
+def _name_of(function: Any) -> str:
+    if isinstance(function, list | tuple):
+        return ", ".join(map(_name_of, function))
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def build(
@@ -126,6 +142,7 @@ def build(
             total_steps=num_steps,
             fingerprint=fingerprint(config, roles.facts(), train, num_steps),
             scorers=[scorer, val_scorer],
+            data=inputs.facts().get("train_dataset") or str(config.data.train_files),
             kl_reward=kl_reward,
         )
         if config.algorithm.adv_estimator == "remax":

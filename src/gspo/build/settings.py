@@ -107,6 +107,10 @@ def build_objective(config: TrainerConfig) -> Objective:
         level=actor.importance_sampling_level,
         tau_pos=loss.tau_pos,
         tau_neg=loss.tau_neg,
+        clip_cov_ratio=loss.clip_cov_ratio,
+        clip_cov_bounds=(loss.clip_cov_lb, loss.clip_cov_ub),
+        kl_cov_ratio=loss.kl_cov_ratio,
+        kl_cov_coef=loss.ppo_kl_coef,
         behaviour=Behaviour(actor.behav_imp_weight_mode, actor.behav_imp_weight_cap)
         if actor.use_decoupled_loss
         else None,
@@ -122,6 +126,7 @@ def build_objective(config: TrainerConfig) -> Objective:
             gamma=algorithm.gamma,
             lam=algorithm.lam,
             norm_adv_by_std_in_grpo=algorithm.norm_adv_by_std_in_grpo,
+            std_level=algorithm.std_level,
         ),
         clip_control=ClipController(actor.clip_target, (actor.clip_target_bounds[0], actor.clip_target_bounds[1])),
         regulariser=BoundRegulariser(
@@ -131,4 +136,5 @@ def build_objective(config: TrainerConfig) -> Objective:
             kl_kind=actor.kl_loss_type,
             entropy_coeff=actor.entropy_coeff,
         ),
+        normalize=algorithm.normalize_advantages,
     )

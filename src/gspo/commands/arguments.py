@@ -10,7 +10,7 @@ import typer
 
 from gspo.commands import refuse
 from gspo.config import ConfigErrors, Problem, ResolvedConfig, load
-from gspo.config.loading.flags import split_arguments
+from gspo.config.loading.flags import split_arguments, take_hydra_config
 from gspo.exit_codes import EXIT_REFUSED
 from gspo.registry import PluginError
 
@@ -29,18 +29,21 @@ def load_arguments(
     config: Path | None = None,
     *,
     recipe: str | Path | None = None,
+    system: str | None = None,
     show_warnings: bool = True,
 ) -> ResolvedConfig:
     """The config that the words describe. On errors, prints all of them and exits with code 2."""
     words, overrides, flags = split_arguments(arguments or ())
+    hydra, flags = take_hydra_config(flags)
     if config is None and words:
         config = Path(words.pop(0))
+    config = config or hydra
     problems = [
         Problem("error", word, None, "command line", "not understood", "write key=value, or --flag value")
         for word in words
     ]
     try:
-        resolved = load(config, overrides, flags, recipe=recipe)
+        resolved = load(config, overrides, flags, recipe=recipe, system=system)
     except ConfigErrors as errors:
         problems += errors.problems
         resolved = None

@@ -28,9 +28,21 @@ def train(
     raise typer.Exit(run(arguments, config, dry_run))
 
 
-def run(arguments: Sequence[str] | None, config: Path | None, dry_run: bool, recipe: str | Path | None = None) -> int:
-    """Train with the config that the words describe, or print what it would compute. Returns the exit code."""
-    resolved = load_arguments(arguments, config, recipe=recipe, show_warnings=dry_run)  # a run shows them itself
+def run(
+    arguments: Sequence[str] | None,
+    config: Path | None,
+    dry_run: bool,
+    recipe: str | Path | None = None,
+    *,
+    system: str | None = None,
+    program: Sequence[str] | None = None,
+) -> int:
+    """Train with the config that the words describe, or print what it would compute. Returns the exit code.
+
+    `program` are the words with which torchrun starts this program again where several ranks train.
+    """
+    # A run shows the warnings itself.
+    resolved = load_arguments(arguments, config, recipe=recipe, system=system, show_warnings=dry_run)
     if dry_run:
         from gspo.config.text.dry_run import dry_run_text
 
@@ -39,5 +51,5 @@ def run(arguments: Sequence[str] | None, config: Path | None, dry_run: bool, rec
     from gspo.distributed.launch import launch
     from gspo.loop.run import run_program
 
-    code = launch(resolved.config, sys.argv[1:])  # several ranks on this machine
+    code = launch(resolved.config, program or ["-m", "gspo", *sys.argv[1:]])  # several ranks on this machine
     return run_program(resolved) if code is None else code

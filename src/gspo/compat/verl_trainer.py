@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,7 +29,8 @@ class PPOTrainerWithSampling:
 
     `role_worker_mapping`, `resource_pool_manager` and `ray_worker_group_cls` describe workers of a cluster: they are
     ignored with a warning. `config` is a TrainerConfig, the result of `gspo.config.load`, or a mapping of verl's keys.
-    Nothing is loaded before `init_workers` or `fit`.
+    What it does not set has verl's default: the loss is vanilla (PPO and GRPO), GSPO is loss_mode gspo. Nothing is
+    loaded before `init_workers` or `fit`.
     """
 
     _overrides: tuple[str, ...] = ()  # settings of this class
@@ -55,8 +56,7 @@ class PPOTrainerWithSampling:
             if value is not None:
                 warnings.warn(f"{name} has no effect: {WITHOUT_EFFECT[name]}", stacklevel=2)
         overrides = [*self._overrides, *([] if device_name is None else [f"trainer.device={device_name}"])]
-        is_checked = isinstance(config, TrainerConfig | ResolvedConfig)
-        self.config = config if is_checked and not overrides else with_overrides(config, overrides)
+        self.config = resolve_as_verl(config, overrides)
         self._backend = self._place(role_worker_mapping, resource_pool_manager, ray_worker_group_cls)
         self._arguments = {
             "tokenizer": tokenizer,
@@ -100,9 +100,8 @@ class PPOTrainerWithSampling:
             trainer.close()
 
 
-def with_overrides(config: AnyConfig, overrides: list[str]) -> ResolvedConfig:
-    """A config of any kind with these overrides, checked."""
+def resolve_as_verl(config: AnyConfig, overrides: Sequence[str] = ()) -> ResolvedConfig:
+    """A config of any kind with these overrides, checked. What it does not set has verl's default."""
     if isinstance(config, DictConfig):
         config = OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportAssignmentType]
-    base = config.config if isinstance(config, ResolvedConfig) else config
-    return load(base=base, overrides=overrides)
+    return load(base=config, overrides=overrides, system="verl's classes")

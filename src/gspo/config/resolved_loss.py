@@ -18,6 +18,13 @@ class ResolvedLoss:
     aggregation: str
     clips: bool
 
+    def __str__(self) -> str:
+        """`gspo: sequence ratio, clipped to [1 - 0.0003, 1 + 0.0004]`; of a loss that the user registered its name."""
+        if self.loss_mode not in LOSSES:
+            return self.loss_mode
+        clip = f"clipped to [1 - {self.clip[0]:g}, 1 + {self.clip[1]:g}]" if self.clips else "no clip"
+        return f"{self.loss_mode}: {self.level} ratio, {clip}"
+
     @property
     def is_sequence_level(self) -> bool:
         return self.level in SEQUENCE_LEVELS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -51,8 +52,8 @@ def check_launch(config: TrainerConfig) -> None:
     raise ConfigErrors([Problem("error", key, value, "config", message, remedy)])
 
 
-def launch(config: TrainerConfig, arguments: list[str]) -> int | None:
-    """Run `gspo` with `arguments` on trainer.n_gpus_per_node ranks of this machine. Returns rank 0's exit code.
+def launch(config: TrainerConfig, program: Sequence[str]) -> int | None:
+    """Run `program`, words of torchrun, on trainer.n_gpus_per_node ranks of this machine. Returns rank 0's exit code.
 
     Returns None without starting anything for a single rank, and in a process that torchrun started.
     """
@@ -70,7 +71,7 @@ def launch(config: TrainerConfig, arguments: list[str]) -> int | None:
         os.environ[CODE_FILE] = str(Path(folder) / "exit-code")
         os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
         try:
-            torchrun(["--standalone", "--nproc-per-node", str(num_ranks), "-m", "gspo", *arguments])
+            torchrun(["--standalone", "--nproc-per-node", str(num_ranks), *program])
         except ChildFailedError as error:
             first = error.failures[0] if 0 in error.failures else error.get_first_failure()[1]
             # A negative code is the signal that killed the rank.

@@ -90,6 +90,9 @@ def warn_of_failures(step: int, sampling: SamplingCounts, warn: Callable[[str], 
 
 
 def _spread(name: str, values: Tensor) -> Metrics:
+    """Mean and extremes of the values; none of them without a value."""
+    if not values.numel():
+        return {}
     return {
         f"{name}/mean": Metric.mean(float(values.sum()), values.numel()),
         f"{name}/max": Metric("max", float(values.max())),

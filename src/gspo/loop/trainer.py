@@ -114,7 +114,8 @@ class Trainer:
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
         write_json(self.run.settings_file, self.resolved.records())
-        self.run.write_environment(describe())
+        given = self._inputs.facts()
+        self.run.write_environment(describe() | ({"inputs": given} if given else {}))
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
         self.recorder.sinks = open_sinks(trainer.logger, info, sinks)
 
@@ -187,7 +188,11 @@ class Trainer:
         step_records.warn_of_failures(self.step, done.sampling, self.console.warn)
         self.recorder.groups(self.step, done, self.parts.token_text)
         if self._evaluation_is_due():
-            merge_metrics(metrics, self._evaluate())
+            try:
+                merge_metrics(metrics, self._evaluate())
+            except Exception as error:
+                self._keep_step(metrics, error)
+                raise
         values = self._record_row(metrics)
         action = self.alarms.check(self.step, values, self.counters.rollbacks)
         if action == "rollback":
@@ -214,7 +219,8 @@ class Trainer:
             groups, sampling = parts.sampler.next_batch()
             parts.engine.rest()
         with clock("old_log_prob"):
-            batch = roles.policy.score(collate(groups, order_seed(self.config, self.step)))
+            seed, cut = order_seed(self.config, self.step), self.config.algorithm.mask_truncated
+            batch = roles.policy.score(collate(groups, seed, mask_truncated=cut))
         if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
                 batch = roles.reference.score(batch)
@@ -247,6 +253,14 @@ class Trainer:
             rows = list(batch.unscored_rows)
             return Update({}, log_probs, batch.with_rows(rows, log_probs[rows], entropy[rows]))
         return roles.update_policy(batch, objective.loss(), step=self.step, regulariser=objective.regulariser)
+
+    def _keep_step(self, metrics: Metrics, error: Exception) -> None:
+        """Record and save a step whose evaluation failed, so that it is not trained again. Lost ranks cannot save."""
+        if isinstance(error, RankFailed):
+            return
+        self._record_row(metrics)
+        self.counters.count_step(bad=skipped_updates(metrics))
+        self._save_unless_saved()
 
     def _record_row(self, metrics: Metrics) -> dict[str, float]:
         values = self.recorder.row(self.step, self.total_steps, metrics)

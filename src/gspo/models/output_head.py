@@ -30,6 +30,11 @@ class Head:
         linear = model.get_output_embeddings()
         if not isinstance(linear, nn.Linear):
             raise UnsupportedModel(f"{type(model).__name__} has no linear output layer (found {type(linear).__name__})")
+        if model.base_model is model:
+            raise UnsupportedModel(
+                f"{type(model).__name__} cannot be trained: transformers gives no access to its decoder without the output "
+                "layer (base_model is the whole model); choose a model of another family"
+            )
         config = model.config
         scale = 1.0
         if getattr(config, "logits_scaling", None):  # Granite divides

@@ -33,7 +33,8 @@ def run_card(run: Run) -> str:
 
 
 def _front_matter(run: Run) -> str:
-    model, data = run.setting("actor_rollout_ref.model.path"), run.setting("data.train_files")
+    model = run.setting("actor_rollout_ref.model.path")
+    data = None if run.given("train_dataset") else run.setting("data.train_files")
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
     lines += ["tags:", "- gspo", "- reinforcement-learning"]
     if isinstance(model, str) and _is_hub_name(model):
@@ -74,9 +75,16 @@ def _training(run: Run) -> list[tuple[str, Any]]:
     reward = s("custom_reward_function.path")
     return [
         ("base model", s("actor_rollout_ref.model.path")),
-        ("training data", words.name_of(s("data.train_files"))),
-        ("held-out data", words.name_of(s("data.val_files") or "the task's own held-out split")),
-        ("reward", f"{reward}:{s('custom_reward_function.name')}" if reward else "built in, by data source"),
+        ("training data", run.given("train_dataset") or words.name_of(s("data.train_files"))),
+        (
+            "held-out data",
+            run.given("val_dataset") or words.name_of(s("data.val_files") or "the task's own held-out split"),
+        ),
+        (
+            "reward",
+            run.given("reward_fn")
+            or (f"{reward}:{s('custom_reward_function.name')}" if reward else "built in, by data source"),
+        ),
         ("loss", LOSS_NAMES.get(str(loss), loss)),
         ("advantage", s("algorithm.adv_estimator")),
         ("dynamic sampling", {True: "on", False: "off"}.get(s("algorithm.filter_groups.enable"))),

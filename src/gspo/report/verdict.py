@@ -15,6 +15,9 @@ LOSS_NAMES = {
     "cispo": "CISPO",
     "geo_mean": "GMPO",
     "sapo": "SAPO",
+    "clip_cov": "Clip-Cov",
+    "kl_cov": "KL-Cov",
+    "gpg": "GPG",
 }
 DROPPED = {
     "train/groups_all_right": "all right",
@@ -86,7 +89,7 @@ def _reward_headline(run: Run) -> tuple[str, str]:
 
 def _what(run: Run) -> str:
     model = run.setting("actor_rollout_ref.model.path")
-    data = run.setting("data.train_files")
+    data = run.given("train_dataset") or run.setting("data.train_files")
     loss = run.setting("actor_rollout_ref.actor.policy_loss.loss_mode")
     if model is None and data is None:
         return ""

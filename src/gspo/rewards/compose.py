@@ -1,4 +1,4 @@
-"""From reward functions to a response's reward: weighted composition, and the `naive` and `dapo` managers."""
+"""From reward functions to a response's reward: weighted composition, and the reward managers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gspo.rewards.shaping import overlong_penalty
 from gspo.rewards.signatures import Response
 from gspo.types import Prompt, Reward
 
-Manager = Literal["naive", "dapo"]
+Manager = Literal["naive", "dapo", "batch", "prime"]
 RewardLike = RewardSpec | RewardFunction | str | Callable[..., Any] | Mapping[str, Any]
 
 DEFAULT = RewardSpec("default")
@@ -119,9 +119,24 @@ def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Gr
     return Reward(score, acc, extra)
 
 
+@dataclass(frozen=True, slots=True)
+class RewardScale:
+    """clip((score + bias)·scale, ±clip): how a score becomes a reward. The accuracy stays as it is."""
+
+    scale: float = 1.0
+    bias: float = 0.0
+    clip: float | None = None
+
+    def apply(self, reward: Reward) -> Reward:
+        score = (reward.score + self.bias) * self.scale
+        if self.clip is not None:
+            score = min(max(score, -self.clip), self.clip)
+        return dataclasses.replace(reward, score=score)
+
+
 def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong | None) -> Reward:
     """`naive` leaves the reward unchanged. `dapo` sets a missing `acc` to the score, then adds the overlong penalty."""
-    if manager == "naive":
+    if manager != "dapo":
         return reward
     acc = reward.score if reward.acc is None else reward.acc
     if overlong is None:

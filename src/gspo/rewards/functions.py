@@ -1,7 +1,8 @@
-"""Reward functions in four signatures, loaded by path and name. Every failure names the function and the row.
+"""Reward functions in five signatures, loaded by path and name. Every failure names the function and the row.
 
 gspo        `(prompt, response) -> float | Reward | dict`: a Prompt, and a Response (a str with its tokens).
 verl        `compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict`.
+            Its reward manager `batch`: `(data_sources, solution_strs, ground_truths, extra_infos) -> list`, lists.
 TRL         `(completions, **columns) -> list`: called once with all responses of a group.
 AReaL       `(prompt, completions, prompt_ids, completion_ids, **data) -> float`: called once per response.
 
@@ -66,11 +67,11 @@ class RewardFunction:
     @property
     def needs_whole_group(self) -> bool:
         """Whether all responses of a group belong in one call: the signature is batched, or awaiting can overlap."""
-        return self.style == "trl" or is_async(self.fn)
+        return self.style in ("trl", "verl_batch") or is_async(self.fn)
 
     def grade(self, prompt: Prompt, responses: Sequence[Response]) -> list[Graded]:
         """A Reward, or the text of a failure, for each response, in order."""
-        if self.style == "trl":
+        if self.style in ("trl", "verl_batch"):
             return self._grade_batch(prompt, responses)
         if is_async(self.fn):
             return asyncio.run(self._grade_concurrently(prompt, responses))
@@ -142,7 +143,18 @@ def load_function(spec: RewardSpec) -> RewardFunction:
 def wrap_function(
     fn: Callable[..., Any], *, name: str | None = None, weight: float = 1.0, kwargs: Mapping[str, Any] | None = None
 ) -> RewardFunction:
-    """A function with its signature recognised; RewardError names the function and the four signatures."""
+    """A function with its signature recognised; RewardError names the function and the signatures.
+
+    Of an object that scores by a function of its own, such as verl's reward managers, that function is used.
+    """
+    own = getattr(fn, "compute_score", None)
+    if callable(own) and not isinstance(fn, type):
+        if getattr(fn, "overlong_buffer_cfg", None):
+            raise RewardError(
+                f"{type(fn).__name__}.overlong_buffer_cfg has no effect on its compute_score; set "
+                "reward_model.reward_manager=dapo and reward_model.reward_kwargs.overlong_buffer_cfg"
+            )
+        fn = own
     name = name or str(getattr(fn, "__qualname__", type(fn).__name__))
     bound = functools.partial(fn, **kwargs) if kwargs else fn
     return RewardFunction(bound, detect_style(fn, name), name, _where(fn), weight)

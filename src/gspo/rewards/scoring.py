@@ -14,10 +14,20 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, get_args
 
 from gspo.rewards import builtin
-from gspo.rewards.compose import DEFAULT, Grader, Manager, Overlong, RewardLike, as_specs, build_grading, manage
+from gspo.rewards.compose import (
+    DEFAULT,
+    Grader,
+    Manager,
+    Overlong,
+    RewardLike,
+    RewardScale,
+    as_specs,
+    build_grading,
+    manage,
+)
 from gspo.rewards.functions import RewardFunction, RewardSpec
 from gspo.rewards.pool.worker_pool import JobFailed, WorkerPool
 from gspo.rewards.pool.workers import ForkedWorkers, ThreadWorkers, WorkerSource
@@ -42,6 +52,7 @@ class PoolScorer:
         *,
         manager: Manager = "naive",
         overlong: Overlong | None = None,
+        scale: RewardScale | None = None,
         num_workers: int = 0,
         timeout: float = 10.0,
         memory: int = 1024,
@@ -49,7 +60,7 @@ class PoolScorer:
     ) -> None:
         self._specs = list(specs)
         self._manager: Manager = manager
-        self._overlong = overlong
+        self._overlong, self._scale = overlong, scale
         self._in_threads = any(isinstance(spec, RewardFunction) for spec in specs)
         self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
         self._timeout, self._memory, self._retries = timeout, memory, retries
@@ -137,7 +148,8 @@ class PoolScorer:
         """The rollout with its reward, or with a failure and no reward."""
         if isinstance(graded, str):
             return rollout.with_reward(None, graded)
-        return rollout.with_reward(manage(graded, len(rollout.token_ids), self._manager, self._overlong))
+        managed = manage(graded, len(rollout.token_ids), self._manager, self._overlong)
+        return rollout.with_reward(managed if self._scale is None else self._scale.apply(managed))
 
 
 def responses_of(group: Group) -> list[Response]:
@@ -157,6 +169,7 @@ def make_scorer(
     memory: int = 1024,
     retries: int = 1,
     overlong: Overlong | None = None,
+    scale: RewardScale | None = None,
     format_weight: float = 0.0,
     repetition_penalty: float = 0.0,
     sandbox_level: int | None = None,
@@ -171,14 +184,15 @@ def make_scorer(
     shaping = {"format": format_weight, "repetition": repetition_penalty}
     specs = [_with_code(spec, code) for spec in as_specs(reward)]
     specs += [RewardSpec(name, weight=weight) for name, weight in shaping.items() if weight]
-    if manager not in ("naive", "dapo"):
-        raise RewardError(f"reward_model.reward_manager={manager!r}, expected naive or dapo")
+    if manager not in get_args(Manager):
+        raise RewardError(f"reward_model.reward_manager={manager!r}, expected one of {', '.join(get_args(Manager))}")
     if overlong is not None and manager != "dapo":
-        raise RewardError("the overlong penalty needs reward_model.reward_manager=dapo; naive does not apply it")
+        raise RewardError(f"the overlong penalty needs reward_model.reward_manager=dapo; {manager} does not apply it")
     scorer = PoolScorer(
         specs,
         manager=manager,
         overlong=overlong,
+        scale=scale,
         num_workers=num_workers,
         timeout=timeout,
         memory=memory,

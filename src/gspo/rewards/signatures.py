@@ -1,4 +1,4 @@
-"""The four signatures of reward functions: how each is recognised and called."""
+"""The signatures of reward functions: how each is recognised and called."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any, Literal
 from gspo.rewards.protocol import RewardError
 from gspo.types import Prompt
 
-Style = Literal["gspo", "verl", "trl", "areal"]
+Style = Literal["gspo", "verl", "verl_batch", "trl", "areal"]
 
 _EXPECTED = (
     "expected one of (prompt, response); (data_source, solution_str, ground_truth, extra_info); "
+    "(data_sources, solution_strs, ground_truths, extra_infos); "
     "(completions, **columns); (prompt, completions, prompt_ids, completion_ids, **data)"
 )
 
@@ -36,7 +37,7 @@ class Response(str):
 
 
 def detect_style(fn: Callable[..., Any], name: str) -> Style:
-    """Which of the four signatures `fn` has, recognised by the names of its parameters."""
+    """Which of the signatures `fn` has, recognised by the names of its parameters."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
@@ -44,6 +45,8 @@ def detect_style(fn: Callable[..., Any], name: str) -> Style:
     names = {p.name for p in parameters}
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
+    if "solution_strs" in names:
+        return "verl_batch"
     if "solution_str" in names or {"data_source", "ground_truth"} <= names:
         return "verl"
     if "completions" in names:
@@ -56,7 +59,7 @@ def detect_style(fn: Callable[..., Any], name: str) -> Style:
 
 
 def call(fn: Callable[..., Any], style: Style, prompt: Prompt, responses: Sequence[Response]) -> Any:
-    """Call `fn` in its style: with all `responses` (trl) or with the first (the others). May return an awaitable."""
+    """Call `fn` in its style: with all `responses` (trl, verl_batch) or with the first. May return an awaitable."""
     response = responses[0]
     if style == "gspo":
         return fn(prompt, response)
@@ -68,6 +71,15 @@ def call(fn: Callable[..., Any], style: Style, prompt: Prompt, responses: Sequen
             "extra_info": dict(prompt.extra),
         }
         return fn(**_accepted(fn, values))
+    if style == "verl_batch":
+        n = len(responses)
+        lists = {
+            "data_sources": [prompt.data_source] * n,
+            "solution_strs": [str(r) for r in responses],
+            "ground_truths": [prompt.ground_truth] * n,
+            "extra_infos": [dict(prompt.extra) for _ in responses],
+        }
+        return fn(**_accepted(fn, lists))
     if style == "areal":
         data = {"prompt_ids": list(prompt.token_ids), "completion_ids": list(response.token_ids)}
         data |= {k: v for k, v in _columns(prompt).items() if k not in ("prompt", "completions", *data)}

@@ -69,6 +69,10 @@ class Run:
         """The latest value of a metric, None when no row has it."""
         return next(reversed(self.values(name)), None)
 
+    def given(self, argument: str) -> str | None:
+        """What a Python argument (`train_dataset`, `val_dataset`, `reward_fn`) put in the place of the config's own."""
+        return ((self.environment or {}).get("inputs") or {}).get(argument)
+
     def setting(self, key: str) -> Any:
         """The value of a dotted config key, None when the run has no such key."""
         return self._settings.get(key)

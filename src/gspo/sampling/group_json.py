@@ -82,11 +82,13 @@ def _unpack_rollout(data: Mapping[str, Any]) -> Rollout:
 
 
 def _pack_reward(reward: Reward) -> dict[str, Any]:
+    by_token = {"kl_by_token": [_pack_number(x) for x in reward.kl_by_token]} if reward.kl_by_token else {}
     return {
         "score": _pack_number(reward.score),
         "acc": None if reward.acc is None else _pack_number(reward.acc),
         "extra": {key: _pack_number(value) for key, value in reward.extra.items()},
         "kl_penalty": _pack_number(reward.kl_penalty),
+        **by_token,
     }
 
 
@@ -96,6 +98,7 @@ def _unpack_reward(data: Mapping[str, Any]) -> Reward:
         acc=None if data["acc"] is None else _unpack_number(data["acc"]),
         extra={key: _unpack_number(value) for key, value in data["extra"].items()},
         kl_penalty=_unpack_number(data["kl_penalty"]),
+        kl_by_token=tuple(_unpack_number(x) for x in data.get("kl_by_token", ())),
     )
 
 

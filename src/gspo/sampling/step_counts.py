@@ -110,7 +110,10 @@ class SamplingCounts:
         return SamplingCounts(**{**data, **counters, "weights": None})
 
     def metrics(self) -> Metrics:
-        """The step's metrics, under the names of every strategy."""
+        """The step's metrics, under the names of every strategy. What was not measured is left out.
+
+        A step that lives on groups of earlier ones may judge none, and then it has no score of its own.
+        """
         counts = {
             "num_gen_batches": self.num_gen_batches,
             "groups_generated": self.num_generated,
@@ -127,10 +130,12 @@ class SamplingCounts:
             "reward_failures": self.num_failed_rewards,
         }
         metrics = {f"train/{name}": Metric("sum", value) for name, value in counts.items()}
-        metrics["train/filtered_prompts_ratio"] = Metric.mean(self.fates["kept"], self.num_generated)
         metrics["train/staleness/mean"] = Metric.mean(self.staleness_sum, self.num_trained)
         metrics["train/staleness/max"] = Metric("max", self.staleness_max)
-        metrics["critic/score_all/mean"] = Metric.mean(self.score_sum, self.num_scored)
+        if self.num_generated:
+            metrics["train/filtered_prompts_ratio"] = Metric.mean(self.fates["kept"], self.num_generated)
+        if self.num_scored:
+            metrics["critic/score_all/mean"] = Metric.mean(self.score_sum, self.num_scored)
         if self.num_predicted:
             metrics["train/predicted_mixed_ratio"] = Metric.mean(self.predicted_mixed, self.num_predicted)
         return metrics

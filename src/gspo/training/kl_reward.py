@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from gspo.algo.kl import KLController, response_kl
+from gspo.algo.kl import KLController, token_kl
 from gspo.metrics import Metric, Metrics
 from gspo.rewards.protocol import Scorer
 from gspo.training.batch.batching import collate
@@ -14,7 +14,7 @@ from gspo.types import Group
 
 
 class KlScorer:
-    """A Scorer that sets `Reward.kl_penalty` = β·Σ_t KL_t in every group that `inner` has scored.
+    """A Scorer that sets `Reward.kl_penalty` = β·Σ_t KL_t, and β·KL_t of each token, in groups that `inner` has scored.
 
     KL_t compares the current policy with the reference when a group is collected. Each group is computed alone, so that
     its penalty does not depend on other groups. `observe` updates β once per step.
@@ -43,15 +43,18 @@ class KlScorer:
             return group
         batch = collate([group.with_rollouts(tuple(scored))])
         log_probs, _ = self._policy.log_probs(batch)
-        by_response, total = response_kl(self._kind, log_probs, self._reference.log_probs(batch), batch.mask)
-        self._sum += total
+        kl_BT = token_kl(self._kind, log_probs, self._reference.log_probs(batch), batch.mask)
+        self._sum += float(kl_BT.sum())
         self._num_tokens += int(batch.mask.sum())
         self._num_sequences += len(scored)
-        kl = iter(by_response)
+        kl = zip(kl_BT.sum(dim=-1).tolist(), (self.controller.value * kl_BT).tolist(), strict=True)
         rollouts = []
         for rollout in group.rollouts:
             if rollout.reward is not None:
-                reward = dataclasses.replace(rollout.reward, kl_penalty=self.controller.value * next(kl))
+                total, by_token = next(kl)
+                by_token = tuple(by_token[: len(rollout.token_ids)])
+                penalty = self.controller.value * total
+                reward = dataclasses.replace(rollout.reward, kl_penalty=penalty, kl_by_token=by_token)
                 rollout = rollout.with_reward(reward)
             rollouts.append(rollout)
         return group.with_rollouts(tuple(rollouts))

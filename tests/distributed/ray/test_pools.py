@@ -107,6 +107,15 @@ def test_custom_worker_classes_are_used_plain_or_remote():
     assert worker_classes({Role.ActorRollout: remote, Role.RefPolicy: RankWorker})[0] is remote
 
 
+@pytest.mark.parametrize("worker", [RankWorker, MyRank])
+def test_each_role_may_have_its_own_call_of_remote(worker):
+    """verl's mapping: every `ray.remote(Worker)` is a new class."""
+    actor = ray.remote(worker)
+    assert worker_classes({Role.ActorRollout: actor, Role.Critic: ray.remote(worker)})[0] is actor
+    with pytest.raises(ClusterError, match=r"\[Role.Critic\]=MyRank has no effect"):
+        worker_classes({Role.ActorRollout: ray.remote(RankWorker), Role.Critic: ray.remote(MyRank)})
+
+
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [

@@ -45,6 +45,7 @@ CAUSES = {
     "ratio_explosion": {"actor/seq_importance_ratio/max": 12.0},
     "clip_fraction": {"actor/pg_clipfrac_later": 0.85},
     "entropy_collapse": {"actor/entropy": 0.01},
+    "gibberish": {"actor/entropy": 2.0, "critic/score_all/mean": 0.2},
     "keep_rate": {"train/filtered_prompts_ratio": 0.04},
     "length_collapse": {"response_length/mean": 4.0},
     "answers_cut": {"response_length/clip_ratio": 0.7},
@@ -52,11 +53,40 @@ CAUSES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", CAUSES)
 def test_each_rule_goes_off_for_its_cause_alone_and_once(name):
     start = {"val-core/a/acc/mean@1": 0.5}
     seen = names(start, {}, {}, CAUSES[name], CAUSES[name], {}, CAUSES[name])
     assert seen[:3] == [[], [], []] and seen[3] == [name] and seen[4] == [] and seen[6] == [name]
+
+
+def test_a_loss_that_rises_step_after_step():
+    assert set(RULES) - set(CAUSES) == {"rising_loss"}
+    rising = [{"actor/pg_loss": 0.01 * i} for i in range(12)]
+    assert [i for i, seen in enumerate(names(*rising)) if seen] == [9]
+    assert names(*rising)[9] == ["rising_loss"]
+    broken = [*rising[:5], {"actor/pg_loss": 0.0}, *rising[5:11]]
+    assert not any(names(*broken))
+
+
+def test_a_reward_that_was_not_measured_is_neither_a_fall_nor_a_cause():
+    """A step that judged no group has no `critic/score_all/mean`; the last one known counts."""
+
+    def of(*rows: dict) -> list[list[str]]:
+        watch = AlarmWatch()
+        return [
+            [a.name for a in watch.observe({k: v for k, v in {**HEALTHY, **r, "step": i}.items() if v is not None})]
+            for i, r in enumerate(rows)
+        ]
+
+    absent = {"critic/score_all/mean": None, "train/filtered_prompts_ratio": None, "train/groups_generated": 0}
+    risen = {"critic/score_all/mean": 0.9}
+    assert not any(of({}, {}, {}, risen, {**absent, "actor/entropy": 0.01}))  # right answers became certain
+    assert of({}, {}, {}, {**absent, "actor/entropy": 0.01})[3] == ["entropy_collapse"]
+    held = {"val-core/a/acc/mean@1": 0.5}
+    fallen = {"val-core/a/acc/mean@1": 0.3}
+    assert not any(of(held, {}, {}, {**absent, **fallen}))  # the reward stayed where it was
+    assert of(held, {}, risen, {**absent, **fallen})[3] == ["reward_hacking"]
 
 
 def test_healthy_rows_and_success_raise_nothing():

@@ -20,6 +20,7 @@ ADVANTAGES = {
     "grpo": "A_i = (R_i - mean of the group) / (std of the group + 1e-6)",
     "dr_grpo": "A_i = R_i - mean of the group",
     "grpo_passk": "A_best = best - second best of the group, 0 for all others",
+    "gpg": "A_i = (R_i - mean of the group) · responses / responses with a reward",
     "rloo": "A_i = R_i - mean of the others in the group",
     "opo": "A_i = R_i - Σ_j |y_j| R_j / Σ_j |y_j|",
     "reinforce_plus_plus": "A_it = discounted reward to go (γ = {gamma:g}), whitened over the batch",
@@ -73,7 +74,16 @@ def _surrogate(objective, ratio: str, advantage: str, actor) -> str:
         return f"-{advantage} · σ(τ({ratio} - 1)) · 4/τ, {taus}"
     if mode == "geo_mean":
         return f"-{advantage} · exp( (1/|y_i|) Σ_t clip(log r_it, -{low:g}, {high:g}) )"
+    loss = actor.policy_loss
+    if mode == "gpg":
+        return f"-{advantage} log π_θ(y_it)"
+    if mode == "kl_cov":
+        chosen = f"the {loss.kl_cov_ratio:g} of the tokens with the greatest covariance"
+        return f"-{ratio} {advantage}, + {loss.ppo_kl_coef:g} |log {ratio}| for {chosen}"
     text = f"-min( {ratio} {advantage}, {band} {advantage} )"
+    if mode == "clip_cov":
+        between = f"with a covariance of {loss.clip_cov_lb:g} to {loss.clip_cov_ub:g}"
+        return f"{text}, without {loss.clip_cov_ratio:g} of the tokens, {between}"
     if mode in ("vanilla", "dapo") and actor.clip_ratio_c is not None:
         text += f", at most {actor.clip_ratio_c:g}|A| where A < 0"
     return text

@@ -18,6 +18,12 @@ ROLLOUT = "actor_rollout_ref.rollout"
 FILTER = "algorithm.filter_groups"
 
 
+# Constants of the policy loss that only one loss uses.
+LOSS_KEYS = {
+    "sapo": ("tau_pos", "tau_neg"),
+    "clip_cov": ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
+    "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
+}
 NoEffect = tuple[str, str, tuple[str, ...]]  # reason, remedy, keys; a trailing dot means every key below
 
 
@@ -82,6 +88,9 @@ def estimator(c: TrainerConfig) -> Iterator[NoEffect]:
         yield unused("only the estimator gae uses it", use_gae, "algorithm.lam")
     if name not in ("gae", "reinforce_plus_plus", "remax"):
         yield unused("this estimator does not discount", "remove it", "algorithm.gamma")
+    if name != "grpo" or not algorithm.norm_adv_by_std_in_grpo:
+        reason = "advantages are not divided by a standard deviation, or by that of the group only"
+        yield unused(reason, "remove it", "algorithm.std_level")
     if name not in ("grpo", "grpo_passk"):
         reason = "this estimator does not divide by the group's std"
         yield unused(reason, "remove it", "algorithm.norm_adv_by_std_in_grpo")
@@ -97,9 +106,10 @@ def loss(c: TrainerConfig) -> Iterator[NoEffect]:
     if not actor.use_kl_loss and actor.kl_loss_coef > 0:
         remedy = f"set {ACTOR}.use_kl_loss=true, or remove it"
         yield unused("there is no KL term in the loss", remedy, f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type")
-    if name in LOSSES and name != "sapo":
-        keys = (f"{ACTOR}.policy_loss.tau_pos", f"{ACTOR}.policy_loss.tau_neg")
-        yield unused("only the loss sapo uses it", f"set {ACTOR}.policy_loss.loss_mode=sapo, or remove it", *keys)
+    for own, keys in LOSS_KEYS.items():
+        if name in LOSSES and name != own:
+            remedy = f"set {ACTOR}.policy_loss.loss_mode={own}, or remove it"
+            yield unused("this loss does not use it", remedy, *(f"{ACTOR}.policy_loss.{key}" for key in keys))
     if name in LOSSES and name not in ("vanilla", "dapo"):
         yield unused("this loss has no dual clip", "remove it", f"{ACTOR}.clip_ratio_c")
     if not objective.clips:
@@ -201,9 +211,10 @@ def rollout(c: TrainerConfig) -> Iterator[NoEffect]:
 
 def rest(c: TrainerConfig) -> Iterator[NoEffect]:
     """Keys of rewards, data and the length of the run."""
-    if c.reward_model.reward_manager == "naive":
+    if c.reward_model.reward_manager != "dapo":
         remedy = "set reward_model.reward_manager=dapo, or remove it"
-        yield unused("the naive manager has no overlong penalty", remedy, "reward_model.reward_kwargs.")
+        reason = f"the {c.reward_model.reward_manager} manager has no overlong penalty"
+        yield unused(reason, remedy, "reward_model.reward_kwargs.")
     if c.reward.functions:
         remedy = "name the function in reward.functions, or remove one of the two keys"
         yield unused("reward.functions decides the reward", remedy, "custom_reward_function.")

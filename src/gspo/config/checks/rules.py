@@ -20,7 +20,7 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 FILTER = "algorithm.filter_groups"
 WIDE_SEQUENCE_CLIP = 0.01
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "reinforce_plus_plus_baseline")
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 
 Report = Callable[..., Problem]
@@ -242,8 +242,8 @@ def rewards(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if buffer.enable and not 0 < buffer.len < limit:
         message = f"expected 1 to {limit - 1}: over so many tokens the penalty grows, up to the limit of {limit}"
         yield report("reward_model.reward_kwargs.overlong_buffer_cfg.len", message, f"e.g. {max(1, limit // 4)}")
-    if buffer.enable and c.reward_model.reward_manager == "naive":
-        message = "the naive manager applies no overlong penalty"
+    if buffer.enable and c.reward_model.reward_manager != "dapo":
+        message = f"the {c.reward_model.reward_manager} manager applies no overlong penalty"
         yield report("reward_model.reward_manager", message, "set reward_model.reward_manager=dapo", "warning")
     path = c.custom_reward_function.path
     if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file():
@@ -293,14 +293,15 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report("trainer.nnodes", "trainer.backend = local runs on one machine", remedy)
     if trainer.backend == "local" and actor.strategy == "local" and (trainer.n_gpus_per_node or 1) > 1:
         message = "trainer.backend = local with actor.strategy = local uses one device"
-        remedy = "set trainer.n_gpus_per_node=1"
+        remedy = f"set {ACTOR}.strategy=fsdp2 to train on all of them, or trainer.n_gpus_per_node=1"
         yield report("trainer.n_gpus_per_node", message, remedy, "warning")
     if rollout.name == "native" and rollout.tensor_model_parallel_size > 1:
         message = "the native engine runs on one device"
         yield report(f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1")
     if actor.ulysses_sequence_parallel_size > 1:
-        message = "sequence parallelism is not supported"
-        yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, "set it to 1")
+        message = "has no effect: every device computes whole sequences, so it needs the memory of the longest one"
+        remedy = "set it to 1; if memory is short, set actor_rollout_ref.model.enable_gradient_checkpointing=true"
+        yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, remedy, "warning")
 
 
 RULES: tuple[Rule, ...] = (

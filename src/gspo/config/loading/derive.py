@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gspo.algo.settings import LOSSES, SEQUENCE_LEVELS
+from gspo.algo.settings import ESTIMATORS, LOSSES, SEQUENCE_LEVELS
 from gspo.config.compat.aliases import aliases
 from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
@@ -17,6 +17,8 @@ SAMPLES = "data.num_train_samples"
 MINI = f"{ACTOR}.ppo_mini_batch_size"
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 N = "actor_rollout_ref.rollout.n"
+ESTIMATOR = "algorithm.adv_estimator"
+BETAS = f"{ACTOR}.optim.betas"
 LEVEL = f"{ACTOR}.importance_sampling_level"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 CLIPS = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
@@ -24,11 +26,15 @@ LOSS_OF_LEVEL = {"token": "vanilla", "sequence": "gspo", "sequence_token": "gspo
 USUAL_MINI_BATCHES = 4
 
 
-def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Problem]) -> None:
+def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Problem], system: str | None = None) -> None:
     """Fill in derived values in place, those of deferred aliases included; contradictions go to `problems`."""
+    if system == "verl":
+        _devices_of_verl(settings)
+    _loss_of_method(settings)
     _loss_of_level(settings, problems)
     _clip_range(settings)
     _length_of_run(settings)
+    deferred = _adam_betas(settings, deferred)
     bad = [setting for setting in deferred if not _is_count(setting.value)]
     for setting in bad:
         problems.append(setting.problem("expected a whole number of at least 1", f"e.g. {setting.name}=4"))
@@ -45,12 +51,40 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
     _gen_batch(settings)
 
 
+def _adam_betas(settings: Settings, deferred: Sequence[Setting]) -> list[Setting]:
+    """Put TRL's and AReaL's two decay rates into the list of ours; returns the other deferred settings."""
+    names = {"adam_beta1": 0, "adam_beta2": 1, "actor.optimizer.beta1": 0, "actor.optimizer.beta2": 1}
+    for setting in deferred:
+        if setting.name in names:
+            betas = list(settings[BETAS].value)
+            betas[names[setting.name]] = setting.value
+            settings.put(BETAS, betas, setting.origin)
+    return [setting for setting in deferred if setting.name not in names]
+
+
 def _is_count(value: Any) -> bool:
     """Whether a value is a positive whole number."""
     try:
         return coerce(value, int) >= 1
     except WrongType:
         return False
+
+
+def _devices_of_verl(settings: Settings) -> None:
+    """verl trains on all devices it is given: on several machines with Ray, on those of one machine with FSDP."""
+    backend, strategy = "trainer.backend", f"{ACTOR}.strategy"
+    if settings["trainer.nnodes"].value > 1 and not settings.explicit(backend):
+        settings.derive(backend, "ray", "verl runs on Ray")
+    several = (settings["trainer.n_gpus_per_node"].value or 1) > 1
+    if several and settings[backend].value == "local" and not settings.explicit(strategy):
+        settings.derive(strategy, "fsdp2", "verl shards over the devices of trainer.n_gpus_per_node")
+
+
+def _loss_of_method(settings: Settings) -> None:
+    """Who names an estimator names a method: GRPO, PPO and the others have a ratio per token unless a loss is named."""
+    chosen = settings.explicit(ESTIMATOR) and settings[ESTIMATOR].value in ESTIMATORS
+    if chosen and settings[LOSS].origin.layer == Layer.DEFAULT and settings[LEVEL].value is None:
+        settings.derive(LOSS, "vanilla", f"the loss of {ESTIMATOR}={settings[ESTIMATOR].value}; {LOSS}=gspo is GSPO")
 
 
 def _loss_of_level(settings: Settings, problems: list[Problem]) -> None:
@@ -76,7 +110,7 @@ def _clip_range(settings: Settings) -> None:
     for key in CLIPS:
         if settings.explicit(shared) and not settings.explicit(key):
             settings.derive(key, None, f"because {shared} is set")
-    loss_is_chosen = settings.explicit(LOSS) or settings.explicit(LEVEL)
+    loss_is_chosen = settings[LOSS].origin.layer > Layer.RECIPE or settings.explicit(LEVEL)
     if settings[LEVEL].value in SEQUENCE_LEVELS or not loss_is_chosen:
         return
     for key in (*CLIPS, f"{ACTOR}.clip_target"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import get_args
 
 from gspo.config.compat.aliases import aliases
@@ -13,6 +14,7 @@ from gspo.config.loading.sources import OVERRIDE, parse_value
 from gspo.config.problems import Problem
 
 SWITCH_VALUES = (*TRUE, *FALSE, "1", "0")
+VERL_CONFIGS = ("ppo_trainer", "ppo_megatron_trainer", "ppo_veomni_trainer", "ppo_torchtitan_trainer", "dapo_trainer")
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
@@ -33,6 +35,29 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str], lis
         else:
             words.append(token)
     return words, overrides, flags
+
+
+def take_hydra_config(flags: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The file that Hydra's `--config-path` and `--config-name` (`-cp`, `-cn`) name, and the other flags.
+
+    A name of verl's own (ppo_trainer, …) that is no file here stands for defaults, which need no file.
+    """
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    queue = list(flags)
+    while queue:
+        token = queue.pop(0)
+        name, has_value, text = token.partition("=")
+        if name in ("--config-path", "--config-name", "--config-dir"):
+            found[name] = text if has_value else queue.pop(0) if queue else ""
+        else:
+            rest.append(token)
+    name = found.get("--config-name", "").removesuffix(".yaml")
+    if not name:
+        return None, rest
+    folder = Path(found.get("--config-path") or found.get("--config-dir") or ".")
+    file = folder / f"{name}.yaml"
+    return (None if name in VERL_CONFIGS and not file.is_file() else file), rest
 
 
 def _is_value(flag: str, word: str) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
+from gspo.config.compat.alias_values import UNSET
 from gspo.config.compat.aliases import Alias, aliases
-from gspo.config.compat.unneeded import why_unneeded
+from gspo.config.compat.unneeded import fixed_values, why_unneeded
+from gspo.config.compat.verl import VALUES
 from gspo.config.loading import tree
 from gspo.config.loading.settings import Setting
 from gspo.config.problems import Problem
@@ -26,9 +28,14 @@ def _by_suffix() -> dict[str, tuple[str, ...]]:
 
 
 def canonical(name: str) -> str | None:
-    """The full key of a name: the name itself, a key inside a mapping, or the only key with that ending."""
+    """The full key of a name: the name itself, a key inside a mapping, or the only key with that ending.
+
+    A name of another system that is no alias of ours never is a short form: it means something else there.
+    """
     if tree.leaf_of(name):
         return name
+    if fixed_values(name) or why_unneeded(name):
+        return None
     found = candidates(name)
     if not found:  # perhaps the short form of a key inside a mapping
         parts = name.split(".")
@@ -89,10 +96,10 @@ def translate(settings: Iterable[Setting], problems: list[Problem]) -> tuple[lis
     extra: list[Setting] = []  # further keys that an alias sets; setting such a key directly takes precedence
     deferred: list[Setting] = []
     first: dict[tuple[int, str], Setting] = {}
-    for setting in settings:
+    for setting in _resume_path(list(settings), problems):
         alias = aliases().get(setting.name)
-        if setting.value in ({}, None) and setting.name in tree.sections():
-            continue
+        if setting.value in ({}, None) and (setting.name in tree.sections() or _is_plain(alias)):
+            continue  # nothing is set
         if alias is not None and alias.deferred:
             last = _last_part(alias.name)  # replaces the value of an earlier layer
             deferred = [d for d in deferred if _last_part(d.name) != last]
@@ -109,6 +116,22 @@ def translate(settings: Iterable[Setting], problems: list[Problem]) -> tuple[lis
                 message = f"{earlier.name} = {earlier.value} ({earlier.origin.text}) sets the same key, {one.name}"
                 problems.append(setting.problem(message, "keep one of the two"))
     return sorted(extra + main, key=lambda s: s.origin.layer), deferred
+
+
+def _is_plain(alias: Alias | None) -> bool:
+    return alias is not None and alias.convert is None
+
+
+def _resume_path(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
+    """verl's path to resume from acts with trainer.resume_mode=resume_path, or where that key is not set."""
+    modes = [s.value for s in settings if s.name == "trainer.resume_mode"]
+    if not modes or modes[-1] == "resume_path":
+        return settings
+    for setting in settings:
+        if setting.name == "trainer.resume_from_path" and setting.value not in (None, False, ""):
+            reason = f"has no effect: trainer.resume_mode is {modes[-1]}, not resume_path"
+            problems.append(setting.problem(reason, "remove it", "warning"))
+    return [s for s in settings if s.name != "trainer.resume_from_path"]
 
 
 def _last_part(name: str) -> str:
@@ -130,10 +153,14 @@ def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
     """A setting that is not an alias, under its full key; or a problem."""
     key = canonical(setting.name)
     if key is not None:
-        return [Setting(key, setting.value, setting.origin, setting.text)]
-    reason = why_unneeded(setting.name)
+        return _as_ours(Setting(key, setting.value, setting.origin, setting.text), problems)
+    fixed, reason = fixed_values(setting.name), why_unneeded(setting.name)
     several = candidates(setting.name)
-    if reason is not None:
+    if fixed is not None:
+        if setting.value is not None and setting.value not in fixed.values:
+            wanted = ", ".join(map(str, fixed.values)) or "null"
+            problems.append(setting.problem(f"only {wanted} is supported here", fixed.remedy))
+    elif reason is not None:
         problems.append(setting.problem(f"has no effect: {reason}", "remove it", "warning"))
     elif setting.name in tree.sections():
         remedy = f"set its keys one by one, as {setting.name}.KEY; see `gspo config explain {setting.name}`"
@@ -143,3 +170,19 @@ def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
     else:
         problems.append(setting.problem("unknown key", suggestion(nearest(setting.name))))
     return []
+
+
+def _as_ours(setting: Setting, problems: list[Problem]) -> list[Setting]:
+    """A setting of our key whose value may be written as verl writes it. A null that the key cannot be means unset."""
+    leaf = tree.leaves().get(setting.name)
+    if leaf is None:
+        return [setting]
+    if setting.value is None and type(None) not in get_args(leaf.type):
+        return []
+    if setting.name not in VALUES:
+        return [setting]
+    value, note = VALUES[setting.name](setting.value)
+    if note is not None:
+        problems.append(setting.problem(note, "remove it, or set it to what is used", "warning"))
+    changed = value is not setting.value and value != setting.value
+    return [] if value is UNSET else [Setting(setting.name, value, setting.origin, None if changed else setting.text)]

@@ -16,12 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gspo.config.checks import rules
 from gspo.config.compat.aliases import aliases
+from gspo.config.compat.defaults import SYSTEM_DEFAULTS
 from gspo.config.loading import names, tree
 from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.derive import derive
 from gspo.config.loading.flags import read_flags
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
-from gspo.config.loading.sources import embedded_recipe, read_overrides, read_python, read_yaml
+from gspo.config.loading.sources import embedded_recipe, read_overrides, read_python, read_yaml, without_deleted
 from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
@@ -56,6 +57,10 @@ class ResolvedConfig:
         """The value of a dotted key."""
         return tree.get(self.config, key)
 
+    def settings(self) -> list[Setting]:
+        """Every key with its value and origin."""
+        return [Setting(key, self.get(key), origin) for key, origin in self.origins.items()]
+
     def to_dict(self) -> dict[str, Any]:
         """The whole tree as nested dictionaries."""
         return dataclasses.asdict(self.config)
@@ -74,12 +79,14 @@ def load(
     overrides: Sequence[str] = (),
     flags: Sequence[str] = (),
     *,
-    base: TrainerConfig | Mapping[str, Any] | None = None,
+    base: TrainerConfig | ResolvedConfig | Mapping[str, Any] | None = None,
     recipe: str | Path | None = None,
+    system: str | None = None,
 ) -> ResolvedConfig:
     """Resolve defaults < recipe < file < Python (`base`) < flags < overrides. ConfigErrors lists everything wrong.
 
-    `recipe` is a YAML file of defaults. The recipe of the embedded model takes precedence over it.
+    `recipe` is a YAML file of defaults. The recipe of the embedded model takes precedence over it. `system` is whose
+    program this replaces: values that nobody sets are then that system's, where it has others (SYSTEM_DEFAULTS).
     """
     problems: list[Problem] = []
     written: list[Setting] = []
@@ -89,10 +96,20 @@ def load(
         defaults = _full_keys(settings, problems)
     if config_path is not None:
         written += read_yaml(Path(config_path), Layer.FILE, problems)
-    if base is not None:
+    if isinstance(base, ResolvedConfig):
+        defaults += [s for s in base.settings() if s.origin.layer == Layer.RECIPE]
+        written += [s for s in base.settings() if s.origin.explicit]
+    elif base is not None:
         written += read_python(base)
-    written += [*read_flags(flags, problems), *read_overrides(overrides, problems)]
-    return _resolve(written, problems, defaults)
+    typed = [*read_flags(flags, problems), *read_overrides(overrides, problems)]
+    written = [*without_deleted(written, overrides), *typed]
+    return _resolve(written, problems, defaults, system or _system_of(written))
+
+
+def _system_of(written: list[Setting]) -> str | None:
+    """AReaL for a file with its sections: its loss has a ratio per token unless the file says otherwise."""
+    files = [s.name for s in written if s.origin.layer == Layer.FILE]
+    return "AReaL" if any(name == "actor.path" or name.startswith("gconfig.") for name in files) else None
 
 
 def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
@@ -109,17 +126,21 @@ def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting
     return good
 
 
-def _resolve(written: list[Setting], problems: list[Problem], recipe: list[Setting]) -> ResolvedConfig:
+def _resolve(
+    written: list[Setting], problems: list[Problem], recipe: list[Setting], system: str | None
+) -> ResolvedConfig:
     table = Settings()
     for key, leaf in tree.leaves().items():
         table.put(key, leaf.default, Origin(Layer.DEFAULT, "default"))
     if _model(written, recipe) == "embedded":
         recipe = [*recipe, *embedded_recipe()]
     translated, deferred = names.translate(_interpolate(written, recipe, problems), problems)
+    usual = SYSTEM_DEFAULTS[system] if system else {}
+    others = [Setting(key, value, Origin(Layer.DERIVED, f"default of {system}")) for key, value in usual.items()]
     # Plugins come first: they may bring the names that other keys use.
-    for setting in [*recipe, *sorted(translated, key=lambda s: s.name != "trainer.plugins")]:
+    for setting in [*recipe, *others, *sorted(translated, key=lambda s: s.name != "trainer.plugins")]:
         _set(table, setting, problems)
-    derive(table, deferred, problems)
+    derive(table, deferred, problems, system)
     config = _build(table)
     problems += _cross_field(config, table, problems)
     if any(p.level == "error" for p in problems):

@@ -12,19 +12,22 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gspo.config.compat.aliases import aliases
 from gspo.config.loading import tree
 from gspo.config.loading.settings import Layer, Origin, Setting
 from gspo.config.problems import Problem
 from gspo.config.schema.fields import Section, explicit_fields
 
 RECIPE = Path(__file__).parents[1] / "embedded.yaml"
+WHOLE = ("model_init_kwargs",)  # mappings of other systems that one function converts
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
 def _flatten(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted keys and values of nested mappings; a key whose value is itself a mapping is kept whole."""
-    leaf = tree.leaves().get(prefix.rstrip("."))
-    if isinstance(node, dict) and not (leaf and leaf.is_mapping):
+    name = prefix.rstrip(".")
+    leaf = tree.leaves().get(aliases()[name].target if name in aliases() else name)
+    if isinstance(node, dict) and not (leaf and leaf.is_mapping) and name not in WHOLE:
         for name, value in node.items():
             yield from _flatten(value, f"{prefix}{name}.")
     else:
@@ -91,7 +94,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Setting]:
-    """Settings from `key=value` and `+key=value`."""
+    """Settings from `key=value` and `+key=value`. `~key` is for `deleted`."""
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise TypeError(f'overrides: expected a list of texts such as "trainer.seed=1", found {overrides!r}')
     settings = []
@@ -99,16 +102,21 @@ def read_overrides(overrides: Sequence[str], problems: list[Problem]) -> list[Se
         origin = Origin(Layer.OVERRIDE, f"override {text}")
         match = OVERRIDE.fullmatch(text)
         if match is None:
-            deletes = text.startswith("~")
-            message = "keys cannot be deleted" if deletes else "expected key=value"
-            remedy = "remove it, or set the key instead" if deletes else "write key=value, or --flag value"
-            problems.append(Problem("error", text, None, "command line", message, remedy))
+            if not text.startswith("~"):
+                remedy = "write key=value, or --flag value"
+                problems.append(Problem("error", text, None, "command line", "expected key=value", remedy))
             continue
         try:
             settings.append(Setting(match[1], parse_value(match[2]), origin, match[2]))
         except ValueError as error:
             problems.append(Problem("error", match[1], match[2], origin.text, str(error), "put the value in quotes"))
     return settings
+
+
+def without_deleted(written: list[Setting], overrides: Sequence[str]) -> list[Setting]:
+    """The settings without those that Hydra's `~key` or `~key=value` removes, a section with all its keys."""
+    names = {text[1:].partition("=")[0] for text in overrides if text.startswith("~")}
+    return [s for s in written if not any(s.name == name or s.name.startswith(f"{name}.") for name in names)]
 
 
 def read_python(config: Section | Mapping[str, Any]) -> list[Setting]:

@@ -15,6 +15,20 @@ class PolicyLossConfig(Section):
     loss_mode: str = key(default="gspo", doc="The policy loss.", built_in=LOSSES)
     tau_pos: float = key(default=1.0, doc="Loss sapo: temperature of the gate for positive advantages.", gt=0)
     tau_neg: float = key(default=1.05, doc="Loss sapo: temperature of the gate for all other advantages.", gt=0)
+    clip_cov_ratio: float = key(
+        default=0.0002, doc="Loss clip_cov: share of the tokens, at least one, whose gradient is removed.", gt=0, le=1
+    )
+    clip_cov_lb: float = key(default=1.0, doc="Loss clip_cov: least covariance of a token whose gradient is removed.")
+    clip_cov_ub: float = key(
+        default=5.0, doc="Loss clip_cov: greatest covariance of a token whose gradient is removed."
+    )
+    kl_cov_ratio: float = key(
+        default=0.0002,
+        doc="Loss kl_cov: share of the tokens, at least one, with the greatest covariance, which get the KL penalty.",
+        gt=0,
+        le=1,
+    )
+    ppo_kl_coef: float = key(default=0.1, doc="Loss kl_cov: weight of the KL penalty.", ge=0)
 
 
 class ActorConfig(Section):
@@ -114,8 +128,8 @@ class ActorConfig(Section):
     )
     behav_imp_weight_mode: BehaviourMode = key(
         default="token_mask",
-        doc="Decoupled loss: whether the weight is per token or per sequence, and whether a weight above the cap "
-        "becomes 0 (mask) or the cap (truncate).",
+        doc="Decoupled loss: whether the weight is per token or per sequence (the geometric mean of its tokens' weights, "
+        "or their product), and whether a weight above the cap becomes 0 (mask) or the cap (truncate).",
     )
     old_log_prob_source: Literal["recompute", "rollout", "first_pass"] = key(
         default="first_pass",
@@ -134,13 +148,14 @@ class ActorConfig(Section):
     kl_loss_type: KLKind = key(
         default="low_var_kl",
         doc="Estimator of the KL term in the loss, with d = log π_θ/π_ref of a token: kl and k1 are d, "
-        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1.",
+        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1; k1+ and k3+ have their value and the "
+        "gradient of k2.",
     )
     grad_clip: float = key(default=1.0, doc="Largest gradient norm. Larger gradients are scaled down to it.", gt=0)
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")
     ulysses_sequence_parallel_size: int = key(
-        default=1, doc="Devices that share one sequence. Only 1 is supported.", ge=1
+        default=1, doc="Devices that share one sequence. More than 1 has no effect: sequences are not divided.", ge=1
     )
     use_torch_compile: bool = key(
         default=True,

@@ -102,13 +102,29 @@ class AlgoConfig(Section):
     norm_adv_by_std_in_grpo: bool = key(
         default=True, doc="Divide GRPO's advantages by the standard deviation of the group's rewards; false is Dr.GRPO."
     )
+    std_level: Literal["group", "batch"] = key(
+        default="group",
+        doc="With norm_adv_by_std_in_grpo: whether the standard deviation is that of the group's rewards or of the whole "
+        "batch's.",
+    )
+    normalize_advantages: bool = key(
+        default=False,
+        doc="Whiten the advantages over the trained tokens of the batch: subtract their mean, divide by their standard "
+        "deviation. gae and reinforce_plus_plus always do.",
+    )
+    mask_truncated: bool = key(
+        default=False,
+        doc="Leave responses that were cut at the length limit out of the loss. They still count in their group's "
+        "baseline.",
+    )
     use_kl_in_reward: bool = key(
         default=False, doc="Subtract a KL penalty against the reference model from the reward."
     )
     kl_penalty: KLKind = key(
         default="kl",
         doc="Estimator of the KL penalty in the reward, with d = log π_θ/π_ref of a token: kl and k1 are d, "
-        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1.",
+        "abs is |d|, mse and k2 are d²/2, low_var_kl and k3 are exp(-d) + d - 1; k1+ and k3+ have their value and the "
+        "gradient of k2.",
     )
     kl_ctrl: KLControlConfig = key(factory=KLControlConfig, doc="Controller of the KL coefficient in the reward.")
     filter_groups: FilterGroupsConfig = key(factory=FilterGroupsConfig, doc="Dynamic sampling.")

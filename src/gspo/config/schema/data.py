@@ -7,6 +7,17 @@ from typing import Any, Literal
 from gspo.config.schema.fields import Section, key
 
 
+class CustomDatasetConfig(Section):
+    """A dataset class of your own, in place of reading the files."""
+
+    path: str | None = key(default=None, doc="Python file or importable module with the class; null = files are read.")
+    name: str | None = key(
+        default=None,
+        doc="Name of the class. It is called as cls(data_files=…, tokenizer=…, config=…, processor=None), as verl calls "
+        "it; each of its items is a row.",
+    )
+
+
 class DataConfig(Section):
     """Prompts: sources, columns, lengths, batch sizes. Sizes count prompts, not responses."""
 
@@ -62,6 +73,7 @@ class DataConfig(Section):
         doc="With filter_overlong_prompts=false: stop at a prompt that is too long, or drop its left, right or middle "
         "part.",
     )
+    custom_cls: CustomDatasetConfig = key(factory=CustomDatasetConfig, doc="Your own dataset class.")
     apply_chat_template_kwargs: dict[str, Any] = key(
         factory=dict, doc="Extra arguments of the tokenizer's chat template.", example="{enable_thinking: false}"
     )

@@ -92,9 +92,11 @@ class OptimConfig(Section):
         default=-1, doc="Steps of linear warm-up; -1 = computed from lr_warmup_steps_ratio.", ge=-1, unit="steps"
     )
     lr_warmup_steps_ratio: float = key(default=0.0, doc="Warm-up as a share of the steps of the schedule.", ge=0, le=1)
-    lr_scheduler_type: Literal["constant", "cosine"] = key(default="constant", doc="Learning rate after the warm-up.")
+    lr_scheduler_type: Literal["constant", "cosine", "linear"] = key(
+        default="constant", doc="Learning rate after the warm-up."
+    )
     min_lr_ratio: float = key(
-        default=0.0, doc="Schedule cosine: last learning rate as a share of the peak.", ge=0, le=1
+        default=0.0, doc="Schedules cosine and linear: last learning rate as a share of the peak.", ge=0, le=1
     )
     total_training_steps: int = key(
         default=-1, doc="Steps of the schedule; -1 = the steps of the run.", ge=-1, unit="steps"

@@ -33,8 +33,10 @@ class RewardModelConfig(Section):
     enable: bool = key(
         default=False, doc="Score with a trained reward model. Not supported: use a reward function instead."
     )
-    reward_manager: Literal["naive", "dapo"] = key(
-        default="naive", doc="naive uses the score unchanged; dapo adds the overlong penalty."
+    reward_manager: Literal["naive", "dapo", "batch", "prime"] = key(
+        default="naive",
+        doc="naive, batch and prime use the score unchanged; dapo adds the overlong penalty. Whether a function scores one "
+        "response or a batch is seen from its signature, and all run in parallel.",
     )
     reward_kwargs: RewardKwargs = key(factory=RewardKwargs, doc="Settings of the reward manager.")
 
@@ -83,6 +85,11 @@ class RewardConfig(Section):
         doc="How often a response is tried again after its reward process died.",
         ge=0,
         may_change_on_resume=True,
+    )
+    scale: float = key(default=1.0, doc="Factor of the score, after `bias` is added to it.")
+    bias: float = key(default=0.0, doc="Number that is added to the score.")
+    clip: float | None = key(
+        default=None, doc="Largest size of a score, positive or negative, after bias and scale; null = no limit.", gt=0
     )
     format_weight: float = key(default=0.0, doc="Weight of the format reward, which is added to the score; 0 = none.")
     repetition_penalty: float = key(default=0.0, doc="Weight of the penalty on repeated phrases; 0 = none.", ge=0)

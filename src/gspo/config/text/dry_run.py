@@ -12,7 +12,6 @@ def dry_run_text(resolved: ResolvedConfig) -> str:
     config = resolved.config
     model, algorithm = config.actor_rollout_ref.model, config.algorithm
     objective = resolved_loss(config.actor_rollout_ref.actor)
-    clip = f"ratio clipped to [1 - {objective.clip[0]:g}, 1 + {objective.clip[1]:g}]" if objective.clips else "no clip"
     groups = algorithm.filter_groups
     kept = (
         f"keeps the groups that {groups.function} accepts"
@@ -24,7 +23,7 @@ def dry_run_text(resolved: ResolvedConfig) -> str:
     lines = [
         ("model", model.path + (f", LoRA rank {model.lora_rank}" if model.lora_rank else "")),
         ("data", ", ".join(files) if isinstance(files, list) else files),
-        ("objective", f"{objective.loss_mode}: {objective.level} ratio, {clip}, {objective.aggregation}"),
+        ("objective", f"{objective}, {objective.aggregation}"),
         ("advantages", algorithm.adv_estimator),
         ("dynamic sampling", sampling),
         ("other models", ", ".join(r for r, on in roles(config).items() if on) or "none"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gspo.config.compat.aliases import Alias, aliases, aliases_of
-from gspo.config.compat.unneeded import why_unneeded
+from gspo.config.compat.unneeded import fixed_values, why_unneeded
 from gspo.config.loading import names, tree
 from gspo.config.loading.resolve import load
 from gspo.config.loading.tree import Leaf
@@ -42,6 +42,10 @@ def explain(name: str) -> tuple[str, bool]:
     reason = why_unneeded(name)
     if reason is not None:
         return f"{name}: accepted with a warning; has no effect here: {reason}", True
+    fixed = fixed_values(name)
+    if fixed is not None:
+        allowed = ", ".join(map(str, (*fixed.values, "null")))
+        return f"{name}: of another system; only {allowed} is accepted: {fixed.remedy}", True
     near = names.nearest(name)
     return f"unknown key {name}" + (f"; did you mean {near}?" if near else ""), False
 

@@ -18,7 +18,8 @@ THREADS = "OMP_NUM_THREADS"
 def plain_class(worker_class: Any) -> type:
     """The Python class of a worker class, `ray.remote` or not."""
     if isinstance(worker_class, ActorClass):
-        return worker_class.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
+        made = worker_class.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
+        return getattr(made, "__ray_actor_class__", made)  # each call of `ray.remote` makes a new subclass of it
     return worker_class
 
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,8 @@ RATIO_LIMIT = 10.0
 MEAN_RANGE = (0.5, 2.0)
 CLIP_LIMIT = 0.8
 ENTROPY_SHARE = 0.05
+ENTROPY_FACTOR = 3.0
+RISING_STEPS = 10  # chance alone orders so many values about once in four million steps
 KEEP_LIMIT = 0.05
 LENGTH_SHARE = 0.25
 CUT_LIMIT = 0.5
@@ -146,6 +148,11 @@ def _start(rows: Sequence[Row], name: str) -> float | None:
     return sum(values[:START_ROWS]) / START_ROWS if len(values) > START_ROWS else None
 
 
+def _latest(rows: Sequence[Row], name: str) -> float | None:
+    """The latest known value of a metric. A step may not measure it, such as the reward when no group was judged."""
+    return next((v for row in reversed(rows) if (v := _value(row, name)) is not None), None)
+
+
 def not_finite(rows: Sequence[Row]) -> str | None:
     """NaN or infinity in a loss, a gradient or another number that training depends on."""
     row = rows[-1]
@@ -186,7 +193,7 @@ def clip_fraction(rows: Sequence[Row]) -> str | None:
 def entropy_collapse(rows: Sequence[Row]) -> str | None:
     """Entropy gone without the reward having risen. (Answers that become right become certain too.)"""
     start, now = _start(rows, "actor/entropy"), _value(rows[-1], "actor/entropy")
-    before, reward = _start(rows, "critic/score_all/mean"), _value(rows[-1], "critic/score_all/mean")
+    before, reward = _start(rows, "critic/score_all/mean"), _latest(rows, "critic/score_all/mean")
     if start is None or now is None or now >= ENTROPY_SHARE * start:
         return None
     if before is not None and reward is not None and reward > before + HACKING_MARGIN:
@@ -194,6 +201,31 @@ def entropy_collapse(rows: Sequence[Row]) -> str | None:
     return (
         f"entropy fell from {start:.3g} to {now:.3g} and the reward did not rise: the policy repeats itself; lower "
         "actor.optim.lr, add actor.entropy_coeff, or raise rollout.temperature"
+    )
+
+
+def gibberish(rows: Sequence[Row]) -> str | None:
+    """Entropy far above its start and the reward fallen: the answers become random tokens."""
+    start, now = _start(rows, "actor/entropy"), _value(rows[-1], "actor/entropy")
+    before, reward = _start(rows, "critic/score_all/mean"), _latest(rows, "critic/score_all/mean")
+    if start is None or now is None or before is None or reward is None:
+        return None
+    if now <= ENTROPY_FACTOR * start or reward >= before - HACKING_MARGIN:
+        return None
+    return (
+        f"entropy rose from {start:.3g} to {now:.3g} and the reward fell from {before:.3f} to {reward:.3f}: the answers "
+        "become random; stop, return to an earlier checkpoint, and lower actor.optim.lr or actor.entropy_coeff"
+    )
+
+
+def rising_loss(rows: Sequence[Row]) -> str | None:
+    """The policy loss rose in every one of the last steps. It hovers around 0 in a healthy run."""
+    known = [v for row in rows[-RISING_STEPS:] if (v := _value(row, "actor/pg_loss")) is not None]
+    if len(known) < RISING_STEPS or any(b <= a for a, b in pairwise(known)):
+        return None
+    return (
+        f"the policy loss rose in each of the last {RISING_STEPS} steps, from {known[0]:.3g} to {known[-1]:.3g}: updates "
+        "make it worse; lower actor.optim.lr, or make fewer mini-batches per step"
     )
 
 
@@ -242,8 +274,7 @@ def reward_hacking(rows: Sequence[Row]) -> str | None:
     if not earlier:
         return None
     at, best = max(earlier, key=lambda pair: pair[1])
-    rewards = [_value(row, "critic/score_all/mean") for row in (*rows[at : at + 2], rows[-1])]
-    known = [r for r in rewards if r is not None]
+    known = [r for row in rows[at:] if (r := _value(row, "critic/score_all/mean")) is not None]
     if len(known) < 2 or best - now <= HACKING_MARGIN or known[-1] - known[0] <= HACKING_MARGIN:
         return None
     return (
@@ -257,6 +288,8 @@ RULES: dict[str, Rule] = {
     "ratio_explosion": ratio_explosion,
     "clip_fraction": clip_fraction,
     "entropy_collapse": entropy_collapse,
+    "gibberish": gibberish,
+    "rising_loss": rising_loss,
     "keep_rate": keep_rate,
     "length_collapse": length_collapse,
     "answers_cut": answers_cut,

@@ -31,6 +31,11 @@ class Decoder:
                 f"max_length={max_length} (prompt and response) exceeds the model's max_position_embeddings={limit}; "
                 "lower data.max_prompt_length or data.max_response_length."
             )
+        if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+            raise EngineError(
+                f"{type(model).__name__} has no position_ids: it places tokens by the attention mask (ALiBi), and the native "
+                "engine cannot run it; set actor_rollout_ref.rollout.name=vllm, or choose a model of another family"
+            )
         self.model = model
         self.device = device
         self._pad = pad_token_id

@@ -14,28 +14,43 @@ from gspo.kernels.ragged import flat, padded, ranges
 from gspo.seeding import derive_seed, permutation
 from gspo.training.batch.packing import Layout, SpansOf, pack
 from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks, spread
-from gspo.types import Group, TrainBatch
+from gspo.types import Group, Rollout, TrainBatch
 
 # The layout of a micro-batch: padded rows, packed rows, or packed with each group's prompt once.
 Kind = Literal["plain", "packed", "shared"]
 
 
-def collate(groups: Sequence[Group], order_seed: int | None = None) -> TrainBatch:
+def collate(groups: Sequence[Group], order_seed: int | None = None, *, mask_truncated: bool = False) -> TrainBatch:
     """A right-padded batch from groups. Rows keep the order of groups and of responses within them.
 
-    `order_seed` shuffles the groups over mini-batches (see `group_order`).
+    `order_seed` shuffles the groups over mini-batches (see `group_order`). `mask_truncated` trains on no token of a
+    response that was cut at the length limit.
     """
     rows = [(i, group.prompt, rollout) for i, group in enumerate(groups) for rollout in group.rollouts]
     width = max(len(r.token_ids) for _, _, r in rows)
     return TrainBatch(
         prompt_ids=[p.token_ids for _, p, _ in rows],
         response_ids=[r.token_ids for _, _, r in rows],
-        mask=padded([r.loss_mask for _, _, r in rows], width),
+        mask=padded([() if mask_truncated and r.finish_reason == "length" else r.loss_mask for _, _, r in rows], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
         scores=torch.tensor([r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64),
         rollout_log_probs=padded([r.log_probs for _, _, r in rows], width),
+        kl_penalties=_kl_penalties([r for _, _, r in rows], width),
         order_seed=order_seed,
     )
+
+
+def _kl_penalties(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
+    """The KL penalties [B,T] of the tokens; None without any. One that is known as a sum only is on the last token."""
+    if not any(r.reward is not None and r.reward.kl_penalty for r in rollouts):
+        return None
+    out = torch.zeros(len(rollouts), width, dtype=torch.float64)
+    for row, rollout in enumerate(rollouts):
+        if rollout.reward is not None and rollout.token_ids:
+            size = len(rollout.token_ids)
+            by_token = rollout.reward.kl_by_token or (*(0.0,) * (size - 1), rollout.reward.kl_penalty)
+            out[row, :size] = torch.tensor(by_token, dtype=torch.float64)
+    return out
 
 
 def group_order(batch: TrainBatch, epoch: int) -> list[int] | None:
