@@ -10,6 +10,7 @@ from pathlib import Path
 from gspo.runs.files import write_atomic
 
 log = logging.getLogger("gspo.report")
+MAX_PROBLEMS = 20  # files of groups that are named
 
 
 @dataclass
@@ -49,11 +50,15 @@ def build_report(run_dir: Path | str, *, pictures: bool = True, budget: int | No
     run = read_run(path)
     store = collect(run, DEFAULT_BUDGET if budget is None else budget)
     report = Report(path / "report.html", path / "RUN.md")
-    page = report_page(overview(run), store.index, store.chunks, store.note)
+    problems = [*run.problems, *store.problems[:MAX_PROBLEMS]]
+    if len(store.problems) > MAX_PROBLEMS:
+        problems.append(f"{len(store.problems) - MAX_PROBLEMS} more files of groups")
+    page = report_page({**overview(run), "problems": problems}, store.index, store.chunks, store.note)
     write_atomic(report.page, page.encode("utf-8", "replace"))
     write_atomic(report.card, run_card(run).encode("utf-8", "replace"))
     if store.note:
         report.notes.append(store.note)
+    report.notes += [f"not read: {problem}" for problem in problems]
     if pictures:
         try:
             from gspo.report.pictures import draw_pictures
