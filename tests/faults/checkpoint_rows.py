@@ -12,6 +12,7 @@ from tests.faults.hostile_checkpoints import LYING, make_lie
 from tests.faults.kill_rows import Bench, with_bench
 from tests.faults.row import Check
 
+NUM_RESUMED = 16  # of those that lie, drawn by the seed: a whole resume takes seconds
 SECONDS = 30.0  # for a whole resume on a loaded machine
 
 
@@ -23,8 +24,7 @@ def _stopped_run(bench: Bench) -> None:
 def older_is_used(bench: Bench, rng: random.Random) -> tuple[bool, str]:
     """C1: the newest checkpoint lies in one of many ways; the run names it, goes on from the older one, to the same bits."""
     _stopped_run(bench)
-    names = sorted(LYING)
-    rng.shuffle(names)
+    names = rng.sample(sorted(LYING), NUM_RESUMED)
     bad, slowest = [], 0.0
     for name in names:
         run = bench.folder / name
@@ -85,7 +85,9 @@ def reset_is_said(bench: Bench, rng: random.Random) -> tuple[bool, str]:
 
 
 ROWS: dict[str, Check] = {
-    "C1": with_bench(older_is_used, "C1", f"{len(LYING)} checkpoints that lie, with an older good one"),
+    "C1": with_bench(
+        older_is_used, "C1", f"{NUM_RESUMED} of {len(LYING)} checkpoints that lie, with an older good one"
+    ),
     "C2": with_bench(refused_when_alone, "C2", f"{len(LYING)} checkpoints that lie, alone"),
     "C3": with_bench(reset_is_said, "C3", "missing optimiser state with trainer.resume_missing=reset"),
 }
