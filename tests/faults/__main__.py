@@ -25,6 +25,7 @@ MODULES = (
     "sandbox_rows",
     "folder_rows",
     "checkpoint_rows",
+    "large_rows",
 )
 
 

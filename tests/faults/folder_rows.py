@@ -35,13 +35,13 @@ HOSTILE_CONFIGS = (
 )
 
 
-def run_command(*words: str) -> tuple[int, str, float, float]:
-    """Exit code, output, seconds and peak MB of a `gspo` command."""
+def run_command(*words: str, limit: float = SECONDS) -> tuple[int, str, float, float]:
+    """Exit code, output, seconds and peak MB of a `gspo` command, which is killed after `limit` seconds."""
     start = time.monotonic()
     program = [sys.executable, "-m", "gspo", *words]
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(program, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
-        status, usage = _wait(child.pid, start + SECONDS)
+        status, usage = _wait(child.pid, start + limit)
         child.returncode = status
         output.seek(0)
         text = output.read().decode(errors="replace")
@@ -94,7 +94,7 @@ def r2(seed: int) -> Row:
             assert server.stdout is not None
             port = int(server.stdout.readline().rpartition(":")[2].split("/")[0])
             problems, slowest = _ask_all(port)
-            peak = _peak_mb(server.pid)
+            peak = peak_mb(server.pid)
         finally:
             server.kill()
             server.wait()
@@ -137,7 +137,7 @@ def _ask_all(port: int) -> tuple[list[str], float]:
     return problems, slowest
 
 
-def _peak_mb(pid: int) -> float:
+def peak_mb(pid: int) -> float:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 

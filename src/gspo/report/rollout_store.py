@@ -18,6 +18,7 @@ from gspo.runs.run import Run
 LOG_PROBS = ("log_probs", "old_log_probs", "new_log_probs")
 LEFT_OUT = (*LOG_PROBS, "token_ids", "loss_mask")
 MAX_LISTED = 2000  # steps of training, and of evaluations, whose groups are listed
+MAX_TEXTS = 300  # steps of a run with more than MAX_LISTED whose texts are in the page
 DEFAULT_BUDGET = 32 << 20  # bytes of group files; their chunks come out smaller
 
 
@@ -41,7 +42,8 @@ def collect(run: Run, budget: int = DEFAULT_BUDGET) -> RolloutStore:
     listed = {"eval": spread(evals, MAX_LISTED), "train": spread(groups, MAX_LISTED)}
     chosen_evals = choose({step: evals[step] for step in listed["eval"]}, budget // 4)
     left = budget - sum(_size(evals[s]) for s in chosen_evals)
-    chosen = {"eval": chosen_evals, "train": choose({step: groups[step] for step in listed["train"]}, left)}
+    texts = listed["train"] if len(groups) <= MAX_LISTED else spread(listed["train"], MAX_TEXTS)
+    chosen = {"eval": chosen_evals, "train": choose({step: groups[step] for step in texts}, left)}
     for kind, files in (("train", groups), ("eval", evals)):
         index = GroupIndex(run.path / ("groups" if kind == "train" else "evals"), held_out=kind == "eval")
         index.refresh()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from array import array
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from gspo import untrusted
-from gspo.runs.reading import parse_line
 from gspo.untrusted import Unreadable
 
 MAX_LINE = 4 * untrusted.MiB
@@ -36,6 +36,9 @@ class MetricTable:
         self._columns: dict[str, array[float]] = {}
         self._place: dict[int, int] = {}  # step → row
         self._file, self._offset, self._num_lines = (0, 0), 0, 0
+        self._form: list[bytes] = []  # the keys of the last row as its line has them, the step first
+        self._sizes: list[int] = []
+        self._row_columns: list[array[float]] = []  # of the metrics of the last row
         self.problem: str | None = None
 
     def __len__(self) -> int:
@@ -55,11 +58,13 @@ class MetricTable:
                     self._file = (info.st_dev, info.st_ino)
                 file.seek(self._offset)
                 for line in untrusted.lines(file, path, MAX_LINE):
-                    row = parse_line(line, path)
-                    if row is None and not line.endswith(b"\n"):
-                        break  # half written
+                    if not self._add_alike(line):
+                        row = _parse(line, path)
+                        if row is None and not line.endswith(b"\n"):
+                            break  # half written
+                        self._add(row or {}, path)
+                        self._note_form(line, row or {})
                     self._offset += len(line)
-                    self._add(row or {}, path)
         except FileNotFoundError:
             self._forget()
         except Unreadable as error:
@@ -68,6 +73,41 @@ class MetricTable:
             self.problem = f"cannot be read ({error.strerror})"
         self._sort()
         return self
+
+    def _add_alike(self, line: bytes) -> bool:
+        """Add a row that has the metrics of the last one in the same order, as nearly all have; False when it has not.
+
+        Such a line is split at the known places, which is several times faster than to parse it.
+        """
+        parts = line[1:-2].split(b", ")
+        if len(parts) != len(self._form) or line[:1] + line[-2:] != b"{}\n":
+            return False
+        if not all(map(bytes.startswith, parts, self._form)):
+            return False
+        try:
+            step, *values = [float(part[size:]) for part, size in zip(parts, self._sizes)]
+        except ValueError:  # null, or another type
+            return False
+        is_next = step == int(step) and self.steps and self.steps[-1] < step < MAX_STEP
+        if not is_next or not math.isfinite(sum(values)) or self.num_cells > MAX_CELLS or len(self) >= MAX_LINES:
+            return False
+        self._num_lines += 1
+        self._place[int(step)] = len(self.steps)
+        for column, value in zip(self._row_columns, values):
+            if len(column) < len(self.steps):
+                column.extend([_NONE] * (len(self.steps) - len(column)))
+            column.append(value)
+        self.steps.append(int(step))
+        return True
+
+    def _note_form(self, line: bytes, row: dict[str, Any]) -> None:
+        """Remember what the lines of further rows look like, if this one is as the trainer writes them."""
+        names = list(row)
+        self._form = [json.dumps(name).encode() + b": " for name in names]
+        self._sizes = [len(key) for key in self._form]
+        self._row_columns = [c for name in names[1:] if (c := self._columns.get(name)) is not None]
+        if names[:1] != ["step"] or len(self._row_columns) != len(names) - 1:
+            self._form = []
 
     def _add(self, row: dict[str, Any], path: Path) -> None:
         self._num_lines += 1
@@ -89,7 +129,7 @@ class MetricTable:
                     self.problem = f"has more than {MAX_NAMES:,} metrics; the others are left out"
                     continue
                 column = self._columns[name] = array("d")
-            number = value if isinstance(value, int | float) and not isinstance(value, bool) else _NONE
+            number = value if _is_finite(value) else _NONE
             if place < len(column):
                 column[place] = number
                 continue
@@ -109,6 +149,7 @@ class MetricTable:
         self._place = {step: place for place, step in enumerate(self.steps)}
         for name, column in self._columns.items():
             self._columns[name] = array("d", (column[i] for i in order))
+        self._form = []  # its columns were replaced
 
     def names(self) -> list[str]:
         """Every metric that occurs in some row, in order of appearance."""
@@ -131,3 +172,22 @@ class MetricTable:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row, with the values that it has."""
         return (self.row(place) for place in range(len(self.steps)))
+
+
+def _parse(line: bytes, path: Path) -> dict[str, Any] | None:
+    """The object of a line; None when it does not parse or is something else."""
+    try:
+        value = untrusted.parse_json(line.decode("utf-8", "replace"), path)
+    except Unreadable:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether a value is a number that a float can have."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
