@@ -38,4 +38,5 @@ MEANINGS: dict[int, str] = {
     "was doing, the last checkpoint is intact",
     128 + signal.SIGINT: "stopped by Ctrl-C; saved",
     128 + signal.SIGTERM: "stopped by SIGTERM; saved",
+    128 + signal.SIGHUP: "stopped by SIGHUP (the terminal was closed); saved",
 }

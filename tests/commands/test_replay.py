@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import shutil
 
 import pytest
 import torch
@@ -127,3 +130,75 @@ def test_shuffled_mini_batches_are_those_that_were_trained(tmp_path, monkeypatch
     monkeypatch.setattr("gspo.checks.replay.order_seed", lambda config, step: None)
     neighbours = {step: replay.shadows(step, [])[0].value for step in want}
     assert neighbours != pytest.approx(want, abs=2e-5)  # another cut has other denominators
+
+
+def _damaged(run, tmp_path, change):
+    """A copy of the run in which `change` was applied to the lines of step 2."""
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    file = copy / "groups" / "step-000002.jsonl.gz"
+    lines = gzip.decompress(file.read_bytes()).decode().splitlines()
+    file.write_bytes(gzip.compress("\n".join(change(lines)).encode() + b"\n"))
+    return copy, file
+
+
+def _first_trained(lines, change):
+    """Change the first response of the first trained group; returns the lines and its number."""
+    for number, line in enumerate(lines):
+        group = json.loads(line)
+        if "new_log_probs" in group["responses"][0]:
+            change(group["responses"][0], group)
+            return [*lines[:number], json.dumps(group), *lines[number + 1 :]], number + 1
+    raise AssertionError("no trained group")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda lines: [lines[0], lines[1][:-40], *lines[2:]], ":2: is not JSON"),
+        (lambda lines: [lines[0], "[" * 20_000, *lines[2:]], ":2: is nested deeper"),
+        (lambda lines: [lines[0], "5", *lines[2:]], ":2: is not a group"),
+    ],
+)
+def test_a_damaged_line_is_named(run, tmp_path, change, reason):
+    copy, file = _damaged(run, tmp_path, change)
+    done = CliRunner().invoke(app, ["replay", str(copy)])
+    assert done.exit_code == 2 and f"error: {file}{reason}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda r, g: r.update(log_probs=r["log_probs"][:-1]), "numbers in `log_probs`"),
+        (lambda r, g: r.update(new_log_probs=["x"]), "no list of numbers `new_log_probs`"),
+        (lambda r, g: r.pop("old_log_probs"), "no list of numbers `old_log_probs`"),
+        (lambda r, g: r.update(advantage=None), "no number `advantage`"),
+        (lambda r, g: r.update(score="high"), "no number `score`"),
+        (lambda r, g: g.pop("submission"), "no whole number `submission`"),
+        (lambda r, g: g["responses"].append(7), "is not an object"),
+    ],
+)
+def test_a_group_that_lacks_what_a_loss_needs_is_named_by_its_line(run, tmp_path, change, reason):
+    places = []
+
+    def apply(lines):
+        out, number = _first_trained(lines, change)
+        places.append(number)
+        return out
+
+    copy, file = _damaged(run, tmp_path, apply)
+    done = CliRunner().invoke(app, ["replay", str(copy)])
+    assert done.exit_code == 2 and f"error: {file}:{places[0]}: " in done.output and reason in done.output
+
+
+def test_a_group_file_that_is_cut_short_or_no_file_is_named(run, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    file = copy / "groups" / "step-000002.jsonl.gz"
+    file.write_bytes(file.read_bytes()[:-20])
+    done = CliRunner().invoke(app, ["replay", str(copy)])
+    assert done.exit_code == 2 and f"error: {file}: is cut short" in done.output
+    file.unlink()
+    os.mkfifo(file)
+    done = CliRunner().invoke(app, ["replay", str(copy)])
+    assert done.exit_code == 2 and f"error: {file}: is a named pipe" in done.output

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.runs.reading import read_rows
+from gspo.runs.run import read_run
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r'```python title="([^"]+)"\n(.*?)```', PAGE, re.DOTALL))
@@ -61,7 +61,7 @@ def test_parts_from_plugin_files_train_together(folder):
     result = json.loads(printed.rpartition("result: ")[2])
     assert result["steps"] == 2
     run_folder = folder / result["run"]
-    rows = read_rows(run_folder / "metrics.jsonl")
+    rows = read_run(run_folder).rows
     assert "on fours, spo, median advantages" in printed
     assert all(row["train/groups_filtered"] + row["train/groups_kept"] > 0 for row in rows[1:])
     assert {"reward/reward/arithmetic/mean", "reward/reward/brief/mean"} <= set(rows[1])
@@ -74,7 +74,7 @@ def test_parts_from_plugin_files_train_together(folder):
 def test_an_engine_from_a_plugin_file_generates_what_is_trained_on(folder):
     printed = gspo(folder, COMMANDS[1])
     result = json.loads(printed.rpartition("result: ")[2])
-    rows = read_rows(folder / result["run"] / "metrics.jsonl")
+    rows = read_run(folder / result["run"]).rows
     # The engine's log-probs and the trainer's come from two programs over the same weights.
     assert abs(rows[1]["actor/rollout_kl"]) < 1e-4
 

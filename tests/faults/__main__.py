@@ -23,6 +23,9 @@ MODULES = (
     "worker_rows",
     "data_rows",
     "sandbox_rows",
+    "folder_rows",
+    "checkpoint_rows",
+    "large_rows",
 )
 
 

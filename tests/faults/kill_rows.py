@@ -176,10 +176,10 @@ def prompts_used_twice(run: Path, epoch_size: int) -> list[str]:
 
 
 def stop_signals(bench: Bench, rng: random.Random) -> tuple[bool, str]:
-    """K5: SIGTERM and SIGINT to the real program: saved within a step, documented exit code, same bits after."""
+    """K5: SIGTERM, SIGINT and SIGHUP to the real program: saved within a step, documented exit code, same bits after."""
     bench.reference(*_CLI)
     seen = []
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         name = f"signal-{int(number)}"
         command = _command(bench, name)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -213,5 +213,5 @@ ROWS: dict[str, Check] = {
     "K2": with_bench(named_kills, "K2", "SIGKILL at 12 named points"),
     "K3": with_bench(repeated_resumes, "K3", "resumes in one epoch, at its end, at the last step, at step 0"),
     "K4": with_bench(kills_while_refilling, "K4", "kill while refilling and with surplus groups"),
-    "K5": with_bench(stop_signals, "K5", "SIGTERM, SIGINT"),
+    "K5": with_bench(stop_signals, "K5", "SIGTERM, SIGINT, SIGHUP"),
 }

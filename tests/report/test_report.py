@@ -17,7 +17,6 @@ from typing import Any, get_args
 import pytest
 
 from gspo.report import write_report
-from gspo.report.group_index import FIELDS
 from gspo.report.overview import overview
 from gspo.report.page import asset
 from gspo.report.pictures import FATES
@@ -25,6 +24,7 @@ from gspo.report.rollout_store import choose, collect, pack
 from gspo.report.run_card import run_card
 from gspo.report.verdict import DROPPED, judge
 from gspo.report.write import build_report
+from gspo.runs.group_index import FIELDS
 from gspo.runs.run import read_run
 from gspo.sampling.filters import Reason
 from tests.report.synthetic import Maker, Plan, make_run, write_step

@@ -224,7 +224,7 @@ def test_the_index_grows_with_the_run_and_starts_over_after_a_cut(tmp_path: Path
 
 def test_the_index_answers_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_run(tmp_path / "runs" / "run", Plan(steps=6, groups=1, n=2, questions=1, val_every=9))
-    monkeypatch.setattr("gspo.report.live.BATCH_SECONDS", -1.0)
+    monkeypatch.setattr("gspo.report.live_index.BATCH_SECONDS", -1.0)
     live, steps, rounds = LiveRuns(tmp_path / "runs"), [], 0
     complete = False
     while not complete:
@@ -252,11 +252,13 @@ def test_status_turns_when_the_process_dies(runs: Path) -> None:
 
 
 def test_a_run_that_cannot_be_read_is_an_answer_not_silence(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(path: Path) -> None:
+    def fail(path: Path, *_: object) -> None:
         raise ValueError("unreadable")
 
     monkeypatch.setattr("gspo.report.live.read_run", fail)
-    assert client.get("/api/runs")[0] == 500
+    (listed,) = client.json("/api/runs")["runs"]
+    assert (listed["name"], listed["problems"]) == ("embedded", ["cannot be read (ValueError: unreadable)"])
+    assert client.get("/api/run/embedded/overview")[0] == 500
     assert client.get("/")[0] == 200
 
 

@@ -245,3 +245,33 @@ def test_pairs_cover_every_kind_and_differ() -> None:
     pairs = make_pairs(100)
     assert len({pair.kind for pair in pairs}) == 17
     assert all(pair.right != pair.wrong for pair in pairs)
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth", "same"),
+    [
+        ("6.67e-11", "6.02e-11", False),
+        ("1e-9", "1e-30", False),
+        ("1e-300", "1e-299", False),
+        ("-1e-9", "1e-9", False),
+        ("0.0000001", "0.0000009", False),
+        (r"6.67 \times 10^{-11}", "6.02e-11", False),
+        ("0.00000012%", "0.00000034%", False),
+        ("(1e-9, 2e-9)", "(3e-9, 2e-9)", False),
+        ("6.67e-11", "0.0000000000667", True),
+        ("6.67431e-11", "6.674e-11", True),
+        ("0.333333", "1/3", True),
+        ("0.33333333", "1/3", True),
+        ("3.1415926", "3.14159265", True),
+        ("0.001234567", "0.0012345678", True),
+        ("0.052360", "0.0523598776", True),
+    ],
+)
+def test_small_numbers_are_equal_only_when_their_digits_are(answer: str, truth: str, same: bool) -> None:
+    assert grade_math(rf"\boxed{{{answer}}}", truth, symbolic=False).score == float(same)
+    assert grade_math(rf"\boxed{{{truth}}}", answer, symbolic=False).score == float(same)
+
+
+@given(st.integers(1, 9999), st.integers(1, 9999), st.integers(5, 250))
+def test_numbers_of_different_digits_differ_at_every_scale(a: int, b: int, exponent: int) -> None:
+    assert grade_math(rf"\boxed{{{a}e-{exponent}}}", f"{b}e-{exponent}", symbolic=False).score == float(a == b)

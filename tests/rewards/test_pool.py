@@ -222,6 +222,21 @@ def test_errors_of_loading_come_at_once(tmp_path: Path) -> None:
         make_scorer(f"{file}:score")
 
 
+def test_an_import_that_never_ends_is_said_early_and_stopped_at_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gspo.rewards.pool.workers.SAY_AFTER", 0.5)
+    monkeypatch.setattr("gspo.rewards.pool.workers.LOAD_TIMEOUT", 3.0)
+    file, number = tmp_path / "endless.py", tmp_path / "pid"
+    file.write_text(
+        f"import os, time\nopen({str(number)!r}, 'w').write(str(os.getpid()))\nwhile True:\n    time.sleep(1)\n"
+    )
+    with pytest.raises(RewardError, match=r"did not load within 3 s.*endless"):
+        make_scorer(f"{file}:score")
+    assert "still being imported after 0.5 s" in caplog.text and "endless.py" in caplog.text
+    assert not is_alive(int(number.read_text()))
+
+
 def test_python_functions_run_in_threads_with_a_deadline() -> None:
     calls = []
 

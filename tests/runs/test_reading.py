@@ -11,13 +11,14 @@ import pytest
 
 from gspo.runs import reading
 from gspo.runs.files import write_json
+from gspo.runs.metric_table import MetricTable
 from gspo.runs.run import find_runs, is_run, read_run
 
 
 def test_a_half_written_last_row_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "a": 1.5}\n{"step": 2, "a": 2.5}\n{"step": 3, "a"')
-    assert reading.read_rows(file) == [{"step": 1, "a": 1.5}, {"step": 2, "a": 2.5}]
+    assert list(MetricTable().read(file).rows()) == [{"step": 1, "a": 1.5}, {"step": 2, "a": 2.5}]
 
 
 def test_rows_of_one_step_are_merged_and_sorted(tmp_path: Path) -> None:
@@ -25,20 +26,27 @@ def test_rows_of_one_step_are_merged_and_sorted(tmp_path: Path) -> None:
     file.write_text(
         '{"step": 2, "a": 1, "b": 2}\n{"step": 1, "a": 9}\nnot json\n[]\n{"step": "x"}\n{"step": 2, "b": 3}\n'
     )
-    assert reading.read_rows(file) == [{"step": 1, "a": 9}, {"step": 2, "a": 1, "b": 3}]
+    assert list(MetricTable().read(file).rows()) == [{"step": 1, "a": 9}, {"step": 2, "a": 1, "b": 3}]
 
 
 def test_nan_becomes_null(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step": 1, "a": NaN, "b": -Infinity}\n')
-    assert reading.read_rows(file) == [{"step": 1, "a": None, "b": None}]
+    table = MetricTable().read(file)
+    assert (table.steps, table.column("a"), table.column("b")) == ([1], [None], [None])
 
 
 def test_numbers_no_browser_reads_become_null(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     file.write_text(f'{{"step": 1, "a": 1e999, "b": [-1E+400, 1e-400, 2.5e100], "c": {"9" * 400}, "d": 1e300}}\n')
-    (row,) = reading.read_rows(file)
-    assert row == {"step": 1, "a": None, "b": [None, 0.0, 2.5e100], "c": None, "d": 1e300}
+    assert reading.parse_line(file.read_bytes(), file) == {
+        "step": 1,
+        "a": None,
+        "b": [None, 0.0, 2.5e100],
+        "c": None,
+        "d": 1e300,
+    }
+    assert list(MetricTable().read(file).rows()) == [{"step": 1, "d": 1e300}]
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "metrics.jsonl").write_text('{"step": 1, "a": 1e308}\n{"step": 2, "a": 1e308, "b": 1e999}\n')

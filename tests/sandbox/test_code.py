@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
 from gspo.rewards.graders import code
 from gspo.rewards.graders.code import extract_code, grade_code, read_tests, same_output, same_value
 from gspo.sandbox import Sandbox, SandboxError
+from gspo.sandbox.fork_server import ServerHandle
+from gspo.sandbox.relay import is_alive
 
 WALL = 60.0
 
@@ -195,6 +200,22 @@ def test_a_program_that_talks_out_of_turn_gains_nothing_and_floods_nobody(box: S
     flood = "import os\nwhile True: os.write(4, b'{\"ok\": 1}\\n' * 1000)\ndef f(): return 1"
     assert grade(box, flood, {"assert_case": ["assert f() == 1"]}) == 0.0
     assert grade(box, "def f(): return 1", {"assert_case": ["assert f() == 1"]}) == 1.0
+
+
+def test_a_flood_is_a_wrong_answer_although_the_tester_never_got_to_run(box: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    """On a busy machine the program may have flooded its pipe before the tester is confined. It is killed then."""
+    start = ServerHandle.start
+
+    def start_late(self: ServerHandle, kind: Any, *args: Any, **options: Any) -> Any:
+        if kind == "test":
+            (program,) = self.children.values()
+            self.pump(lambda: not is_alive(program), time.monotonic() + 60)
+        return start(self, kind, *args, **options)
+
+    monkeypatch.setattr(ServerHandle, "start", start_late)
+    flood = "import os\nwhile True: os.write(4, b'{\"ok\": 1}\\n' * 1000)\ndef f(): return 1"
+    for _ in range(5):
+        assert grade(box, flood, {"assert_case": ["assert f() == 1"]}) == 0.0
 
 
 def test_large_arguments_and_results(box: Sandbox):

@@ -20,16 +20,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from gspo.checkpoint.tensor_sets import INDEX, SHARDS, TensorSet, read_sets
+from gspo import untrusted
+from gspo.checkpoint.contents import FORMAT, CheckpointError, find_problem, read_state
+from gspo.checkpoint.tensor_sets import INDEX, SHARDS, TensorSet, read_sets, set_names
 from gspo.runs.files import sync_file, sync_folder
 from gspo.runs.folder import step_of
+from gspo.untrusted import Unreadable
 
 MANIFEST = "MANIFEST.json"
-FORMAT = 1
-
-
-class CheckpointError(RuntimeError):
-    """There is no usable checkpoint, or one cannot be written."""
+MAX_MANIFEST = 64 * untrusted.MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +47,20 @@ class Loaded:
     step: int
     state: dict[str, Any]
 
+    @property
+    def set_names(self) -> list[str]:
+        """The names of the tensor sets beside the model."""
+        return set_names(self.path / "training", self._below())
+
     @cached_property
     def tensors(self) -> dict[str, TensorSet]:
         """The tensor sets beside the model, by name, without sharding."""
-        files = json.loads((self.path / MANIFEST).read_text())["files"]
-        below = [name.removeprefix("training/") for name in files if name.startswith("training/")]
-        return read_sets(self.path / "training", below)
+        return read_sets(self.path / "training", self._below())
+
+    def _below(self) -> list[str]:
+        """The files in `training/`."""
+        files = _read_manifest(self.path)
+        return [name.removeprefix("training/") for name in files if name.startswith("training/")]
 
 
 def save(
@@ -139,27 +146,46 @@ def _digest(path: Path) -> str:
 
 
 def verify(path: Path) -> str | None:
-    """Why a checkpoint does not match its manifest; None when it does."""
+    """Why a checkpoint is not a whole state of a run, as its manifest and its content say; None when it is."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
-        files: dict[str, dict[str, Any]] = manifest["files"]
-        entries = [(name, entry["size"], entry["sha256"]) for name, entry in files.items()]
+        files = _read_manifest(path)
+        return _check_files(path, files) or find_problem(path, files)
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
+    except Unreadable as error:
+        return f"{MANIFEST} {error.reason}"
+    except (OSError, ValueError) as error:  # names that no file can have
+        return f"cannot be read ({error})"
+
+
+def _read_manifest(path: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of every file by its name below the checkpoint."""
+    manifest = untrusted.read_json(path / MANIFEST, MAX_MANIFEST)
+    files = manifest.get("files") if isinstance(manifest, dict) else None
+    if not isinstance(files, dict):
+        raise Unreadable(path / MANIFEST, "cannot be read (it has no mapping `files`)")
     if manifest.get("format") != FORMAT:
-        return f"{MANIFEST} has format {manifest.get('format')!r}, this version reads {FORMAT}"
-    for name, size, digest in entries:
-        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
-            return f"{MANIFEST} names {name!r}, which is outside the checkpoint"
+        raise Unreadable(path / MANIFEST, f"has format {manifest.get('format')!r}, this version reads {FORMAT}")
+    out = {}
+    for name, entry in files.items():
+        if not name or PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\0" in name:
+            raise Unreadable(path / MANIFEST, f"names {name!r}, which is outside the checkpoint")
+        size, digest = (entry.get("size"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(size, int) or not isinstance(digest, str):
+            raise Unreadable(path / MANIFEST, f"cannot be read (it has no size and SHA-256 of {name!r})")
+        out[name] = size, digest
+    return out
+
+
+def _check_files(path: Path, files: Mapping[str, tuple[int, str]]) -> str | None:
+    """Which file differs from the manifest; None when none does."""
+    root = path.resolve()
+    for name, (size, _) in files.items():
         file = path / name
-        if file.is_symlink() or not file.is_file():
+        if file.is_symlink() or not file.is_file() or not file.resolve().is_relative_to(root):
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes, expected {size}"
-        if _digest(file) != digest:
-            return f"{name} does not match its SHA-256"
     for file in (path / "training").rglob("*.safetensors"):
         if file.relative_to(path).as_posix() not in files:
             return f"{file.relative_to(path)} is not in {MANIFEST}"
@@ -168,6 +194,9 @@ def verify(path: Path) -> str | None:
             return f"{needed} is not in {MANIFEST}"
     if "training/optimizer.safetensors" not in files and f"training/{SHARDS}/{INDEX}" not in files:
         return f"training/optimizer.safetensors is not in {MANIFEST}, nor training/{SHARDS}/{INDEX}"
+    for name, (_, digest) in files.items():
+        if _digest(path / name) != digest:
+            return f"{name} does not match its SHA-256"
     return None
 
 
@@ -178,14 +207,16 @@ def load(path: Path) -> Loaded:
     problem = verify(path)
     if problem:
         raise CheckpointError(f"{path}: {problem}")
-    state = json.loads((path / "training" / "state.json").read_text())
+    state = read_state(path)
     return Loaded(path, state["step"], state)
 
 
-def latest(folder: Path) -> tuple[Path | None, list[Damage]]:
-    """The newest intact checkpoint, and the damaged ones that are newer."""
+def latest(folder: Path, before: int | None = None) -> tuple[Path | None, list[Damage]]:
+    """The newest intact checkpoint, of a step before `before` if given, and the damaged ones that are newer."""
     damaged: list[Damage] = []
     for path in all_steps(folder)[::-1]:
+        if before is not None and step_of(path.name) >= before:
+            continue
         problem = verify(path)
         if problem is None:
             return path, damaged

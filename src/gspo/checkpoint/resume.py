@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from gspo import untrusted
 from gspo.checkpoint import folder as checkpoint
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.config.loading import tree
@@ -27,6 +26,16 @@ class Resume:
     run: RunFolder
     checkpoint: checkpoint.Loaded | None = None
     notes: list[str] = field(default_factory=list)
+    chosen: bool = False  # the user named this checkpoint: no other one takes its place
+
+    def older(self, loaded: checkpoint.Loaded, error: Exception) -> checkpoint.Loaded:
+        """The newest intact checkpoint before one that cannot be resumed because of `error`; raises when there is none."""
+        path = None
+        if not self.chosen:
+            path, _ = checkpoint.latest(loaded.path.parent, before=loaded.step)
+        if path is None:
+            raise checkpoint.CheckpointError(str(error)) from error
+        return checkpoint.load(path)
 
 
 def find_resume(resolved: ResolvedConfig) -> Resume:
@@ -73,7 +82,7 @@ def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
     home = RunFolder(path.parent.parent)
     if trainer.experiment_name and (Path(trainer.default_local_dir) / trainer.experiment_name) != home.path:
         home = RunFolder(Path(trainer.default_local_dir) / trainer.experiment_name)
-    return Resume(home, loaded, [f"going on from {path} in {home.path}"])
+    return Resume(home, loaded, [f"going on from {path} in {home.path}"], chosen=True)
 
 
 def _unnamed(resolved: ResolvedConfig, runs: Path) -> Resume:
@@ -100,8 +109,8 @@ def base_name(config: TrainerConfig) -> str:
 def _same(run: RunFolder, resolved: ResolvedConfig) -> bool:
     """Whether a run folder has this config, apart from name and resume mode."""
     try:
-        saved: Any = OmegaConf.to_container(OmegaConf.load(run.config_file))
-    except (OSError, ValueError):
+        saved = untrusted.read_yaml(run.config_file)
+    except (OSError, untrusted.Unreadable):
         return False
     ours, theirs = flatten(resolved.to_dict()), flatten(saved if isinstance(saved, dict) else {})
     for name in ("trainer.experiment_name", "trainer.resume_mode"):

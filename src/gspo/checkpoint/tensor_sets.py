@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from gspo import untrusted
+from gspo.checkpoint.contents import Stored, read_header
 
 TensorSet = dict[str, Tensor]
 SHARDS = "shards"
@@ -43,30 +47,66 @@ def read_sets(folder: Path, files: Iterable[str]) -> dict[str, TensorSet]:
     """Every set under `folder`, without sharding. `files` are the checkpoint's files below it."""
     from safetensors.torch import load_file
 
-    sets = {
-        name.removesuffix(".safetensors"): load_file(folder / name)
-        for name in files
-        if name.endswith(".safetensors") and not name.startswith(f"{SHARDS}/")
-    }
-    index = folder / SHARDS / INDEX
-    for name in json.loads(index.read_text())["sets"] if index.is_file() else ():
+    sets = {name: load_file(folder / f"{name}.safetensors") for name in _whole_sets(files)}
+    for name in sharded_sets(folder):
         place = folder / SHARDS / name
-        sets[name] = {
-            key: torch.empty(tuple(entry.size), dtype=entry.properties.dtype) for key, entry in _stored(place).items()
-        }
+        stored = _stored(place)
+        num_bytes = sum(math.prod(e.size) * e.properties.dtype.itemsize for e in stored.values())
+        if num_bytes > sum(file.stat().st_size for file in place.glob("*.safetensors")):
+            raise untrusted.Unreadable(place, f"announces {num_bytes:,} bytes of tensors, more than its files have")
+        sets[name] = {key: torch.empty(tuple(e.size), dtype=e.properties.dtype) for key, e in stored.items()}
         _fill(sets[name], place)
     return sets
 
 
-def fill_set(members: TensorSet, name: str, folder: Path) -> None:
-    """Read a set into existing tensors, sharded or not, in place. Tensors that are not stored keep their values.
+def set_names(folder: Path, files: Iterable[str]) -> list[str]:
+    """The names of all sets under `folder`."""
+    return [*_whole_sets(files), *sharded_sets(folder)]
+
+
+def _whole_sets(files: Iterable[str]) -> list[str]:
+    """The names of the sets that lie in one file each."""
+    names = [name for name in files if name.endswith(".safetensors") and not name.startswith(f"{SHARDS}/")]
+    return [name.removesuffix(".safetensors") for name in names]
+
+
+def sharded_sets(folder: Path) -> list[str]:
+    """The names of the sets that ranks wrote in parts; [] when there are none."""
+    index = folder / SHARDS / INDEX
+    if not index.is_file():
+        return []
+    content = untrusted.read_json(index)
+    names = content.get("sets") if isinstance(content, dict) else None
+    if not isinstance(names, list) or not all(
+        isinstance(n, str) and n and ".." not in n and n[0] != "/" for n in names
+    ):
+        raise untrusted.Unreadable(index, "has no list of names `sets`")
+    return names
+
+
+def stored_set(name: str, folder: Path) -> dict[str, Stored]:
+    """Shape and type of the tensors of a set, sharded or not; {} when it is not stored."""
+    if sharded_sets(folder):
+        place = folder / SHARDS / name
+        entries = _stored(place) if place.is_dir() else {}
+        names = {torch.float32: "F32", torch.float64: "F64", torch.bfloat16: "BF16", torch.float16: "F16"}
+        return {
+            key: Stored(tuple(e.size), names.get(e.properties.dtype, str(e.properties.dtype)))
+            for key, e in entries.items()
+        }
+    file = folder / f"{name}.safetensors"
+    return read_header(file) if file.is_file() else {}
+
+
+def fill_set(members: TensorSet, name: str, folder: Path, left_out: Collection[str] = ()) -> None:
+    """Read a set into existing tensors, sharded or not, in place. Those not stored or `left_out` keep their values.
 
     Each rank reads only what its shards need. Any number of ranks may have written the set.
     """
     sharded = (folder / SHARDS / INDEX).is_file()
     place = folder / SHARDS / name if sharded else (folder / name).parent
     stored = _stored(place)
-    _fill({key: tensor for key, tensor in members.items() if key in stored}, place)
+    _fill({key: tensor for key, tensor in members.items() if key in stored and key not in left_out}, place)
 
 
 def _stored(place: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,9 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
+from gspo import untrusted
 from gspo.algo.aggregation import count_totals
 from gspo.algo.objective import BoundLoss
 from gspo.algo.settings import LossSettings
@@ -29,8 +30,10 @@ from gspo.config import TrainerConfig, load
 from gspo.data.chat_template import encode_prompt
 from gspo.data.rows import Row
 from gspo.models.load import load_model, load_tokenizer
-from gspo.runs.folder import RunFolder, step_of
+from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import read_groups
+from gspo.runs.metric_table import MetricTable
+from gspo.runs.reading import step_files
 from gspo.training.batch.batching import group_order, micro_batch, mini_batches
 from gspo.training.policy import PolicySettings, TokenScorer
 from gspo.types import LossInputs, ScoredBatch, TrainBatch
@@ -68,12 +71,17 @@ class Replay:
 
     def __init__(self, folder: Path, checkpoint: Path | None = None) -> None:
         self.run = RunFolder(folder)
-        if not self.run.config_file.is_file():
-            raise ReplayError(f"{folder}: not a run folder; expected config.yaml in it")
-        saved = OmegaConf.to_container(OmegaConf.load(self.run.config_file))
-        self.config = load(base=saved).config  # pyright: ignore[reportArgumentType]
+        try:
+            saved = untrusted.read_yaml(self.run.config_file)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ReplayError(f"{folder}: not a run folder; expected config.yaml in it") from None
+        except untrusted.Unreadable as error:
+            raise ReplayError(str(error)) from None
+        if not isinstance(saved, dict) or "${" in str(saved):  # a recorded config has values only
+            raise ReplayError(f"{self.run.config_file}: is not a recorded config; expected a mapping of keys to values")
+        self.config = load(base=saved).config
         self.trained = self.config.actor_rollout_ref.actor.policy_loss.loss_mode
-        self._rows = {row["step"]: row for row in self.run.rows()}
+        self._metrics = MetricTable().read(self.run.metrics_file)
         self._scorer = None if checkpoint is None else _Jacobian(checkpoint, self.config)
         self._encode = None if checkpoint is None else _encoder(checkpoint, self.config)
 
@@ -84,7 +92,7 @@ class Replay:
 
     def steps(self) -> list[int]:
         """The steps with recorded groups."""
-        return sorted(step_of(f.name) for f in self.run.groups.glob("step-*.jsonl.gz"))
+        return list(step_files(self.run.groups))
 
     def shadows(self, step: int, losses: Sequence[str]) -> list[Shadow]:
         """Every loss on the mini-batches of one step, the trained loss first."""
@@ -130,7 +138,8 @@ class Replay:
         own = build_objective(self.config).settings
         if name != self.trained:
             return LossSettings(norm_length=own.norm_length, behaviour=own.behaviour)
-        row = self._rows.get(step, {})
+        place = bisect_left(self._metrics.steps, step)
+        row = self._metrics.row(place) if step in self._metrics.steps[place : place + 1] else {}
         low, high = (row.get(f"actor/clip_ratio_{side}") for side in ("low", "high"))
         return dataclasses.replace(own, clip_low=low or own.clip_low, clip_high=high or own.clip_high)
 
@@ -184,9 +193,12 @@ def _encoder(folder: Path, config: TrainerConfig) -> Encode:
 def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode | None) -> _Step:
     """The trained groups of a step as the batch of that step, in its order and mini-batches."""
     path = run.groups / f"step-{step:06d}.jsonl.gz"
-    if not path.is_file():
-        raise ReplayError(f"{path}: no such file; groups are recorded with trainer.save_groups=true")
-    groups = [g for g in read_groups(path) if g["responses"] and "new_log_probs" in g["responses"][0]]
+    try:
+        groups = [g for n, g in enumerate(read_groups(path), 1) if _is_trained(g, f"{path}:{n}")]
+    except FileNotFoundError:
+        raise ReplayError(f"{path}: no such file; groups are recorded with trainer.save_groups=true") from None
+    except untrusted.Unreadable as error:
+        raise ReplayError(str(error)) from None
     if not groups:
         raise ReplayError(f"{path}: contains no trained group with log-probs")
     groups.sort(key=lambda g: g["submission"])
@@ -211,6 +223,37 @@ def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode 
     order = group_order(batch, actor.ppo_epochs - 1)  # the log-probs of the last epoch are recorded
     cut = mini_batches(batch.group_ids, actor.ppo_mini_batch_size, order)
     return _Step(batch, advantages, padded(r["new_log_probs"] for _, _, r in rows), cut)
+
+
+def _is_trained(group: Mapping[str, Any], place: str) -> bool:
+    """Whether a group has the log-probs of a training step. A group that has them in part is refused by its line."""
+    responses = group["responses"]
+    if not responses or not isinstance(responses[0], dict) or "new_log_probs" not in responses[0]:
+        return False
+    if not isinstance(group.get("submission"), int):
+        raise ReplayError(f"{place}: the group has no whole number `submission`")
+    for number, response in enumerate(responses):
+        problem = _response_problem(response)
+        if problem:
+            raise ReplayError(f"{place}: response {number} {problem}")
+    return True
+
+
+def _response_problem(response: Any) -> str | None:
+    """What a response of a trained group lacks; None when it is complete."""
+    if not isinstance(response, dict):
+        return "is not an object"
+    lists = {name: response.get(name) for name in ("new_log_probs", "old_log_probs", "log_probs")}
+    lists |= {name: response[name] for name in ("loss_mask", "token_ids") if response.get(name)}
+    for name, values in lists.items():
+        if not isinstance(values, list) or not set(map(type, values)) <= {int, float, bool}:
+            return f"has no list of numbers `{name}`"
+        if len(values) != len(lists["new_log_probs"] or ()):
+            return f"has {len(values)} numbers in `{name}`, {len(lists['new_log_probs'] or ())} in `new_log_probs`"
+    for name, kinds in (("advantage", int | float), ("score", int | float | None)):
+        if not isinstance(response.get(name), kinds):
+            return f"has no number `{name}`"
+    return None
 
 
 def _rows(

@@ -69,6 +69,9 @@ def _print(comparison: dict[str, Any]) -> None:
     console.print(table)
     for sentence in comparison["sentences"]:
         console.print(Text(sentence))
+    for run in comparison["runs"]:
+        for problem in run["problems"]:
+            console.print(Text(f"{run['name']}: not read: {problem}"))
     if not comparison["config"]:
         console.print("The configs are the same.")
         return

@@ -26,15 +26,14 @@ def report(
     import json
     from dataclasses import asdict
 
-    from gspo.report.verdict import judge
     from gspo.report.write import build_report
-    from gspo.runs.run import read_run
 
     try:
         done = build_report(run, pictures=pictures, budget=max_mb << 20)
     except FileNotFoundError as error:
         refuse(error)
-    verdict = judge(read_run(run))
+    verdict = done.verdict
+    assert verdict is not None
     if as_json:
         files = {"page": str(done.page), "card": str(done.card), "pictures": [str(p) for p in done.pictures]}
         typer.echo(

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from gspo.algo.diagnostics import entropy_metric
+from gspo.checkpoint.contents import Shapes, check_sets
 from gspo.checkpoint.folder import Loaded
-from gspo.checkpoint.tensor_sets import TensorSet
+from gspo.checkpoint.tensor_sets import TensorSet, stored_set
 from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_worker import MakeModels, RankScores, RankUpdate, RankWorker
 from gspo.metrics import Metrics
@@ -131,9 +132,17 @@ class RankRoles:
         """Have every rank write its shards of optimizer state and masters."""
         self._ranks.call(RankWorker.write_shards, str(folder.absolute()))
 
-    def load(self, loaded: Loaded) -> None:
+    def without_state(self) -> dict[str, list[str]]:
+        return self._ranks.call(RankWorker.without_state)[0]
+
+    def load(self, loaded: Loaded, *, reset: bool = False) -> list[str]:
         """Restore a checkpoint that any number of ranks wrote. Every rank reads only its shards."""
-        self._ranks.call(RankWorker.load_shards, str((loaded.path / "training").absolute()))
+        folder = (loaded.path / "training").absolute()
+        expected: dict[str, Shapes] = self._ranks.call(RankWorker.prepare_sets)[0]
+        stored = {name: stored_set(name, folder) for name in {*expected, *loaded.set_names}}
+        unusable, notes = check_sets(loaded.path, loaded.state, expected, stored, reset=reset)
+        self._ranks.call(RankWorker.load_shards, str(folder), unusable)
+        return notes
 
     def stacks(self) -> str:
         return self._ranks.stacks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gspo.checkpoint.contents import Shapes
 from gspo.checkpoint.tensor_sets import TensorSet, fill_set, write_sets
 from gspo.distributed.rank_group import RankPlace
 from gspo.metrics import Metric, Metrics
@@ -231,16 +232,24 @@ class RankWorker:
         """Write this rank's shards of optimizer state and masters, which a resume needs beside the model."""
         write_sets(self._sets(), Path(folder))
 
-    def load_shards(self, folder: str) -> None:
-        """Read this rank's shards of a checkpoint that any number of ranks wrote.
+    def without_state(self) -> dict[str, list[str]]:
+        return self.roles.without_state()
 
-        Adapters come first: an unsharded run writes them rounded to its compute precision, and the masters correct that.
-        """
+    def prepare_sets(self) -> dict[str, Shapes]:
+        """Create the optimiser state of every parameter. Returns the full shapes of all tensor sets."""
         for role in (self.roles.policy, self.roles.critic):
             if role is not None:
                 role.optimizer.prepare_state()
+        return {name: {key: tuple(t.shape) for key, t in members.items()} for name, members in self._sets().items()}
+
+    def load_shards(self, folder: str, left_out: Mapping[str, Collection[str]]) -> None:
+        """Read this rank's shards of a checkpoint that any number of ranks wrote, after `prepare_sets`.
+
+        Adapters come first: an unsharded run writes them rounded to its compute precision, and the masters correct that.
+        Tensors `left_out` of a set keep their values.
+        """
         for name, members in sorted(self._sets().items(), key=lambda item: item[0] != ADAPTER_FILES):
-            fill_set(members, name, Path(folder))
+            fill_set(members, name, Path(folder), left_out.get(name, ()))
 
     def _sets(self) -> dict[str, TensorSet]:
         """The tensor sets of a checkpoint under the names of an unsharded run.

@@ -96,7 +96,7 @@ class TorchrunRanks:
 
     def follow(self) -> int:
         """Run rank 0's calls until END. Returns the exit code of this process."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides when all ranks stop
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # rank 0 decides when all ranks stop
             signal.signal(number, signal.SIG_IGN)
         assert self._watch is not None
         try:

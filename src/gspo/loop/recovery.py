@@ -1,17 +1,37 @@
-"""Going back to a checkpoint within a run: after an alarm, and after the loss of trainer ranks."""
+"""Going back to a checkpoint: after an alarm, after the loss of trainer ranks, and at a start that finds a bad one."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from gspo.checkpoint import folder as checkpoint
+from gspo.checkpoint.contents import CheckpointError
+from gspo.checkpoint.resume import Resume, refuse_differences
 from gspo.distributed.rank_group import RankFailed
 from gspo.loop.guards.alarms import LR_FACTOR, checkpoint_before
+from gspo.models import ModelError
+from gspo.untrusted import Unreadable
 
 if TYPE_CHECKING:
     from gspo.loop.trainer import Trainer
 
 RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
+
+
+def assemble_newest(trainer: Trainer, resume: Resume) -> None:
+    """Build the parts from the chosen checkpoint, or from the newest older one whose content fits this run."""
+    loaded = resume.checkpoint
+    while True:
+        try:
+            trainer.assemble(loaded)
+            return
+        except (CheckpointError, ModelError, Unreadable) as error:
+            if loaded is None or str(loaded.path) not in str(error):
+                raise
+            loaded = resume.older(loaded, error)
+            refuse_differences(loaded.state["config"], trainer.resolved.to_dict(), loaded.path)
+            trainer.drop_parts()
+            trainer.console.say(f"DAMAGED checkpoint {error}; it is not used\ngoing on from {loaded.path}")
 
 
 def roll_back(trainer: Trainer) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +14,8 @@ from gspo.build.parts import RunParts
 from gspo.evaluation.evaluator import Evaluation
 from gspo.loop.counters import Counters
 from gspo.metrics import Metric, Metrics, merge_metrics
-from gspo.runs.files import write_atomic
 from gspo.runs.folder import RunFolder
-from gspo.runs.group_log import GroupLog
+from gspo.runs.group_log import GroupLog, write_records
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.training.policy import Update
 from gspo.types import Group, ScoredBatch
@@ -191,5 +188,4 @@ def evaluation_file(run: RunFolder, step: int) -> Path:
 
 def write_evaluation(run: RunFolder, step: int, evaluation: Evaluation) -> None:
     """Write one line per held-out question, compressed, under `evals/`."""
-    text = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in evaluation.records())
-    write_atomic(evaluation_file(run, step), gzip.compress(text.encode(), 5, mtime=0))
+    write_records(run.evals, step, list(evaluation.records()), held_out=True)

@@ -13,6 +13,7 @@ from gspo.build.role_settings import order_seed
 from gspo.build.run import Inputs, RunParts, build, choose_backend
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import BackgroundWriter
+from gspo.checkpoint.contents import CheckpointError
 from gspo.checkpoint.resume import Resume, find_resume
 from gspo.checkpoint.saver import CheckpointSaver
 from gspo.config import ResolvedConfig, TrainerConfig, load
@@ -110,7 +111,7 @@ class Trainer:
             save_groups=trainer.save_groups,
             overlapped=runs_ahead(self.config),
         )
-        self._assemble(resume.checkpoint)
+        recovery.assemble_newest(self, resume)
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
         write_json(self.run.settings_file, self.resolved.records())
@@ -119,7 +120,7 @@ class Trainer:
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
         self.recorder.sinks = open_sinks(trainer.logger, info, sinks)
 
-    def _assemble(self, loaded: checkpoint.Loaded | None) -> None:
+    def assemble(self, loaded: checkpoint.Loaded | None) -> None:
         """Build the parts, and restore the state of a checkpoint where there is one."""
         self.recorder.restart()
         self.parts: RunParts = build(
@@ -311,6 +312,7 @@ class Trainer:
             "counters": self.counters.state_dict(),
             "config": self.resolved.to_dict(),
             "fingerprint": self.parts.fingerprint,
+            "without_state": self.parts.roles.without_state(),
             **({"callbacks": callbacks} if callbacks else {}),
         }
 
@@ -318,22 +320,33 @@ class Trainer:
         parts, state = self.parts, loaded.state
         parts.check_fingerprint(state["fingerprint"])
         self.step = loaded.step
-        parts.roles.load(loaded)
+        for note in parts.roles.load(loaded, reset=self.config.trainer.resume_missing == "reset"):
+            self.console.warn(note)
         parts.engine.load_weights(None, version=self.step)
-        parts.load_state_dict(state)
-        self.counters.load_state_dict(state["counters"])
+        try:
+            parts.load_state_dict(state)
+            self.counters.load_state_dict(state["counters"])
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            cause = f"{type(error).__name__}: {error}"
+            raise CheckpointError(f"{loaded.path}: training/state.json cannot be restored ({cause})") from error
         self.callbacks.load_state_dict(state.get("callbacks", {}))
 
     def rebuild(self, path: Path) -> None:
         """Continue from a checkpoint with new parts. The old ones go first, so that no device holds two models."""
         self.writer.wait()
         loaded = checkpoint.load(path)
+        self.drop_parts()
+        self.assemble(loaded)
+
+    def drop_parts(self) -> None:
+        """Close and forget the parts, if there are any."""
+        if not hasattr(self, "parts"):
+            return
         try:
             self.parts.close()
         finally:
             del self.parts
         gc.collect()  # modules and their hooks refer to each other
-        self._assemble(loaded)
 
     def _watchdog(self) -> Watchdog:
         trainer = self.config.trainer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from gspo import hub
 from gspo.models import ModelError, resolve
+from gspo.models.folder_checks import check_files, check_shapes, check_weights, remedy
 from gspo.models.overrides import KEY, overridden, override_tokens
 
 if TYPE_CHECKING:
     import torch
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_MAX_HEADER = 100 << 20  # the limit of the safetensors format
+
+# What reading a folder with wrong values raises, beside the library's own errors.
+_ERRORS = (OSError, ValueError, ImportError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError)
 
 
 def compute_dtype(name: str, device: torch.device) -> str:
@@ -59,12 +59,14 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     resolved = resolve(path)
-    if Path(resolved).is_dir():
-        check_weights(Path(resolved))
     what, changed = "model", {}
+    header = check_weights(Path(resolved)) if Path(resolved).is_dir() else {}
     if overrides:
         what = f"model with {KEY}={dict(overrides)}"
         changed = {"config": load_config(path, overrides, trust_remote_code=trust_remote_code)}
+    if header and not trust_remote_code:
+        with _reading(path, what):
+            check_shapes(path, _empty_model(path, overrides), header, _asks(overrides))
     with _reading(path, what) as source, no_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source,
@@ -81,22 +83,32 @@ def load_model(
     return model.to(device)
 
 
+def _empty_model(path: str, overrides: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
+    """The tensors of the model that the config asks for, without memory."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(load_config(path, overrides)).state_dict()
+
+
+def _asks(overrides: Mapping[str, Any] | None) -> str:
+    return f"{KEY}={dict(overrides)}" if overrides else "config.json"
+
+
 def _check_tensors(path: str, info: Mapping[str, Any], overrides: Mapping[str, Any] | None) -> None:
     """Refuse a model some of whose tensors the weights do not hold, or hold in another shape."""
     absent = sorted(info["missing_keys"])
     other = sorted((name, tuple(file), tuple(asked)) for name, file, asked in info["mismatched_keys"])
     if not absent and not other:
         return
-    asks = f"{KEY}={dict(overrides)}" if overrides else "config.json"
+    asks = _asks(overrides)
     if absent:
         found = f"{len(absent)} tensors that {asks} asks for are not in the weights, such as {absent[0]}"
     else:
         name, file, asked = other[0]
         found = f"{len(other)} tensors have another shape than {asks} asks for: {name} is {file}, not {asked}"
-    remedy = (
-        "override only what leaves the weights' shapes" if overrides else "expected weights and config of one model"
-    )
-    raise ModelError(f"{path}: {found}; {remedy}")
+    raise ModelError(f"{path}: {found}; {remedy(asks)}")
 
 
 def _only_from_cache(resolved: str) -> bool:
@@ -112,74 +124,26 @@ def _only_from_cache(resolved: str) -> bool:
     return bool(reason)
 
 
-def check_weights(folder: Path) -> list[Path]:
-    """The weight files of a folder; ModelError when they are not safetensors, lie elsewhere or have a bad header."""
-    index = folder / _INDEX
-    if (folder / _SINGLE).is_file():
-        files = [folder / _SINGLE]
-    elif index.is_file():
-        files = _shards(index)
-    else:
-        pickles = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
-        found = f"only {', '.join(pickles)}, which may run code when read" if pickles else "no weights"
-        raise ModelError(
-            f"{folder}: has {found}; expected {_SINGLE}. Convert it with save_pretrained in a place you trust"
-        )
-    for file in files:
-        _check_header(file)
-    return files
-
-
-def _shards(index: Path) -> list[Path]:
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{index}: is not an index of weights ({type(error).__name__}: {error})") from None
-    for name in names:
-        if not isinstance(name, str) or name != Path(name).name or not name.endswith(".safetensors"):
-            raise ModelError(f"{index}: names {name!r}; expected safetensors files in the same folder")
-        if not (index.parent / name).is_file():
-            raise ModelError(f"{index}: names {name!r}, which is not there; expected all shards")
-    return [index.parent / name for name in names]
-
-
-def _check_header(file: Path) -> None:
-    """Check a safetensors header, a length and JSON, before any library allocates memory by it."""
-    size = file.stat().st_size
-    with file.open("rb") as f:
-        length = int.from_bytes(f.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER):
-            raise ModelError(
-                f"{file}: announces a header of {length} bytes in a file of {size}; expected safetensors "
-                f"(a header of at most {_MAX_HEADER} bytes)"
-            )
-        try:
-            header = json.loads(f.read(length))
-            ends = [t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, IndexError) as error:
-            raise ModelError(f"{file}: has no safetensors header ({type(error).__name__}: {error})") from None
-    if max(ends, default=0) != size - 8 - length:
-        raise ModelError(
-            f"{file}: its tensors end at byte {max(ends, default=0)} of {size - 8 - length}; it is cut off or altered"
-        )
-
-
 @contextmanager
 def _reading(path: str, what: str) -> Iterator[dict[str, Any]]:
     """Where `from_pretrained` reads a folder or hub name; its errors become a ModelError that names it."""
     from safetensors import SafetensorError
 
     resolved = resolve(path)
+    if Path(resolved).is_dir():
+        check_files(Path(resolved))
     source = {"pretrained_model_name_or_path": resolved, "local_files_only": _only_from_cache(resolved)}
     try:
         yield source
-    except (OSError, ValueError, ImportError, KeyError, SafetensorError) as error:
+    except ModelError:
+        raise
+    except _ERRORS + (SafetensorError,) as error:
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        remedy = "give a folder or hub name with a decoder's config.json, safetensors and tokenizer files"
+        hint = "give a folder or hub name with a decoder's config.json, safetensors and tokenizer files"
         if "trust_remote_code" in str(error):
             first = "needs Python code from its folder, which is not run"
-            remedy = "set trust_remote_code=true if you have read and trust it"
-        raise ModelError(f"{path}: the {what} cannot be loaded: {first}; {remedy}") from error
+            hint = "set trust_remote_code=true if you have read and trust it"
+        raise ModelError(f"{path}: the {what} cannot be loaded: {first}; {hint}") from error
 
 
 @contextmanager

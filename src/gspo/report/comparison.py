@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 from gspo.report import words
+from gspo.report.thinning import Thinning
 from gspo.report.verdict import start_and_end
 from gspo.runs import reading, stats
 from gspo.runs.run import Run
@@ -34,7 +36,7 @@ def compare_runs(runs: Sequence[Run]) -> dict[str, Any]:
 def final_scores(run: Run) -> dict[str, tuple[float, str]]:
     """uid → (accuracy, question) of the run's last evaluation."""
     files = list(run.eval_files().values())
-    return stats.question_scores(reading.read_groups(files[-1])) if files else {}
+    return stats.question_scores(reading.read_groups(files[-1], numbers=False)) if files else {}
 
 
 def config_differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
@@ -56,6 +58,7 @@ def _facts(run: Run) -> dict[str, Any]:
     return {
         "name": run.name,
         "status": run.status,
+        "problems": list(run.problems),
         "steps": run.last_step,
         "start_acc": start,
         "final_acc": end,
@@ -67,19 +70,20 @@ def _facts(run: Run) -> dict[str, Any]:
     }
 
 
-def _curves(run: Run) -> dict[str, list[float | None]]:
-    """Held-out accuracy and reward with each row's step, tokens so far and seconds so far."""
+def _curves(run: Run) -> dict[str, Sequence[float | None]]:
+    """Held-out accuracy and reward with each row's step, tokens so far and seconds so far; thinned for a long run."""
+    thinning = Thinning(len(run.steps))
 
-    def running_sum(name: str) -> list[float | None]:
-        return list(accumulate(value or 0.0 for value in run.column(name)))
+    def running_sum(name: str) -> list[float]:
+        return thinning.at(list(accumulate(value or 0.0 for value in run.column(name))))
 
     accuracy = dict(run.accuracy)
     return {
-        "step": [row["step"] for row in run.rows],
+        "step": thinning.at(run.steps),
         "tokens": running_sum("train/generated_tokens"),
         "seconds": running_sum("timing_s/step"),
-        "accuracy": [accuracy.get(row["step"]) for row in run.rows],
-        "reward": run.column("critic/score_all/mean"),
+        "accuracy": thinning.extremes([accuracy.get(step, math.nan) for step in run.steps]),
+        "reward": thinning.extremes(run.metrics.numbers("critic/score_all/mean")),
     }
 
 

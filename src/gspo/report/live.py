@@ -2,63 +2,55 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gspo.report.group_index import index_step
+from gspo.report.comparison import compare_runs
+from gspo.report.live_index import IndexCache, Stamp, StepFiles, stamp
 from gspo.report.overview import overview
+from gspo.report.thinning import PER_BUCKET
 from gspo.report.verdict import start_and_end
-from gspo.runs import reading
 from gspo.runs.run import READ_NAMES, Run, find_runs, read_run, status_of
 
 WATCHED = tuple(name for name in READ_NAMES if name != "groups")
 SPARK_POINTS = 60
-BATCH_SECONDS = 0.25  # how long one request may index files before it answers with what it has
-
-Key = tuple[int, str]  # step and kind, which is train or eval
-Stamp = tuple[int, int]
-
-
-def stamp(path: Path) -> Stamp:
-    """Size and time of a file: the same stamp means the same content."""
-    try:
-        info = path.stat()
-    except OSError:
-        return (-1, 0)
-    return info.st_size, info.st_mtime_ns
+MAX_PROBLEM = 300  # characters of a problem in the list of runs
+MAX_CELLS = 20_000_000  # metric values of all runs that stay in memory: 160 MB
+MAX_INDEXES = 4  # runs whose groups stay listed in memory
 
 
 @dataclass
-class IndexCache:
-    """The index entries of one run in the order of reading, each with the stamp of its file.
+class HeldRun:
+    """What is known of one run. `run` is None when its metrics were dropped to save memory."""
 
-    `generation` changes when a file that was read has changed or is gone.
-    """
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    stamps: tuple[Stamp, ...] = ()
+    run: Run | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)  # the last one
+    result: dict[str, Any] | None = None
 
-    entries: dict[Key, tuple[Stamp, dict[str, Any]]] = field(default_factory=dict)
-    generation: int = 1
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    def read(self, path: Path) -> Run:
+        """The run as it is now: files are read again when they changed, the status is always fresh."""
+        now = _stamps(path)
+        if self.run is None or self.stamps != now:
+            self.run = read_run(path, None if self.run is None else self.run.metrics)
+            self.stamps, self.steps, self.result = now, self.run.steps[-1:], self.run.result
+            self.summary = summary(self.run)
+        status = status_of(path, self.steps, self.result)
+        if self.run.status != status:
+            self.run = replace(self.run, status=status)
+        return self.run
 
-    def forget_changed(self, files: dict[Key, Path]) -> None:
-        """Drop the entries of steps that were written again (after a resume) or removed; pages then start over."""
-        current = {k: e for k, e in self.entries.items() if k in files and stamp(files[k]) == e[0]}
-        if len(current) < len(self.entries):
-            self.entries, self.generation = current, self.generation + 1
-
-    def read_new(self, files: dict[Key, Path]) -> bool:
-        """Read files that have no entry yet, for a short while; returns whether all have one now."""
-        deadline = time.monotonic() + BATCH_SECONDS
-        for key in sorted(files.keys() - self.entries.keys()):
-            (step, kind), seen = key, stamp(files[key])
-            groups = index_step(reading.read_groups(files[key], numbers=False), kind == "eval")
-            self.entries[key] = seen, {"step": step, "kind": kind, **groups}
-            if time.monotonic() > deadline:
-                break
-        return len(self.entries) == len(files)
+    def summarise(self, path: Path) -> dict[str, Any]:
+        """The summary as it is now, without the metrics when the files are as they were."""
+        if not self.summary or self.stamps != _stamps(path):
+            self.read(path)
+        return {**self.summary, "status": status_of(path, self.steps, self.result)}
 
 
 class LiveRuns:
@@ -66,7 +58,7 @@ class LiveRuns:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
-        self._runs: dict[str, tuple[tuple[Stamp, ...], Run]] = {}
+        self._runs: dict[str, HeldRun] = {}  # the one used last is the last
         self._indexes: dict[str, IndexCache] = {}
         self._lock = threading.Lock()
 
@@ -77,55 +69,87 @@ class LiveRuns:
         """The folder of a run by name; None for a name that is not a run directly in the folder."""
         return next((p for p in self.paths() if p.name == name), None)
 
+    def _held(self, path: Path, *, used: bool = True) -> HeldRun:
+        """What is held of a run; drops the metrics of runs that were not used for long when there are too many."""
+        with self._lock:
+            held = self._runs.pop(path.name, None) if used else self._runs.get(path.name)
+            held = self._runs.setdefault(path.name, held or HeldRun())
+            cells = 0
+            for other in list(self._runs.values())[::-1]:
+                cells += 0 if other.run is None else other.run.metrics.num_cells
+                if other is not held and cells > MAX_CELLS:
+                    other.run = None
+            return held
+
     def run(self, path: Path) -> Run:
-        """The run as it is now: files are read again when they changed, the status is always fresh."""
-        now = _stamps(path)
-        with self._lock:
-            held = self._runs.get(path.name)
-        if held and held[0] == now:
-            run, status = held[1], status_of(path, held[1].rows, held[1].result)
-            run = run if run.status == status else replace(run, status=status)
-        else:
-            run = read_run(path)
-        with self._lock:
-            self._runs[path.name] = (now, run)
-        return run
+        """The run as it is now."""
+        held = self._held(path)
+        with held.lock:
+            return held.read(path)
 
     def overview(self, path: Path, after: int = 0, epoch: int = 0) -> dict[str, Any]:
-        """The overview with the metric rows after the first `after`, which the page has; all rows after a replacement.
+        """The overview with the metric points after the first `after`, which the page has; all after a replacement.
 
-        The last row that a page has is sent again: an evaluation adds to the row of its step.
+        The last bucket of points that a page has is sent again: an evaluation adds to the row of its step, and rows are
+        added to a bucket.
         """
-        out = overview(self.run(path))
-        out["epoch"] = _epoch(path / "metrics.jsonl")
+        held = self._held(path)
+        with held.lock:
+            out = overview(held.read(path))
+        out["epoch"] = _epoch(path / "metrics.jsonl", out["thinned"])
         known = after if epoch == out["epoch"] and after <= len(out["columns"]["step"]) else 0
-        out["offset"] = max(0, known - 1)
+        again = 1 if out["thinned"] == 1 else PER_BUCKET
+        out["offset"] = max(0, known - again)
         out["columns"] = {name: values[out["offset"] :] for name, values in out["columns"].items()}
         return out
 
+    def compare(self, paths: Sequence[Path]) -> dict[str, Any]:
+        """Runs compared, with their overviews."""
+        held = {path: self._held(path) for path in paths}
+        with contextlib.ExitStack() as locked:
+            for path in sorted(held):  # in one order for all requests, so that none waits for another
+                locked.enter_context(held[path].lock)
+            runs = [held[path].read(path) for path in paths]
+            return {"comparison": compare_runs(runs), "overviews": [overview(run) for run in runs]}
+
     def tag(self, path: Path) -> str:
         """Changes whenever the run's overview may have changed."""
-        return f"{hash((_stamps(path), self.run(path).status)) & 0xFFFFFFFFFFFF:x}"
+        held = self._held(path)
+        with held.lock:
+            status = held.summarise(path)["status"]
+        return f"{hash((_stamps(path), status)) & 0xFFFFFFFFFFFF:x}"
 
     def summaries(self) -> list[dict[str, Any]]:
-        """One entry per run, for the list of runs."""
-        return [summary(self.run(path)) for path in self.paths()]
+        """One entry per run, for the list of runs. A run that cannot be read is listed with the reason."""
+        return [self._summary(path) for path in self.paths()]
+
+    def _summary(self, path: Path) -> dict[str, Any]:
+        held = self._held(path, used=False)
+        with held.lock:
+            try:
+                return held.summarise(path)
+            except Exception as error:  # whatever a folder holds, the other runs are shown
+                reason = f"cannot be read ({type(error).__name__}: {error})"
+                return summary(Run(path, problems=(reason,)))
+
+    def _index(self, path: Path) -> IndexCache:
+        with self._lock:
+            cache = self._indexes.pop(path.name, None) or IndexCache(StepFiles(path))
+            self._indexes[path.name] = cache
+            while len(self._indexes) > MAX_INDEXES:
+                del self._indexes[next(iter(self._indexes))]
+            return cache
 
     def index(self, path: Path, after: int, generation: int) -> dict[str, Any]:
         """Index entries after the first `after`, which the page has; reads new files for a short while, then answers.
 
-        `complete` is False when files remain: the page asks again.
+        `complete` is False when files remain: the page asks again. Of a long run evenly spaced steps are listed.
         """
-        with self._lock:
-            cache = self._indexes.setdefault(path.name, IndexCache())
-        with cache.lock:
-            files = {(step, "train"): file for step, file in reading.step_files(path / "groups").items()}
-            files |= {(step, "eval"): file for step, file in reading.step_files(path / "evals").items()}
-            cache.forget_changed(files)
-            complete = cache.read_new(files)
-            start = after if generation == cache.generation else 0
-            entries = [entry for _, entry in list(cache.entries.values())[start:]]
-            return {"entries": entries, "complete": complete, "generation": cache.generation}
+        return self._index(path).answer(after, generation)
+
+    def index_range(self, path: Path, first: int, last: int) -> dict[str, Any]:
+        """Index entries of a range of steps, whether they are listed or not."""
+        return self._index(path).range(first, last)
 
 
 def summary(run: Run) -> dict[str, Any]:
@@ -137,12 +161,13 @@ def summary(run: Run) -> dict[str, Any]:
         "name": run.name,
         "status": run.status,
         "last_step": run.last_step,
-        "total_steps": run.setting("trainer.total_training_steps"),
+        "total_steps": total if isinstance(total := run.setting("trainer.total_training_steps"), int) else None,
         "accuracy": run.accuracy[-1][1] if run.accuracy else None,
         "start_accuracy": ends[0] if ends else None,
         "curve": rewards[::-stride][::-1],
         "seconds": run.seconds,
         "alarms": len(run.alarms),
+        "problems": [problem[:MAX_PROBLEM] for problem in run.problems],
     }
 
 
@@ -150,9 +175,9 @@ def _stamps(path: Path) -> tuple[Stamp, ...]:
     return tuple(stamp(path / name) for name in WATCHED)
 
 
-def _epoch(path: Path) -> int:
-    """The identity of the file: rows are appended to it, and cutting rows off replaces it by another file."""
+def _epoch(path: Path, bucket: int) -> int:
+    """The identity of the points: rows are appended to a file, and cutting rows off replaces it by another file."""
     try:
-        return path.stat().st_ino
+        return hash((path.stat().st_ino, bucket)) & 0xFFFFFFFFFFFF
     except OSError:
         return 0

@@ -6,20 +6,31 @@ from dataclasses import asdict
 from typing import Any
 
 from gspo.report import words
+from gspo.report.thinning import Thinning
 from gspo.report.verdict import DROPPED, judge, start_and_end
 from gspo.runs.run import Run
 
 
 def overview(run: Run) -> dict[str, Any]:
-    """Verdict, tiles, every metric as a column (values exactly as in metrics.jsonl), config, environment, alarms."""
+    """Verdict, tiles, every metric as a column (values exactly as in metrics.jsonl), config, environment, alarms.
+
+    Of a run with many rows the columns are thinned for charts; `thinned` has the number of rows per bucket, else 1.
+    """
+    thinning = Thinning(len(run.steps))
     return {
         "name": run.name,
         "status": run.status,
         "last_step": run.last_step,
-        "total_steps": run.setting("trainer.total_training_steps"),
+        "total_steps": total if isinstance(total := run.setting("trainer.total_training_steps"), int) else None,
         "verdict": asdict(judge(run)),
         "tiles": tiles(run),
-        "columns": {"step": [row["step"] for row in run.rows], **{n: run.column(n) for n in run.names()}},
+        "columns": {
+            "step": thinning.at(run.steps),
+            **{name: thinning.extremes(run.metrics.numbers(name)) for name in run.names()},
+        },
+        "num_rows": len(run.steps),
+        "thinned": thinning.size,
+        "problems": list(run.problems),
         "alarms": run.alarms,
         "config": run.config,
         "environment": run.environment or {},
@@ -31,7 +42,8 @@ def overview(run: Run) -> dict[str, Any]:
 def clip_band(run: Run) -> dict[str, float | None]:
     """ε_low and ε_high of the config; when they are adapted, the metrics contain the values in use."""
     both, low, high = (run.setting(f"actor_rollout_ref.actor.clip_ratio{end}") for end in ("", "_low", "_high"))
-    return {"low": both if low is None else low, "high": both if high is None else high}
+    band = {"low": both if low is None else low, "high": both if high is None else high}
+    return {side: value if isinstance(value, int | float) else None for side, value in band.items()}
 
 
 def tiles(run: Run) -> list[dict[str, str]]:

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from gspo.report.overview import clip_band
+from gspo.report.thinning import Thinning
 from gspo.runs.metric_names import aux_name, held_out_source, is_accuracy
 from gspo.runs.run import Run
 
@@ -65,8 +66,10 @@ def _figure(num: int = 1) -> tuple[Figure, list[Any]]:
 
 
 def _series(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
-    pairs = [(row["step"], v) for row, v in zip(run.rows, run.column(name)) if v is not None]
-    return np.array([p[0] for p in pairs], dtype=float), np.array([p[1] for p in pairs], dtype=float)
+    thinning = Thinning(len(run.steps))
+    x = np.array(thinning.at(run.steps), dtype=float)
+    y = np.array(thinning.extremes(run.metrics.numbers(name)), dtype=float)  # None becomes NaN
+    return x[~np.isnan(y)], y[~np.isnan(y)]
 
 
 def _lines(ax: Any, run: Run, title: str, metrics: Sequence[tuple[str, str, str, str]]) -> None:
@@ -103,17 +106,19 @@ def _finish(figure: Figure) -> Figure | None:
 
 def _stack(run: Run, title: str, parts: Sequence[tuple[str, str, str]]) -> Figure | None:
     """Stacked areas of metrics (name, label, colour) over the rows that have any of them."""
-    columns = [(label, color, run.column(name)) for name, label, color in parts]
-    columns = [c for c in columns if any(c[2])]
-    keep = [i for i in range(len(run.rows)) if any(c[2][i] is not None for c in columns)]
-    if not keep:
+    rows = Thinning(len(run.steps)).rows  # the same rows for all parts, so that they stack
+    columns = [(label, color, np.array(run.metrics.numbers(name))[rows]) for name, label, color in parts]
+    columns = [c for c in columns if np.nan_to_num(c[2]).any()]
+    if not columns:
         return None
+    keep = np.any([~np.isnan(c[2]) for c in columns], axis=0)
     figure, (ax,) = _figure()
     ax.set_title(title, fontsize=10)
-    x = np.array([run.rows[i]["step"] for i in keep], dtype=float)
+    x = np.array(run.steps, dtype=float)[rows][keep]
     edges, base = np.append(x - 0.5, x[-1] + 0.5), np.zeros(len(x) + 1)
     for label, color, values in columns:
-        y = np.array([values[i] or 0.0 for i in [*keep, keep[-1]]])
+        y = np.nan_to_num(values[keep])
+        y = np.append(y, y[-1])
         ax.fill_between(edges, base, base + y, step="post", color=color, label=label, linewidth=0)
         base = base + y
     return _finish(figure)
@@ -184,7 +189,7 @@ def _ratios(run: Run, index: Sequence[dict[str, Any]]) -> Figure | None:
 def _band(run: Run, steps: Sequence[dict[str, Any]], side: str) -> np.ndarray | None:
     """One side of the clip band at each of the steps, None when it is unknown."""
     fallback = clip_band(run)[side]
-    logged = {row["step"]: row.get(f"actor/clip_ratio_{side}") for row in run.rows}
+    logged = dict(zip(run.steps, run.column(f"actor/clip_ratio_{side}")))
     values = [fallback if (value := logged.get(e["step"])) is None else value for e in steps]
     return None if any(v is None for v in values) else np.array(values, dtype=float)
 

@@ -11,44 +11,70 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from gspo.report.group_index import index_step
 from gspo.runs import reading
+from gspo.runs.group_index import GroupIndex, spread
 from gspo.runs.run import Run
 
 LOG_PROBS = ("log_probs", "old_log_probs", "new_log_probs")
 LEFT_OUT = (*LOG_PROBS, "token_ids", "loss_mask")
+MAX_LISTED = 2000  # steps of training, and of evaluations, whose groups are listed
+MAX_TEXTS = 300  # steps of a run with more than MAX_LISTED whose texts are in the page
 DEFAULT_BUDGET = 32 << 20  # bytes of group files; their chunks come out smaller
 
 
 @dataclass
 class RolloutStore:
-    """`index` lists every group of the run; `chunks` are the texts of the chosen steps as gzip JSON lines."""
+    """`index` lists the groups of the run; `chunks` are the texts of the chosen steps as gzip JSON lines."""
 
     index: list[dict[str, Any]] = field(default_factory=list)
     chunks: dict[tuple[str, int], bytes] = field(default_factory=dict)
     note: str = ""
+    problems: list[str] = field(default_factory=list)  # files whose groups could not be read, with the reason
 
 
 def collect(run: Run, budget: int = DEFAULT_BUDGET) -> RolloutStore:
-    """Index every group and include the texts of as many steps as the budget allows: all, or evenly spaced ones."""
+    """List groups, with the texts of as many steps as the budget allows: all, or evenly spaced ones.
+
+    Groups are listed from the index of their folder. Lines that it lacks are made and added to it.
+    """
     store = RolloutStore()
     evals, groups = run.eval_files(), run.group_files()
-    chosen_evals = choose(evals, budget // 4)
+    listed = {"eval": spread(evals, MAX_LISTED), "train": spread(groups, MAX_LISTED)}
+    chosen_evals = choose({step: evals[step] for step in listed["eval"]}, budget // 4)
     left = budget - sum(_size(evals[s]) for s in chosen_evals)
-    chosen = {"eval": chosen_evals, "train": choose(groups, left)}
+    texts = listed["train"] if len(groups) <= MAX_LISTED else spread(listed["train"], MAX_TEXTS)
+    chosen = {"eval": chosen_evals, "train": choose({step: groups[step] for step in texts}, left)}
     for kind, files in (("train", groups), ("eval", evals)):
-        for step, path in files.items():
-            records = reading.read_groups(path, numbers=step in chosen[kind])
-            store.index.append({"step": step, "kind": kind, **index_step(records, kind == "eval")})
+        index = GroupIndex(run.path / ("groups" if kind == "train" else "evals"), held_out=kind == "eval")
+        index.refresh()
+        for step in listed[kind]:
+            entry = _entry(index, step, files[step])
+            store.index.append({"step": step, "kind": kind, **entry})
+            if "problem" in entry:
+                store.problems.append(f"{index.folder.name}/{files[step].name}: {entry['problem']}")
             if step in chosen[kind]:
-                store.chunks[kind, step] = pack(records)
+                store.chunks[kind, step] = pack(reading.read_groups(files[step]))
     store.index.sort(key=lambda entry: (entry["step"], entry["kind"] == "train"))
-    if len(chosen["train"]) < len(groups):
-        store.note = (
-            f"This file contains the texts of {len(chosen['train']):,} of {len(groups):,} steps, evenly spaced, to stay "
-            f"small; all groups are listed. `gspo dashboard {run.path.parent}` shows every text."
-        )
+    store.note = _note(run, len(groups), len(listed["train"]), len(chosen["train"]))
     return store
+
+
+def _entry(index: GroupIndex, step: int, file: Path) -> dict[str, Any]:
+    entry, stored = index.entry(step, file)
+    if not stored and "problem" not in entry:
+        index.add(step, file, entry)
+    return entry
+
+
+def _note(run: Run, num_steps: int, num_listed: int, num_chosen: int) -> str:
+    """What the page leaves out; "" when it has everything."""
+    if num_chosen == num_steps:
+        return ""
+    groups = "all groups are listed" if num_listed == num_steps else f"the groups of {num_listed:,} steps are listed"
+    return (
+        f"This file contains the texts of {num_chosen:,} of {num_steps:,} steps, evenly spaced, to stay small; {groups}. "
+        f"`gspo dashboard {run.path.parent}` shows every text."
+    )
 
 
 def choose(files: Mapping[int, Path], budget: int) -> set[int]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import socket
-import zlib
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from gspo import untrusted
 from gspo.report import page
-from gspo.report.comparison import compare_runs
 from gspo.report.live import LiveRuns
-from gspo.report.overview import overview
 from gspo.runs import reading
+from gspo.untrusted import Unreadable
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 HEADERS = {
@@ -30,6 +28,7 @@ HEADERS = {
 TYPES = {".js": "text/javascript", ".css": "text/css", ".png": "image/png"}
 TYPES |= dict.fromkeys((".jsonl", ".json", ".md", ".yaml"), "text/plain")
 MAX_COMPARED = 12
+MAX_SENT = 256 << 20  # bytes of one file
 
 
 class Dashboard(ThreadingHTTPServer):
@@ -76,6 +75,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(b"not found\n", "text/plain", status=HTTPStatus.NOT_FOUND)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+        except Unreadable as error:
+            self._send(f"{error.path.name} {error.reason}\n".encode(), "text/plain", status=HTTPStatus.CONFLICT)
         except Exception as error:
             text = f"{type(error).__name__} while reading the runs\n"
             self._send(text.encode(), "text/plain", status=HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -105,6 +106,9 @@ class Handler(BaseHTTPRequestHandler):
                 self._compare(query.get("run", []))
             case ["api", "run", name, "overview"]:
                 self._overview(self._run(name), query)
+            case ["api", "run", name, "index"] if "from" in query:
+                first, last = _integer(query, "from"), _integer(query, "to")
+                self._send_json(self.server.runs.index_range(self._run(name), first, last))
             case ["api", "run", name, "index"]:
                 after, generation = _integer(query, "after"), _integer(query, "generation")
                 self._send_json(self.server.runs.index(self._run(name), after, generation))
@@ -144,29 +148,32 @@ class Handler(BaseHTTPRequestHandler):
         tag = f'"{"-".join(self.server.runs.tag(path) for path in paths)}"'
         if self._unchanged(tag):
             return
-        runs = [self.server.runs.run(path) for path in paths]
-        body = {"comparison": compare_runs(runs), "overviews": [overview(run) for run in runs]}
-        self._send(_dump(body), "application/json", tag=tag)
+        self._send(_dump(self.server.runs.compare(paths)), "application/json", tag=tag)
 
     def _groups(self, path: Path, kind: str, step: int) -> None:
         folder = path / ("groups" if kind == "train" else "evals")
-        file = reading.step_files(folder).get(step)
-        if file is None:
+        file = folder / f"step-{step:06d}.jsonl.gz"
+        if file.is_symlink() or not file.is_file():
             raise Missing
         real = self._inside(file)
-        data = real.read_bytes()
+        if real.stat().st_size > MAX_SENT:
+            raise Unreadable(file, f"is larger than {MAX_SENT >> 20} MiB")
+        text = bytearray()
         try:  # the stored bytes are sent as they are, unless the file is incomplete
-            gzip.decompress(data)
-        except (OSError, EOFError, zlib.error):
-            self._send(reading.read_gzip(real).encode("utf-8", "replace"), "application/jsonl")
+            for piece in untrusted.gzip_chunks(real):
+                text += piece[: MAX_SENT - len(text)]
+        except Unreadable as error:
+            if error.reason.startswith("expands"):
+                raise
+            self._send(bytes(text).decode("utf-8", "replace").encode("utf-8", "replace"), "application/jsonl")
         else:
-            self._send(data, "application/jsonl", encoding="gzip")
+            self._send(untrusted.read_bytes(real, MAX_SENT), "application/jsonl", encoding="gzip")
 
     def _file(self, run: Path, rest: list[str]) -> None:
         path = run.joinpath(*rest)
         if path.suffix not in TYPES or any(p.startswith(".") for p in rest):
             raise Missing
-        self._send(self._inside(path).read_bytes(), TYPES[path.suffix])
+        self._send(untrusted.read_bytes(self._inside(path), MAX_SENT), TYPES[path.suffix])
 
     def _send_json(self, value: Any) -> None:
         body = _dump(value)

@@ -84,7 +84,7 @@ def _reward_headline(run: Run) -> tuple[str, str]:
             verb = "rose" if values[-1] > values[0] else "fell" if values[-1] < values[0] else "stayed"
             span = f"from {values[0]:.3f} to {values[-1]:.3f}"
             return f"Training reward {verb} {span}; no held-out evaluation yet", "none"
-    return (f"Step {run.last_step}: nothing to judge yet" if run.rows else "No metrics yet"), "none"
+    return (f"Step {run.last_step}: nothing to judge yet" if run.steps else "No metrics yet"), "none"
 
 
 def _what(run: Run) -> str:

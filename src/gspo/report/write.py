@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gspo.report.verdict import Verdict
 from gspo.runs.files import write_atomic
 
 log = logging.getLogger("gspo.report")
+MAX_PROBLEMS = 20  # files of groups that are named
 
 
 @dataclass
@@ -20,6 +22,7 @@ class Report:
     card: Path
     pictures: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    verdict: Verdict | None = None
 
 
 def write_report(run_dir: Path | str, warn: Callable[[str], None] = log.warning) -> Path | None:
@@ -41,6 +44,7 @@ def build_report(run_dir: Path | str, *, pictures: bool = True, budget: int | No
     from gspo.report.page import report_page
     from gspo.report.rollout_store import DEFAULT_BUDGET, collect
     from gspo.report.run_card import run_card
+    from gspo.report.verdict import judge
     from gspo.runs.run import is_run, read_run
 
     path = Path(run_dir)
@@ -48,12 +52,16 @@ def build_report(run_dir: Path | str, *, pictures: bool = True, budget: int | No
         raise FileNotFoundError(f"{path}: not a run folder; expected metrics.jsonl or config.yaml in it")
     run = read_run(path)
     store = collect(run, DEFAULT_BUDGET if budget is None else budget)
-    report = Report(path / "report.html", path / "RUN.md")
-    page = report_page(overview(run), store.index, store.chunks, store.note)
+    report = Report(path / "report.html", path / "RUN.md", verdict=judge(run))
+    problems = [*run.problems, *store.problems[:MAX_PROBLEMS]]
+    if len(store.problems) > MAX_PROBLEMS:
+        problems.append(f"{len(store.problems) - MAX_PROBLEMS} more files of groups")
+    page = report_page({**overview(run), "problems": problems}, store.index, store.chunks, store.note)
     write_atomic(report.page, page.encode("utf-8", "replace"))
     write_atomic(report.card, run_card(run).encode("utf-8", "replace"))
     if store.note:
         report.notes.append(store.note)
+    report.notes += [f"not read: {problem}" for problem in problems]
     if pictures:
         try:
             from gspo.report.pictures import draw_pictures

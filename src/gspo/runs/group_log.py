@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from gspo import untrusted
 from gspo.runs.files import write_atomic
+from gspo.runs.group_index import GroupIndex, index_step
 from gspo.types import Group, Rollout
 
 
@@ -42,11 +44,17 @@ class GroupLog:
         """Write groups from `take`; `trained` maps a submission number to what training adds to each response."""
         records = [_record(group, fate, trained.get(group.submission)) for group, fate in groups]
         records.sort(key=lambda r: (r["submission"], r["fate"]))
-        text = b"".join(_line(record) for record in records)
-        write_atomic(self.folder / f"step-{step:06d}.jsonl.gz", gzip.compress(text, 5, mtime=0))
+        write_records(self.folder, step, records)
 
 
-def _line(record: dict[str, Any]) -> bytes:
+def write_records(folder: Path, step: int, records: Sequence[Mapping[str, Any]], *, held_out: bool = False) -> None:
+    """Write the records of a step as `step-NNNNNN.jsonl.gz`, and its line in the folder's index."""
+    file = folder / f"step-{step:06d}.jsonl.gz"
+    write_atomic(file, gzip.compress(b"".join(map(_line, records)), 5, mtime=0))
+    GroupIndex(folder).add(step, file, index_step(records, held_out))
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
     """A record as a line of JSON. orjson takes a tenth of the time, during which no other thread runs."""
     try:
         return orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
@@ -85,7 +93,13 @@ def _response(rollout: Rollout) -> dict[str, Any]:
 
 
 def read_groups(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one step's file; a damaged file is an error."""
-    with gzip.open(path, "rt", encoding="utf-8") as f:
-        for line in f:
-            yield json.loads(line)
+    """The records of one step's file; a damaged file or line is Unreadable, named with the line."""
+    for number, line in enumerate(untrusted.gzip_lines(path), 1):
+        place = f"{path}:{number}"
+        try:
+            record = untrusted.parse_json(line.decode("utf-8"), place)
+        except UnicodeDecodeError as error:
+            raise untrusted.Unreadable(place, f"is not UTF-8 ({error.reason})") from None
+        if not isinstance(record, dict) or not isinstance(record.get("responses"), list):
+            raise untrusted.Unreadable(place, "is not a group; expected an object with a list `responses`")
+        yield record

@@ -1,30 +1,37 @@
-"""Tolerant readers of a run folder's files: what is missing, half written or malformed is left out, never an error."""
+"""Readers of a run folder's files, which may come from anyone (`gspo.untrusted`).
+
+What is missing or half written is left out. A file over a limit, of another kind or damaged is Unreadable; `read_run`
+records it as a problem of the run.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import os
 import re
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from gspo import untrusted
+from gspo.untrusted import Unreadable
 
-_STEP_FILE = re.compile(r"step-(\d+)\.jsonl\.gz$")
+_STEP_FILE = re.compile(r"step-(\d{1,12})\.jsonl\.gz$")
 _NUMBERS = re.compile(r'(log_probs|token_ids|loss_mask)": \[[^\]]*')
 # Matches every number beyond a float's range, which Python reads as an infinity.
 _HUGE = re.compile(r"[eE]\+?\d{3}|\d{300}")
+MAX_ALARMS = 10_000
+MAX_PROBLEMS = 5  # of one file that are named
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str, path: Path) -> Any:
     """The value of JSON text; NaN, infinities and numbers beyond a float's range, which no browser reads, become null."""
     if _HUGE.search(text):
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_finite_integer)
-    return json.loads(text, parse_constant=_no_number)
+        return untrusted.parse_json(
+            text, path, parse_constant=_no_number, parse_float=_finite, parse_int=_finite_integer
+        )
+    return untrusted.parse_json(text, path, parse_constant=_no_number)
 
 
 def to_json(value: Any) -> str:
@@ -56,74 +63,64 @@ def _finite_integer(text: str) -> int | None:
     return int(text) if math.isfinite(float(text)) else None
 
 
-def json_lines(text: str) -> list[dict[str, Any]]:
-    """The objects of JSON lines; a line that does not parse is skipped."""
-    out = []
-    for line in text.split("\n"):  # not splitlines: model text may hold other line separators
-        if not line.strip():
-            continue
-        try:
-            value = parse_json(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            out.append(value)
-    return out
-
-
-def read_text(path: Path) -> str:
-    """The file's text, or "" when it cannot be read."""
+def parse_line(line: bytes, path: Path) -> dict[str, Any] | None:
+    """The object of one JSON line; None when it does not parse or is something else."""
+    if not line.strip():
+        return None
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The file's JSON object, or None when it has no complete one."""
-    try:
-        value = parse_json(read_text(path))
-    except (ValueError, RecursionError):
+        value = parse_json(line.decode("utf-8", "replace"), path)
+    except Unreadable:
         return None
     return value if isinstance(value, dict) else None
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Metric rows by step; rows of one step are merged, the later value wins."""
-    by_step: dict[int, dict[str, Any]] = {}
-    for row in json_lines(read_text(path)):
-        step = row.get("step")
-        if isinstance(step, int) and not isinstance(step, bool):
-            by_step.setdefault(step, {}).update(row)
-    return [by_step[step] for step in sorted(by_step)]
-
-
-def read_gzip(path: Path) -> str:
-    """The text of a gzip file as far as it can be decompressed; "" when it cannot be read."""
+def read_lines(path: Path, limit: int) -> list[dict[str, Any]]:
+    """The last `limit` objects of a small JSON-lines file; a line that does not parse is skipped, a missing file is []."""
     try:
-        data = path.read_bytes()
-    except OSError:
-        return ""
+        lines = untrusted.read_bytes(path).split(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [value for line in lines[-limit - 1 :] if (value := parse_line(line, path)) is not None]
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The file's JSON object, or None when there is no file."""
     try:
-        return gzip.decompress(data).decode("utf-8", "replace")
-    except (OSError, EOFError, zlib.error):
-        pass
-    try:
-        return zlib.decompressobj(wbits=31).decompress(data).decode("utf-8", "replace")
-    except zlib.error:
-        return ""
+        value = parse_json(untrusted.read_text(path), path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not isinstance(value, dict):
+        raise Unreadable(path, f"expected a JSON object, found a {type(value).__name__}")
+    return value
 
 
-def read_groups(path: Path, *, numbers: bool = True) -> list[dict[str, Any]]:
-    """The records of one `step-NNNNNN.jsonl.gz`; without `numbers` the lists with a number per token are empty.
+def read_groups(path: Path, *, numbers: bool = True, problems: list[str] | None = None) -> list[dict[str, Any]]:
+    """The records of one `step-NNNNNN.jsonl.gz` as far as it can be read; what is left out is added to `problems`.
 
-    Those lists are most of a file. Emptying them in the text is exact: they hold numbers only, and inside a JSON
-    string the quote before the colon would be escaped.
+    Without `numbers` the lists with a number per token are empty. Those lists are most of a file. Emptying them in the
+    text is exact: they hold numbers only, and inside a JSON string the quote before the colon would be escaped.
     """
-    text = read_gzip(path)
-    if not numbers:
-        text = _NUMBERS.sub(r'\1": [', text)
-    return [g for g in json_lines(text) if isinstance(g.get("responses"), list)]
+    out: list[dict[str, Any]] = []
+    found: list[str] = []
+    try:
+        for number, line in enumerate(untrusted.gzip_lines(path), 1):
+            text = line.decode("utf-8", "replace")
+            try:
+                record = parse_json(text if numbers else _NUMBERS.sub(r'\1": [', text), path)
+            except Unreadable as error:
+                found.append(f"line {number} {error.reason}")
+                continue
+            if isinstance(record, dict) and isinstance(record.get("responses"), list):
+                out.append(record)
+            else:
+                found.append(f"line {number} is not a group")
+    except Unreadable as error:
+        found = [error.reason, *found]
+    except OSError as error:
+        found = [f"cannot be read ({error.strerror})"]
+    if problems is not None:
+        problems += found[:MAX_PROBLEMS]
+    return out
 
 
 def step_files(folder: Path) -> dict[int, Path]:
@@ -142,6 +139,7 @@ def read_config(folder: Path) -> list[dict[str, Any]]:
 
     They come from config.json. A folder without a usable one gives the values of config.yaml, with empty origins.
     """
+    refused: Unreadable | None = None
     for read in (_read_settings, _read_values):
         try:
             records = [
@@ -149,20 +147,26 @@ def read_config(folder: Path) -> list[dict[str, Any]]:
                 for prefix, tree, origin in read(folder)
                 for key, value in _leaves(tree, prefix)
             ]
-        except (ValueError, TypeError, KeyError, RecursionError, yaml.YAMLError):
-            continue
-        if records:
-            return records
+        except Unreadable as error:
+            refused = refused or error
+        except (OSError, TypeError, KeyError):
+            pass
+        else:
+            if records:
+                return records
+    if refused is not None:
+        raise refused
     return []
 
 
 def _read_settings(folder: Path) -> list[tuple[str, Any, str]]:
-    records = parse_json(read_text(folder / "config.json"))
+    path = folder / "config.json"
+    records = parse_json(untrusted.read_text(path), path)
     return [(str(record["key"]), record["value"], str(record["origin"])) for record in records]
 
 
 def _read_values(folder: Path) -> list[tuple[str, Any, str]]:
-    tree = yaml.load(read_text(folder / "config.yaml"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    tree = untrusted.read_yaml(folder / "config.yaml")
     return [("", tree, "")] if isinstance(tree, dict) else []
 
 

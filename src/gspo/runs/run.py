@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from gspo import untrusted
 from gspo.processes import is_alive
 from gspo.runs import reading, stats
 from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, is_accuracy
+from gspo.runs.metric_table import MetricTable
 
+T = TypeVar("T")
+
+MAX_ALARM_TEXT = 10_000  # characters
 RUNNING_WINDOW = 90.0  # seconds since the last metric row in which a run on another machine counts as running
 READ_NAMES = (
     "metrics.jsonl",
@@ -33,12 +41,13 @@ class Run:
     """The content of a run folder, except groups and evaluations, which are read step by step."""
 
     path: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    metrics: MetricTable = field(default_factory=MetricTable)
     config: list[dict[str, Any]] = field(default_factory=list)
     environment: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     alarms: list[dict[str, Any]] = field(default_factory=list)
     status: str = "stopped"
+    problems: tuple[str, ...] = ()  # files that were not read, each with the reason
 
     @property
     def name(self) -> str:
@@ -46,19 +55,29 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        return self.rows[-1]["step"] if self.rows else 0
+        return self.steps[-1] if self.steps else 0
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps of the metric rows, ascending."""
+        return self.metrics.steps
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The metric rows, each with its step and the numbers that it has."""
+        return list(self.metrics.rows())
 
     def column(self, name: str) -> list[float | None]:
         """A metric, one value per row, None where the row has none."""
-        return [_number(row.get(name)) for row in self.rows]
+        return self.metrics.column(name)
 
     def values(self, name: str) -> list[float]:
         """The values of a metric in the rows that have it."""
-        return [v for v in self.column(name) if v is not None]
+        return [v for v in self.metrics.numbers(name) if not math.isnan(v)]
 
     def names(self) -> list[str]:
         """Every metric that occurs in some row, in order of appearance."""
-        return list(dict.fromkeys(name for row in self.rows for name in row if name != "step"))
+        return self.metrics.names()
 
     def total(self, name: str) -> float | None:
         """The sum of a metric over the rows, None when no row has it."""
@@ -101,8 +120,13 @@ class Run:
     @cached_property
     def accuracy(self) -> list[tuple[int, float]]:
         """Held-out accuracy by step, the mean over data sources."""
-        found = [(row["step"], held_out_accuracy(row)) for row in self.rows]
-        return [(step, value) for step, value in found if value is not None]
+        columns = {name: self.metrics.numbers(name) for name in self.names() if is_accuracy(name)}
+        out = []
+        for place, step in enumerate(self.steps if columns else ()):
+            value = held_out_accuracy({n: v for n, c in columns.items() if not math.isnan(v := c[place])})
+            if value is not None:
+                out.append((step, value))
+        return out
 
     @cached_property
     def change(self) -> stats.PairedDifference | None:
@@ -110,7 +134,7 @@ class Run:
         files = list(self.eval_files().values())
         if len(files) < 2:
             return None
-        first, last = (stats.question_scores(reading.read_groups(f)) for f in (files[0], files[-1]))
+        first, last = (stats.question_scores(reading.read_groups(f, numbers=False)) for f in (files[0], files[-1]))
         return stats.paired_by_question(first, last)[0]
 
     def interval(self, at: str) -> tuple[float, float] | None:
@@ -118,29 +142,52 @@ class Run:
         stored = (self.result or {}).get(f"{at}_ci")
         if isinstance(stored, list) and len(stored) == 2 and all(_number(v) is not None for v in stored):
             return float(stored[0]), float(stored[1])
-        rows = [row for row in self.rows if any(is_accuracy(k) for k in row)]
-        return accuracy_interval(rows[0 if at == "start" else -1]) if rows else None
+        if not self.accuracy:
+            return None
+        step = self.accuracy[0 if at == "start" else -1][0]
+        return accuracy_interval(self.metrics.row(bisect_left(self.steps, step)))
 
 
-def read_run(path: Path | str) -> Run:
-    """Read a run folder as it is now; missing or half-written files are no error."""
+def read_run(path: Path | str, metrics: MetricTable | None = None) -> Run:
+    """Read a run folder as it is now. Missing or half-written files are no error; `problems` names what was refused.
+
+    `metrics` is the table of an earlier call: only rows that were appended since are read.
+    """
     path = Path(path)
-    rows = reading.read_rows(path / "metrics.jsonl")
-    result = reading.read_json(path / "result.json")
+    problems: list[str] = []
+
+    def tried(read: Callable[[], T], otherwise: T) -> T:
+        try:
+            return read()
+        except untrusted.Unreadable as error:
+            problems.append(f"{error.path.name}: {error.reason}")
+        except OSError as error:
+            problems.append(f"{error.strerror}")
+        return otherwise
+
+    table = (metrics or MetricTable()).read(path / "metrics.jsonl")
+    if table.problem:
+        problems.append(f"metrics.jsonl: {table.problem}")
+    result = tried(lambda: reading.read_object(path / "result.json"), None)
     return Run(
         path=path,
-        rows=rows,
-        config=reading.read_config(path),
-        environment=reading.read_json(path / "environment.json"),
+        metrics=table,
+        config=tried(lambda: reading.read_config(path), []),
+        environment=tried(lambda: reading.read_object(path / "environment.json"), None),
         result=result,
-        alarms=[a for a in reading.json_lines(reading.read_text(path / "alarms.jsonl")) if "text" in a],
-        status=status_of(path, rows, result),
+        alarms=[
+            alarm | {"text": str(alarm["text"])[:MAX_ALARM_TEXT]}
+            for alarm in tried(lambda: reading.read_lines(path / "alarms.jsonl", reading.MAX_ALARMS), [])
+            if "text" in alarm
+        ],
+        status=status_of(path, table.steps, result),
+        problems=tuple(problems),
     )
 
 
 def is_run(path: Path) -> bool:
     """Whether a folder looks like a run folder."""
-    return path.is_dir() and any((path / name).is_file() for name in ("metrics.jsonl", "config.yaml"))
+    return path.is_dir() and any(os.path.lexists(path / name) for name in ("metrics.jsonl", "config.yaml"))
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
@@ -152,9 +199,17 @@ def find_runs(folder: Path) -> Iterator[Path]:
         root, entries = folder.resolve(), list(folder.iterdir())
     except OSError:
         return
-    inside = [p for p in entries if not p.name.startswith(".") and p.resolve().parent == root and is_run(p)]
-    inside = [p for p in inside if all((p / name).resolve().is_relative_to(root) for name in READ_NAMES)]
+    inside = [p for p in entries if not p.name.startswith(".") and _real(p).parent == root and is_run(p)]
+    inside = [p for p in inside if all(_real(p / name).is_relative_to(root) for name in READ_NAMES)]
     yield from sorted(inside, key=lambda p: (-_changed(p), p.name))
+
+
+def _real(path: Path) -> Path:
+    """The path without symlinks. A loop of symlinks leads nowhere: it stays where it is, and cannot be read."""
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):
+        return path.parent.resolve() / path.name
 
 
 def _changed(path: Path) -> float:
@@ -166,15 +221,20 @@ def _changed(path: Path) -> float:
     return max(times)
 
 
-def status_of(path: Path, rows: list[dict[str, Any]], result: dict[str, Any] | None) -> str:
+def status_of(path: Path, steps: Sequence[int], result: dict[str, Any] | None) -> str:
     """`finished`, `running` or `stopped`. Does not try the lock: that could make a starting trainer fail."""
-    steps = _number((result or {}).get("steps"))
-    if result is not None and (steps is None or not rows or rows[-1]["step"] <= steps):
+    total = _number((result or {}).get("steps"))
+    if result is not None and (total is None or not steps or steps[-1] <= total):
         return "finished"
-    holder = reading.read_text(path / ".lock").strip()
+    try:
+        holder = untrusted.read_text(path / ".lock", limit=4096).strip()
+    except FileNotFoundError:
+        holder = ""
+    except (untrusted.Unreadable, OSError):
+        holder = "unknown"
     if holder.isdecimal() and len(holder) < 10 and is_alive(int(holder)):
         return "running"
-    return "running" if time.time() - _changed(path) < RUNNING_WINDOW and rows and not holder else "stopped"
+    return "running" if time.time() - _changed(path) < RUNNING_WINDOW and steps and not holder else "stopped"
 
 
 def _number(value: Any) -> float | None:

@@ -106,8 +106,9 @@ class Sandbox:
             done = server.pump(
                 lambda: relay.advance() or not is_alive(program) or not is_alive(tester), program.started + wall
             )
-            # When the program ended by itself, an error of the tester does not matter: it may not even be confined yet.
-            decided = done and program.status is not None
+            # When the program ended by itself or wrote beyond a limit, an error of the tester does not matter: it may be
+            # killed below before it is even confined.
+            decided = done and program.error is None and not is_alive(program)
             server.finish(program)
             server.finish(tester)
             error = program.error or (None if decided and not server.failed else tester.error)

@@ -16,12 +16,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from gspo.checkpoint.contents import CheckpointError, Shapes, check_sets
 from gspo.checkpoint.folder import Loaded
 from gspo.checkpoint.saver import SavedModels
-from gspo.checkpoint.tensor_sets import TensorSet
+from gspo.checkpoint.tensor_sets import TensorSet, stored_set
 from gspo.metrics import Metrics
 from gspo.training.critic import Critic
 from gspo.training.lora import Adapters, num_trained
+from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.parallel.fsdp import full
 from gspo.training.policy import LossFunction, Policy, Regulariser, Update
 from gspo.training.reference import Reference
@@ -113,8 +115,16 @@ class Roles(SavedModels, Protocol):
         """A context with the policy's tensors, adapters merged in, under the names of the model without adapters."""
         ...
 
-    def load(self, loaded: Loaded) -> None:
-        """Restore the training state of a checkpoint. The weights were loaded with the model."""
+    def without_state(self) -> dict[str, list[str]]:
+        """By optimiser, the parameters that no update has reached. A checkpoint has no moments of them."""
+        ...
+
+    def load(self, loaded: Loaded, *, reset: bool = False) -> list[str]:
+        """Restore the training state of a checkpoint. The weights were loaded with the model.
+
+        CheckpointError names state that is missing or does not fit; with `reset` that of optimisers starts at 0.
+        Returns notes for the user.
+        """
         ...
 
     def stacks(self) -> str:
@@ -210,13 +220,33 @@ class LocalRoles:
     def close(self) -> None:
         """Nothing to do: the models are freed with this object."""
 
-    def load(self, loaded: Loaded) -> None:
+    def without_state(self) -> dict[str, list[str]]:
+        return {name: names for name, o in self._optimizers().items() if (names := o.without_state())}
+
+    def _optimizers(self) -> dict[str, MasterOptimizer]:
+        own = {"optimizer": self.policy.optimizer}
+        return own if self.critic is None else {**own, "critic/optimizer": self.critic.optimizer}
+
+    def load(self, loaded: Loaded, *, reset: bool = False) -> list[str]:
+        folder = loaded.path / "training"
+        expected: dict[str, Shapes] = {
+            name: {key: tuple(t.shape) for key, t in members.items()} for name, members in self.tensors().items()
+        }
+        expected |= {name: optimizer.state_shapes() for name, optimizer in self._optimizers().items()}
+        stored = {name: stored_set(name, folder) for name in {*expected, *loaded.set_names}}
+        unusable, notes = check_sets(loaded.path, loaded.state, expected, stored, reset=reset)
         sets = loaded.tensors
+        check_numbers(loaded.path, {**sets, "the model": self.policy.model.state_dict()})
+        for name, keys in unusable.items():  # a parameter's state is restored whole or not at all
+            parameters = {key.partition("/")[2] for key in keys if not key.startswith("master/")}
+            members = sets.get(name, {}).items()
+            sets[name] = {k: t for k, t in members if k not in keys and k.partition("/")[2] not in parameters}
         if self.adapters is not None:
             self.adapters.load_state_tensors(sets[ADAPTER_FILES])
         self.policy.optimizer.load_state_tensors(sets["optimizer"])
         if self.critic is not None:
             self.critic.load_state_tensors(sets)
+        return notes
 
     def frozen_digest(self) -> str | None:
         """Identifies the weights that checkpoints do not contain: those under adapters and the reference's."""
@@ -232,3 +262,16 @@ class LocalRoles:
                     sample = full(p.detach()).flatten()[:SAMPLED_ELEMENTS].float().cpu()
                     digest.update(name.encode() + sample.numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+def check_numbers(path: Path, sets: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Refuse tensors of a checkpoint that no training leaves: not finite, or a second moment or step below 0."""
+    for name, members in sets.items():
+        for key, tensor in members.items():
+            plain = full(tensor.detach())
+            if not plain.is_floating_point():
+                continue
+            if not bool(plain.isfinite().all()):
+                raise CheckpointError(f"{path}: {key} of {name} has values that are not finite")
+            if key.startswith(("exp_avg_sq/", "step/")) and bool((plain < 0).any()):
+                raise CheckpointError(f"{path}: {key} of {name} has negative values")

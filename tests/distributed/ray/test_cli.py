@@ -155,3 +155,14 @@ def test_a_killed_rollout_actor_is_replaced_and_a_killed_rank_too(start):
     assert program.end() == 0, program.text
     assert "rollout worker 0 died" in program.text and "trainer rank 0 of 1 died" in program.text
     assert '"steps": 8' in program.text
+
+
+@pytest.mark.slow
+def test_a_dead_head_of_the_cluster_ends_the_run_with_its_cause_and_leaves_no_process(start, tmp_path):
+    program = start("trainer.total_training_steps=1000", "actor_rollout_ref.rollout.num_workers=1")
+    assert program.reaches(1)
+    (pid,) = program.pids("gcs_server")
+    os.kill(pid, signal.SIGKILL)
+    assert program.end(60) == 8, program.text
+    assert "error: the head of the Ray cluster (GCS at " in program.text and "has died" in program.text
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))

@@ -12,6 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gspo import untrusted
 from gspo.config.compat.aliases import aliases
 from gspo.config.loading import tree
 from gspo.config.loading.settings import Layer, Origin, Setting
@@ -50,17 +51,20 @@ def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | No
         problems.append(Problem("error", str(path), None, "config file", message, remedy))
         return []
 
-    if not path.is_file():
+    if not path.exists() and not path.is_symlink():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, others, n=1)
         hint = "check the path, or write key=value to set a key"
         return failed("no such file", f"did you mean {path.parent / near[0]}?" if near else hint)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = untrusted.read_bytes(path, untrusted.MAX_YAML).decode("utf-8")
+        untrusted.check_yaml(text, path)
         loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
         content = OmegaConf.to_container(loaded, resolve=False)
         lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError) as error:
+    except untrusted.Unreadable as error:
+        return failed(error.reason, "give a plain YAML file of keys and values")
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())
         remedy = "fix the line named above; only plain YAML is accepted, no Python objects"
         return failed(f"cannot be read as YAML: {reason}", remedy)
@@ -88,7 +92,10 @@ def parse_value(text: str) -> Any:
     if "${" in text:
         return text
     try:
+        untrusted.check_yaml(text, "the value")
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"v={text}"]), resolve=False)["v"]  # type: ignore[index,call-overload]
+    except untrusted.Unreadable as error:
+        raise ValueError(error.reason) from None
     except (yaml.YAMLError, OmegaConfBaseException) as error:
         raise ValueError(f"cannot be read as YAML: {' '.join(str(error).split())}") from None
 

@@ -98,6 +98,13 @@ class PPOTrainerConfig(Section):
         ge=0,
         may_change_on_resume=True,
     )
+    resume_missing: Literal["refuse", "reset"] = key(
+        default="refuse",
+        doc="When a checkpoint lacks optimiser state that this run needs, or has other state: refuse it and name what is "
+        "missing (the older checkpoint is used if there is one), or start the missing state at 0 (reset), with a note "
+        "in the log.",
+        may_change_on_resume=True,
+    )
     critic_warmup: int = key(default=0, doc="Steps at the start that train only the critic.", ge=0, unit="steps")
     on_alarm: Literal["warn", "pause", "rollback"] = key(
         default="warn",

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from gspo.distributed.backend import ClusterError
+from gspo.distributed.ray.head_watch import HeadWatch
 from gspo.distributed.ray.tensors import send_as_arrays
 
 ADDRESS = "RAY_ADDRESS"
@@ -32,6 +33,7 @@ class RaySession:
         elif self._owned:
             self._start(num_cpus)
         send_as_arrays()
+        self._watch = HeadWatch(ray.get_runtime_context().gcs_address)
 
     def _join(self, address: str) -> None:
         try:
@@ -61,6 +63,7 @@ class RaySession:
 
     def close(self) -> None:
         """Leave the cluster; a local one ends with all its processes. May be called twice."""
+        self._watch.close()
         if self._owned and ray.is_initialized():
             ray.shutdown()
 

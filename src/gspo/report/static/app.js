@@ -161,7 +161,12 @@
           "tr",
           {},
           G.h("td", { class: "pick" }, box),
-          G.h("th", { scope: "row" }, G.h("a", { href: G.address.link({ run: run.name }) }, run.name)),
+          G.h(
+            "th",
+            { scope: "row" },
+            G.h("a", { href: G.address.link({ run: run.name }) }, run.name),
+            G.problems(run.problems),
+          ),
           cell(G.badge(run.status), "status"),
           cell(
             run.total_steps && run.status !== "finished"

@@ -29,6 +29,16 @@ G.replace = function (element, ...children) {
   return G.add(element, children);
 };
 
+// What of a run folder could not be read, each with its reason.
+G.problems = (problems) =>
+  (problems || []).length
+    ? G.h(
+        "ul",
+        { class: "unread", "aria-label": "Not read" },
+        problems.map((p) => G.h("li", {}, `not read: ${p}`)),
+      )
+    : null;
+
 G.number = function (value, digits = 4) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value === 0) return "0";

@@ -9,6 +9,7 @@ G.Rollouts = class {
       groups: [],
       shown: [],
       count: 0,
+      known: new Set(),
       generation: 0,
       matches: null,
       scan: 0,
@@ -20,6 +21,10 @@ G.Rollouts = class {
 
   build() {
     const change = () => this.filter();
+    const steps = async () => {
+      await this.readRange(this.from.value, this.to.value);
+      this.filter();
+    };
     const field = (label, control) => G.h("label", { class: "field" }, G.h("span", {}, label), control);
     this.query = G.h("input", {
       type: "search",
@@ -32,8 +37,9 @@ G.Rollouts = class {
     this.deep = G.h("input", { type: "checkbox", onchange: change });
     this.fate = G.h("select", { onchange: change });
     this.origin = G.h("select", { onchange: change });
-    this.from = G.h("input", { type: "number", min: "0", class: "short", oninput: G.debounce(200, change) });
-    this.to = G.h("input", { type: "number", min: "0", class: "short", oninput: G.debounce(200, change) });
+    this.from = G.h("input", { type: "number", min: "0", class: "short", oninput: G.debounce(200, steps) });
+    this.to = G.h("input", { type: "number", min: "0", class: "short", oninput: G.debounce(200, steps) });
+    this.partial = G.h("p", { class: "note", hidden: true });
     this.order = G.h(
       "select",
       { onchange: change },
@@ -80,6 +86,7 @@ G.Rollouts = class {
         field("Order", this.order),
       ),
       this.source.note && G.h("p", { class: "note" }, this.source.note),
+      this.partial,
       this.status,
       G.h("div", { class: "panes" }, this.list, this.detail),
     );
@@ -89,10 +96,13 @@ G.Rollouts = class {
   add(entries, generation, reset) {
     if (reset) {
       this.groups = [];
+      this.known = new Set();
       this.count = 0;
     }
     this.generation = generation;
     for (const entry of entries) {
+      if (this.known.has(`${entry.kind}-${entry.step}`)) continue;
+      this.known.add(`${entry.kind}-${entry.step}`);
       this.count++;
       entry.groups.forEach((g, at) =>
         this.groups.push({
@@ -109,6 +119,23 @@ G.Rollouts = class {
     this.options(this.origin, sources, "all", (s) => s);
     this.originField.hidden = sources.length < 2;
     this.filter(true);
+  }
+
+  // Says when only some steps are listed; those of a range are read when it is typed.
+  listed(answer) {
+    this.partial.hidden = !(answer.num_listed < answer.num_steps);
+    if (!this.partial.hidden)
+      this.partial.textContent =
+        `Listed are ${answer.num_listed.toLocaleString("en")} of ${answer.num_steps.toLocaleString("en")} ` +
+        "step files, evenly spaced. Enter a range of steps to list others.";
+  }
+
+  async readRange(from, to) {
+    if (this.partial.hidden || (from === "" && to === "")) return;
+    const last = to === "" ? +from + 199 : +to;
+    const first = from === "" ? Math.max(0, last - 199) : +from;
+    const { entries } = await this.source.indexRange(this.name, first, last);
+    this.add(G.decodeIndex(entries), this.generation, false);
   }
 
   options(select, values, first, label) {
@@ -312,6 +339,10 @@ G.Rollouts = class {
     const group = this.groups.find(
       (g) => g.step === +address.step && g.kind === kind && (!address.group || g.uid === address.group),
     );
+    if (!group && !this.partial.hidden && this.asked !== address.step) {
+      this.asked = address.step;
+      this.readRange(address.step, address.step).then(() => this.follow(address));
+    }
     if (!group || group === this.selected) return Boolean(group);
     const at = this.shown.indexOf(group);
     if (at >= 0) this.list.scrollTop = Math.max(0, at - 2) * this.rowHeight;

@@ -113,6 +113,7 @@ G.RunView = class {
       this.generation = answer.generation;
       if (entries.length || reset || !this.rollouts.groups.length) {
         this.rollouts.add(entries, answer.generation, reset);
+        this.rollouts.listed(answer);
         this.drawCharts();
       }
       if (answer.complete) return;
@@ -129,6 +130,14 @@ G.RunView = class {
       G.h("div", { class: "line" }, G.h("h1", {}, overview.name), G.badge(overview.status), this.progress()),
       G.h("p", { class: "headline" }, G.joined(verdict.headline)),
       verdict.sentences.map((s) => G.h("p", {}, G.joined(s))),
+      G.problems(overview.problems),
+      overview.thinned > 1 &&
+        G.h(
+          "p",
+          { class: "note" },
+          `Charts of these ${overview.num_rows.toLocaleString("en")} rows are thinned: of every ` +
+            `${overview.thinned} rows they show the smallest, the largest and the last value.`,
+        ),
     );
     G.replace(
       this.tiles,

@@ -137,6 +137,9 @@ G.HttpSource = class {
     const query = known ? `?after=${known.count}&generation=${known.generation}` : "";
     return this.json(`/api/run/${encodeURIComponent(name)}/index${query}`);
   }
+  indexRange(name, from, to) {
+    return this.json(`/api/run/${encodeURIComponent(name)}/index?from=${from}&to=${to}`);
+  }
   has() {
     return true;
   }

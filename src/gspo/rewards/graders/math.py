@@ -6,6 +6,7 @@ Nothing in a response is evaluated in this process.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any
 
 from gspo.rewards.graders.answers import extract_answer, extract_marked
@@ -15,6 +16,7 @@ from gspo.rewards.protocol import RewardError
 from gspo.types import Reward
 
 _ROUNDED_PLACES = 6
+_SIGNIFICANT = 4
 
 _MAX_SYMBOLIC = 300
 _MAX_DEPTH = 10
@@ -85,13 +87,25 @@ def _same_number(a: Number, b: Number) -> bool:
     return _close(a.value, a.places, b)
 
 
-def _close(value: Any, places: int | None, other: Number) -> bool:
-    """Equal; or both not whole, one a decimal of six places or more, and equal when rounded to six places."""
+def _close(value: Fraction, places: int | None, other: Number) -> bool:
+    """Equal; or both not whole, one a decimal of six places or more, and equal when rounded to six places.
+
+    Numbers below 0.001 are rounded to four significant digits instead: to six places all small ones are 0.
+    """
     if value == other.value:
         return True
     long = any(p is not None and p >= _ROUNDED_PLACES for p in (places, other.places))
     whole = value.denominator == 1 or other.value.denominator == 1
-    return long and not whole and round(value, _ROUNDED_PLACES) == round(other.value, _ROUNDED_PLACES)
+    if not long or whole:
+        return False
+    digits = max(_ROUNDED_PLACES, _SIGNIFICANT - 1 - _exponent(max(abs(value), abs(other.value))))
+    return round(value, digits) == round(other.value, digits)
+
+
+def _exponent(value: Fraction) -> int:
+    """The power of ten of a positive number's first digit: -3 for 0.001. Exact, however small the number is."""
+    exponent = len(str(value.numerator)) - len(str(value.denominator))
+    return exponent if value >= Fraction(10) ** exponent else exponent - 1
 
 
 def _same_items(a: Items, b: Items) -> bool | None:

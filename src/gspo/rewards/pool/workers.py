@@ -12,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import pickle
+import select
 import signal
 import socket
 import subprocess
@@ -33,7 +35,9 @@ from gspo.rewards.pool.fork_server import MAX_STARTS, Handler, ServerSetup, run_
 from gspo.rewards.pool.frames import Channel
 from gspo.rewards.protocol import RewardError
 
-LOAD_TIMEOUT = 120.0
+log = logging.getLogger("gspo.rewards")
+LOAD_TIMEOUT = 120.0  # for the import of the reward function
+SAY_AFTER = 8.0  # seconds of importing without a word
 STUCK_NICENESS = 10
 
 
@@ -124,6 +128,11 @@ class ForkedWorkers(WorkerSource):
         ours.settimeout(LOAD_TIMEOUT)
         try:
             frames.send(ours, pickle.dumps(self._setup))
+            if not select.select([ours], [], [], SAY_AFTER)[0]:
+                log.warning(
+                    f"the reward function is still being imported after {SAY_AFTER:g} s ({self._setup.factory}, "
+                    f"{self._setup.args}); it is stopped after {LOAD_TIMEOUT:g} s"
+                )
             reply = json.loads(frames.receive(ours))
         except (OSError, EOFError) as error:
             self.close()
@@ -193,7 +202,7 @@ class ForkedWorkers(WorkerSource):
         try:
             self._server.wait(timeout=5.0)
         except subprocess.TimeoutExpired:
-            self._server.kill()
+            kill_group(self.pid)
             self._server.wait()
 
 

@@ -216,6 +216,19 @@ class MasterOptimizer:
                 out[f"master/{name}"] = master.detach()
         return out
 
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors of `state_tensors` once every parameter was updated."""
+        out: dict[str, tuple[int, ...]] = {}
+        for name, master in self.masters.items():
+            out |= {f"step/{name}": (), **{f"{key}/{name}": tuple(master.shape) for key in MOMENTS}}
+            if master is not self.parameters[name]:
+                out[f"master/{name}"] = tuple(master.shape)
+        return out
+
+    def without_state(self) -> list[str]:
+        """Parameters that no update has reached: they have no moments yet."""
+        return [name for name, master in self.masters.items() if not self.adamw.state.get(master)]
+
     @torch.no_grad()
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         for name, master in self.masters.items():

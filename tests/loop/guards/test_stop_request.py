@@ -1,0 +1,57 @@
+"""Signals that ask a run to stop: which are handled, and what a closed terminal leaves behind."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gspo.loop.guards.stop_request import StopRequest
+
+PROGRAM = """
+import os, signal, sys, time
+from gspo.loop.guards.stop_request import StopRequest
+with StopRequest() as stop:
+    print("ready", flush=True)
+    while stop.signal is None:
+        time.sleep(0.01)
+    print("saved", flush=True)
+    print("saved", file=sys.stderr, flush=True)
+os._exit(stop.exit_code)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_asks_and_the_second_stops(number: int) -> None:
+    before = signal.getsignal(number)
+    with StopRequest() as stop:
+        os.kill(os.getpid(), number)
+        assert stop.signal == number and stop.exit_code == 128 + number
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
+
+
+def test_under_nohup_a_hang_up_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.signal is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_does_not_stop_what_is_written_afterwards() -> None:
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    assert os.read(ours, 100).startswith(b"ready")
+    os.close(ours)
+    child.send_signal(signal.SIGHUP)  # as the system does for the programs of a terminal
+    assert child.wait(timeout=60) == 128 + signal.SIGHUP
