@@ -1,0 +1,46 @@
+"""benchmarks/vs_vllm.py: both engines answer the same prompts, and the figures are those of the answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "vs_vllm.py"
+NEW = 12
+
+
+def _compare(model: Path, *options: str) -> dict[str, Any]:
+    """The JSON line of a comparison on the embedded task, with the vLLM of this interpreter."""
+    words = [sys.executable, str(SCRIPT), str(model), "--data", "arithmetic", "--plen", "64", "--new", str(NEW)]
+    words += ["--prompts", "6", "--runs", "2", "--vllm-python", sys.executable]
+    words += ["--vllm-args", '{"enforce_eager": true, "kv_cache_memory_bytes": 16777216}']
+    done = subprocess.run([*words, *options, "trainer.num_threads=1"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_greedy_answers_of_both_engines_are_the_same(model_folder: Path) -> None:
+    figures = _compare(model_folder, "--temperature", "0", "--group", "4")
+    assert figures["group"] == 1  # greedy: more than one answer would be copies
+    assert figures["equal"] == 1.0
+    for name in ("answer_tokens", "ended"):
+        assert figures["native"][name] == figures["vllm"][name]
+
+
+def test_sampled_answers_end_as_often_by_both(model_folder: Path) -> None:
+    """Answers are random; at a temperature far above 1 every token, and so every end, is about as likely as any."""
+    figures = _compare(model_folder, "--group", "32", "--temperature", "1000", "--logprobs")
+    assert "equal" not in figures
+    vocabulary = json.loads((model_folder / "config.json").read_text())["vocab_size"]
+    ends = 1 - (1 - 1 / vocabulary) ** NEW
+    for name in ("native", "vllm"):
+        assert figures[name]["ended"] == pytest.approx(ends, abs=0.1)
+        assert NEW / 2 < figures[name]["answer_tokens"] <= NEW
+        assert len(figures[name]["runs_s"]) == 2
+    assert figures["ratio"] == pytest.approx(figures["native"]["tok_per_s"] / figures["vllm"]["tok_per_s"], abs=1e-3)
