@@ -118,6 +118,8 @@ def vllm_work(work: Work, args: argparse.Namespace) -> dict[str, Any]:
 def run_vllm(work: Work, args: argparse.Namespace) -> tuple[list[Run], dict[str, Any]]:
     """Every batch through vLLM, in its own process, and facts about that vLLM."""
     environment = dict(os.environ)
+    if work.device.type == "cpu":
+        environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # bound threads need cores of their own
     if args.vllm_path:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (args.vllm_path, environment.get("PYTHONPATH"))))
     with tempfile.TemporaryDirectory() as scratch:

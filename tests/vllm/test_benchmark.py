@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,10 @@ def _compare(model: Path, *options: str) -> dict[str, Any]:
     """The JSON line of a comparison on the embedded task, with the vLLM of this interpreter."""
     words = [sys.executable, str(SCRIPT), str(model), "--data", "arithmetic", "--plen", "64", "--new", str(NEW)]
     words += ["--prompts", "6", "--runs", "2", "--vllm-python", sys.executable]
-    words += ["--vllm-args", '{"enforce_eager": true, "kv_cache_memory_bytes": 16777216}']
-    done = subprocess.run([*words, *options, "trainer.num_threads=1"], capture_output=True, text=True)
+    quick = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 26, "distributed_executor_backend": "uni"}
+    words += ["--vllm-args", json.dumps(quick), *options, "trainer.num_threads=1"]
+    one_process = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    done = subprocess.run(words, capture_output=True, text=True, env=one_process)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
