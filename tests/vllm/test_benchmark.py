@@ -36,14 +36,13 @@ def test_greedy_answers_of_both_engines_are_the_same(model_folder: Path) -> None
         assert figures["native"][name] == figures["vllm"][name]
 
 
-def test_sampled_answers_end_as_often_by_both(model_folder: Path) -> None:
-    """Answers are random; at a temperature far above 1 every token, and so every end, is about as likely as any."""
-    figures = _compare(model_folder, "--group", "32", "--temperature", "1000", "--logprobs")
+def test_sampled_answers_of_both_engines_have_the_same_lengths(model_folder: Path) -> None:
+    """384 answers by each, drawn with fixed seeds: random, but equally distributed."""
+    figures = _compare(model_folder, "--group", "32", "--logprobs")
     assert "equal" not in figures
-    vocabulary = json.loads((model_folder / "config.json").read_text())["vocab_size"]
-    ends = 1 - (1 - 1 / vocabulary) ** NEW
-    for name in ("native", "vllm"):
-        assert figures[name]["ended"] == pytest.approx(ends, abs=0.1)
-        assert NEW / 2 < figures[name]["answer_tokens"] <= NEW
-        assert len(figures[name]["runs_s"]) == 2
-    assert figures["ratio"] == pytest.approx(figures["native"]["tok_per_s"] / figures["vllm"]["tok_per_s"], abs=1e-3)
+    native, vllm = figures["native"], figures["vllm"]
+    assert native["ended"] == pytest.approx(vllm["ended"], abs=0.1)
+    assert native["answer_tokens"] == pytest.approx(vllm["answer_tokens"], abs=1.0)
+    assert 1 <= native["answer_tokens"] <= NEW
+    assert len(native["runs_s"]) == len(vllm["runs_s"]) == 2  # the warm-up is not among them
+    assert figures["ratio"] == pytest.approx(native["tok_per_s"] / vllm["tok_per_s"], abs=1e-3)
