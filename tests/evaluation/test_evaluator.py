@@ -67,7 +67,7 @@ def test_a_mean_that_is_no_share_has_no_interval():
 
 def test_the_majority_is_read_from_the_answers_that_have_a_reward():
     """Two of three graded answers are "5", which is wrong; an ungraded one before them shifts nothing."""
-    found = summarise([group("a", [("7", None), ("4", 1.0), ("5", 0.0), ("5", 0.0)])])
+    found = summarise([group("a", [("7", None), ("5", 0.0), ("4", 1.0), ("5", 0.0)])])
     assert found.metrics["val-core/a/acc/maj@3"].result() == 0.0
     tie = summarise([group("a", [("7", None), ("4", 1.0), ("5", 0.0)])])
     assert tie.metrics["val-core/a/acc/maj@2"].result() == 1.0  # the earliest wins
@@ -84,12 +84,12 @@ def test_an_interval_counts_questions_whatever_the_number_of_answers():
 
 def test_every_question_counts_once_in_every_mean():
     """A question with one graded answer weighs as much as one with four."""
-    groups = [group("a", [("x", 1.0)] * 3 + [("x", 0.0)]), group("a", [("x", 0.0)] + [("x", None)] * 3)]
+    groups = [group("a", [("x", 1.0)] + [("x", 0.0)] * 3), group("a", [("x", 1.0)] + [("x", None)] * 3)]
     found = summarise(groups)
     for kind in ("acc", "reward"):
-        assert found.metrics[f"val-core/a/{kind}/mean@4"].result() == pytest.approx((0.75 + 0.0) / 2)
-        assert found.metrics[f"val-core/a/{kind}/best@2"].result() == pytest.approx((1.0 + 0.0) / 2)
-    assert found.accuracy == pytest.approx(0.375)
+        assert found.metrics[f"val-core/a/{kind}/mean@4"].result() == pytest.approx((0.25 + 1.0) / 2)
+        assert found.metrics[f"val-core/a/{kind}/best@2"].result() == pytest.approx((0.5 + 1.0) / 2)
+    assert found.accuracy == pytest.approx(0.625)
     assert found.metrics["val-aux/a/reward_failures"].result() == 3
 
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.mutants.catalogue import Mutant, read_mutants
-from tests.mutants.workshop import Trial, Workshop
+from tests.mutants.workshop import Trial, Workshop, start_fork_server
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,8 +31,9 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("no mutant has this room or these words")
     with tempfile.TemporaryDirectory(prefix="gspo-mutants-") as folder:
         shops: queue.SimpleQueue[Workshop] = queue.SimpleQueue()
+        context = start_fork_server()
         for index in range(min(options.jobs, len(mutants))):
-            shops.put(Workshop(Path(folder) / str(index), options.timeout))
+            shops.put(Workshop(Path(folder) / str(index), context, options.timeout))
         broken = [] if options.no_baseline else _failing(shops, options.jobs, mutants)
         if broken:
             print("these tests fail without a mutant, so they prove nothing: " + "; ".join(broken))
