@@ -11,6 +11,7 @@ import pytest
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused, refuse_differences
 from gspo.config import load
+from gspo.config.loading import tree
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunLocked
@@ -119,6 +120,67 @@ def test_keys_that_do_not_affect_results_may_change(key, free):
 
     with contextlib.nullcontext() if free else pytest.raises(ResumeRefused, match=rf"{key}: 1 in the checkpoint, 2"):
         refuse_differences(nested(1), nested(2), Path("here"))
+
+
+COMPUTATION = ("data.", "algorithm.", "custom_reward_function.", "reward_model.", "critic.", "actor_rollout_ref.model.")
+ACTOR_FREE = ("actor_rollout_ref.actor.strategy", "actor_rollout_ref.actor.fsdp_config.")
+
+
+def test_every_key_of_the_computation_is_compared():
+    """Data, reward, model, loss and optimisers; where shards are placed may change."""
+    keys = [key for key in tree.leaves() if key.startswith(COMPUTATION) and ".fsdp_config." not in key]
+    keys += [k for k in tree.leaves() if k.startswith("actor_rollout_ref.actor.") and not k.startswith(ACTOR_FREE)]
+    assert len(keys) > 100
+    for key in keys:
+        with pytest.raises(ResumeRefused, match=rf"  {key}: .* in the checkpoint, 'another' now"):
+            refuse_differences({}, {key: "another"}, Path("here"))
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref.model.override_config.rope_theta", "no.such.key"])
+def test_a_key_that_stands_on_one_side_only_is_a_difference(key):
+    with pytest.raises(ResumeRefused, match=rf"{key}: 1 in the checkpoint, 'unset' now"):
+        refuse_differences({key: 1}, {}, Path("here"))
+    with pytest.raises(ResumeRefused, match=rf"{key}: 'unset' in the checkpoint, 2 now"):
+        refuse_differences({}, {key: 2}, Path("here"))
+    refuse_differences({key: 1}, {key: 1}, Path("here"))
+
+
+def test_a_checkpoint_given_by_path_is_compared_too(tmp_path, model):
+    train(tmp_path, model, stop_after=1)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    with pytest.raises(ResumeRefused, match=r"trainer\.seed"):
+        train(tmp_path, model, f"trainer.resume_mode={checkpoint}", "trainer.seed=5")
+
+
+def test_a_run_that_continues_another_folders_checkpoint_saves_its_own(tmp_path, model):
+    train(tmp_path, model, stop_after=1)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    words = ("trainer.experiment_name=other", "trainer.total_training_steps=1")
+    assert train(tmp_path, model, f"trainer.resume_mode={checkpoint}", *words)["steps"] == 1
+    assert (tmp_path / "other" / "checkpoints" / "step-000001" / "MANIFEST.json").is_file()
+
+
+def test_other_rows_under_the_same_names_are_refused(tmp_path, model):
+    """The fingerprint of the data holds tokens and truths, not only the names of rows."""
+
+    def rows(truth: str, question: str = "1+1=") -> list[dict]:
+        return [{"prompt": f"{i}:{question}", "ground_truth": truth} for i in range(16)]
+
+    def start(data: list[dict]) -> dict:
+        resolved = config(tmp_path, model, "data.num_train_samples=null", "data.val_files=null")
+        return Trainer(resolved, even_first_byte, train_dataset=data, console=Console(enabled=False)).fit()
+
+    start(rows("2"))
+    for other in (rows("3"), rows("2", "1+2=")):
+        with pytest.raises(ResumeRefused, match="training data"):
+            start(other)
+
+
+def test_a_decaying_rate_is_bound_to_the_length_of_the_run(tmp_path, model):
+    cosine = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+    train(tmp_path, model, cosine, stop_after=1)
+    with pytest.raises(ResumeRefused, match=r"steps of the learning-rate schedule: 4 in the checkpoint, 6 now"):
+        train(tmp_path, model, cosine, "trainer.total_training_steps=6")
 
 
 def test_a_key_that_is_newer_than_the_checkpoint_had_its_default():

@@ -57,14 +57,16 @@ def test_rows_survive_a_half_written_line_and_are_cut_after_a_step(tmp_path):
     run = RunFolder(tmp_path / "run").open()
     for step in range(4):
         run.append_metrics(step, {"x": float(step), "bad": float("nan")})
-        (run.groups / f"step-{step:06d}.jsonl.gz").write_bytes(b"")
+        for folder in (run.groups, run.evals):
+            (folder / f"step-{step:06d}.jsonl.gz").write_bytes(b"")
     with open(run.metrics_file, "a") as f:
         f.write('{"step": 4, "x"')
     assert [row["x"] for row in run.rows()] == [0.0, 1.0, 2.0, 3.0]
     assert next(run.rows())["bad"] is None
     assert run.cut_after(1) == 2
     assert [row["step"] for row in run.rows()] == [0, 1]
-    assert sorted(p.name for p in run.groups.iterdir()) == ["step-000000.jsonl.gz", "step-000001.jsonl.gz"]
+    for folder in (run.groups, run.evals):
+        assert sorted(p.name for p in folder.iterdir()) == ["step-000000.jsonl.gz", "step-000001.jsonl.gz"]
     run.amend_metrics(1, {"val": 0.5})
     assert [row.get("val") for row in run.rows()] == [None, 0.5]
     run.close()
