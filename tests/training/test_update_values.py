@@ -18,6 +18,7 @@ from gspo.training.batch.batching import collate
 from gspo.training.critic import Critic, CriticSettings, ValueModel
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.policy import Policy, PolicySettings
+from gspo.training.roles import LocalRoles
 from gspo.training.schedule import Schedule
 from gspo.types import AdvantageBatch, Group, LossInputs, LossOutput
 from tests.training.models import llama
@@ -254,3 +255,14 @@ def test_a_loss_that_is_not_finite_is_skipped_although_its_gradient_is():
     metrics = policy.update(batch_of(policy), loss, step=0).metrics
     assert metrics["actor/skipped_updates"].result() == 1 and metrics["actor/nonfinite_loss"].result() == 1
     assert all(torch.equal(a, b) for a, b in zip(before, policy.model.parameters()))
+
+
+def test_a_lower_rate_applies_to_every_trained_role():
+    model = ValueModel(llama())
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1.0)
+    critic = Critic(model, optimizer, Schedule(4e-3), CriticSettings())
+    roles = LocalRoles(make(schedule=Schedule(2e-3, "cosine", 1, 8, 0.5)), critic=critic)
+    roles.scale_lr(0.25)
+    roles.scale_lr(0.5)
+    assert roles.policy.schedule == Schedule(2.5e-4, "cosine", 1, 8, 0.5)
+    assert critic.schedule == Schedule(5e-4)
