@@ -24,8 +24,7 @@ values = st.recursive(
 )
 message = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "x"]) | values, "content": values})
 records = values | st.fixed_dictionaries(
-    {"prompt": st.text(max_size=5) | st.lists(message | values, max_size=3)},
-    optional=dict.fromkeys(NAMES[1:6], values),
+    {"prompt": st.text(max_size=5) | st.lists(message | values, max_size=3)}, optional=dict.fromkeys(NAMES[1:6], values)
 )
 
 

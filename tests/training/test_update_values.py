@@ -266,3 +266,13 @@ def test_a_lower_rate_applies_to_every_trained_role():
     roles.scale_lr(0.5)
     assert roles.policy.schedule == Schedule(2.5e-4, "cosine", 1, 8, 0.5)
     assert critic.schedule == Schedule(5e-4)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_the_critic_passes_over_its_batch_as_often_as_it_should(epochs):
+    model = ValueModel(llama())
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-3)
+    critic = Critic(model, optimizer, Schedule(1e-3), CriticSettings(mini_batch_groups=2, num_epochs=epochs))
+    batch = critic.score(batch_of(make()))
+    critic.update(dataclasses.replace(batch, returns=torch.ones_like(batch.mask)), step=0)
+    assert float(optimizer.state_tensors()["step/head.bias"]) == 2 * epochs
