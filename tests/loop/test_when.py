@@ -8,15 +8,18 @@ import pytest
 
 from gspo.distributed.rank_group import RankFailed
 from gspo.loop import ending, recovery
+from gspo.loop.callbacks import Callback
 from gspo.loop.counters import Counters
 from gspo.loop.guards.bad_numbers import BadNumbers
 from gspo.loop.guards.stop_request import StopRequest
+from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunFolder, step_of
 from gspo.runs.group_log import read_groups
+from gspo.seeding import derive_seed
 from gspo.types import LossOutput
 from tests.loop.runs import rows, token_lags, train, trainer
-from tests.support.small_run import make_model
+from tests.support.small_run import config, even_first_byte, make_model
 
 NO_EVALUATION = ("trainer.val_before_train=false", "trainer.val_after_train=false", "trainer.test_freq=-1")
 FRESH = "algorithm.filter_groups.max_staleness=0"
@@ -185,3 +188,36 @@ def test_the_change_is_counted_by_question(tmp_path, monkeypatch):
     ending.show_change(console, run, {"start_acc": 0.4, "final_acc": 0.8, "steps": 10, "seconds": 5.0}, 1)
     assert "of 4 questions, 2 became right and 1 wrong; answers went from 3.0 to 5.0 tokens" in console.lines[0]
     assert console.tables == [[["a?", "1", "a 0.0", "a 1.0"]]]
+
+
+def test_a_run_that_is_finished_early_ends_as_if_its_last_step_were_planned(tmp_path, model):
+    class Early(Callback):
+        def on_step_end(self, trainer, step, metrics):
+            if step == 2:
+                trainer.finish_early("enough")
+
+    t = Trainer(
+        config(tmp_path, model, "trainer.save_freq=-1", "trainer.val_before_train=false", "trainer.test_freq=-1"),
+        reward_fn=even_first_byte,
+        callbacks=[Early()],
+        console=Console(enabled=False),
+    )
+    assert t.fit()["steps"] == 2
+    run = tmp_path / "run"
+    assert steps_in(run / "checkpoints") == steps_in(run / "evals") == {2}
+    assert run.joinpath("result.json").is_file() and len(rows(tmp_path)) == 2
+
+
+def test_every_step_draws_its_own_mini_batches(tmp_path, model):
+    t = trainer(tmp_path, model, "actor_rollout_ref.actor.shuffle=true", "trainer.seed=4", *NO_EVALUATION)
+    seeds, score = [], t.parts.roles.policy.score
+
+    def scoring(batch):
+        seeds.append(batch.order_seed)
+        return score(batch)
+
+    t.parts.roles.policy.score = scoring
+    for _ in range(2):
+        t.train_step()
+    t.close()
+    assert seeds == [derive_seed(4, "mini_batches", step) for step in range(2)]
