@@ -21,6 +21,7 @@ from gspo.build.settings import (
 )
 from gspo.config import TrainerConfig, load
 from gspo.data.rows import DataError
+from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs_ahead
 from gspo.rewards.compose import Overlong
 from gspo.rollout.engine import SamplingParams
 from gspo.sampling.settings import SamplingSettings
@@ -397,3 +398,21 @@ def test_the_evaluator_and_the_order_of_prompts_follow_their_keys(tmp_path, mode
         assert (controller.value, controller.target, controller.horizon) == (0.05, 0.01, 50)
     finally:
         parts.close()
+
+
+def test_where_rollouts_run_and_whether_they_run_ahead():
+    device = torch.device("cpu")
+    ahead = (f"{ROLLOUT}.mode=async", f"{ROLLOUT}.num_workers=1", f"{ACTOR}.use_decoupled_loss=true")
+    cases = {
+        (): (0, False),
+        (f"{ROLLOUT}.num_workers=1",): (0, False),  # the trainer's own process generates
+        (f"{ROLLOUT}.num_workers=3",): (3, False),
+        (*ahead, f"{ROLLOUT}.max_head_offpolicyness=2"): (1, True),
+        (*ahead, f"{ROLLOUT}.max_head_offpolicyness=0"): (1, False),
+    }
+    for words, wanted in cases.items():
+        c = config(*words)
+        assert (num_rollout_workers(c), runs_ahead(c)) == wanted, words
+    model, rollout = "actor_rollout_ref.model.dtype=bfloat16", f"{ROLLOUT}.dtype=float16"
+    assert rollout_dtype(config(model), device) == "bfloat16"
+    assert rollout_dtype(config(model, rollout), device) == "float16"
