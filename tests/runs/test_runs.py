@@ -37,6 +37,10 @@ def test_a_metric_merges_by_its_own_rule():
     assert {k: v.result() for k, v in merged.items()} == {"m": 2.0, "s": 5.0, "lo": -1.0, "hi": 9.0}
     assert Metric("last", 1.0).merge(Metric("last", 7.0)).result() == 7.0
     assert Metric.mean(0.0, 0.0).result() == 0.0
+    for kind, wanted in (("min", -2.0), ("max", 3.0)):  # numbers and tensors of a device mix
+        for values in ((3.0, -2.0), (-2.0, 3.0)):
+            for first, second in ((float, float), (torch.tensor, torch.tensor), (float, torch.tensor)):
+                assert Metric(kind, first(values[0])).merge(Metric(kind, second(values[1]))).result() == wanted
     with pytest.raises(AssertionError):
         Metric("sum", 1.0).merge(Metric("max", 1.0))
 
