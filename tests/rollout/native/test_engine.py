@@ -62,6 +62,14 @@ def test_draws_follow_seed_submission_response_and_position(model):
     assert texts(submission=4) != base
 
 
+def test_groups_that_end_in_one_step_come_in_order_of_submission(model):
+    """Group 0 ends last within the step; the order does not follow the tokens."""
+    engine = make_engine(model, num_slots=6, decode_chunk=8)
+    for i, size in enumerate((7, 2, 5)):
+        engine.submit(make_request(i, n=2, ignore_eos=True, max_tokens=size))
+    assert [g.submission for g in engine.step()] == [0, 1, 2]
+
+
 def test_every_token_is_the_draw_of_its_own_uniform(model):
     request = make_request(4, n=3, temperature=0.9, ignore_eos=True)
     (group,) = make_engine(model).generate([request])
