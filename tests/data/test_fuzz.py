@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -48,6 +49,7 @@ def test_any_record_is_a_row_or_named(record: object, truth: str | None, prompt:
     assert row.messages and all(isinstance(m["content"], str) and isinstance(m["role"], str) for m in row.messages)
     assert row.messages[-1]["role"] != "assistant"
     "".join(m["content"] for m in row.messages).encode()
+    assert not isinstance(row.ground_truth, float) or math.isfinite(row.ground_truth)
 
 
 @settings(max_examples=60)

@@ -293,6 +293,10 @@ def test_stop_tokens_end_a_response_and_are_kept(model):
     for rollout in group.rollouts:
         assert len(rollout.token_ids) == 1 and rollout.finish_reason == "stop"
         assert rollout.loss_mask == (1,)
+    (at_limit,) = make_engine(model).generate([make_request(0, n=4, stop_token_ids=stop, max_tokens=1)])
+    assert {r.finish_reason for r in at_limit.rollouts} == {"stop"}  # it ended by itself, with its last token
+    (cut,) = make_engine(model).generate([make_request(0, n=4, ignore_eos=True, max_tokens=1)])
+    assert {r.finish_reason for r in cut.rollouts} == {"length"}
 
 
 def test_ignore_eos_runs_to_max_tokens(model):
