@@ -21,7 +21,9 @@ from tests.mutants.workshop import Trial, Workshop, start_fork_server
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--room", action="append", help="only this room; may be repeated")
-    parser.add_argument("--only", help="only mutants whose room, file or name contains this")
+    parser.add_argument(
+        "--only", action="append", help="only mutants whose room, file or name contains this; repeatable"
+    )
     parser.add_argument("-j", "--jobs", type=int, default=1, help="mutants tested side by side")
     parser.add_argument("--timeout", type=float, default=300, help="seconds for the tests of one mutant")
     parser.add_argument("--no-baseline", action="store_true", help="do not first run the tests without a mutant")
@@ -43,8 +45,9 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(_is_unexplained(t) for t in trials) else 0
 
 
-def _is_chosen(mutant: Mutant, rooms: Sequence[str] | None, words: str | None) -> bool:
-    return (not rooms or mutant.room in rooms) and (not words or words in f"{mutant.room} {mutant.file} {mutant.name}")
+def _is_chosen(mutant: Mutant, rooms: Sequence[str] | None, words: Sequence[str] | None) -> bool:
+    facts = f"{mutant.room} {mutant.file} {mutant.name}"
+    return (not rooms or mutant.room in rooms) and (not words or any(word in facts for word in words))
 
 
 def _failing(shops: queue.SimpleQueue[Workshop], jobs: int, mutants: Sequence[Mutant]) -> list[str]:
