@@ -208,6 +208,23 @@ def test_a_run_that_is_finished_early_ends_as_if_its_last_step_were_planned(tmp_
     assert run.joinpath("result.json").is_file() and len(rows(tmp_path)) == 2
 
 
+def test_every_checkpoint_is_written_once(tmp_path, model):
+    class Saves(Callback):
+        steps: list[int] = []
+
+        def on_save(self, trainer, step):
+            self.steps.append(step)
+
+    t = Trainer(
+        config(tmp_path, model, "trainer.total_training_steps=2", *NO_EVALUATION),
+        reward_fn=even_first_byte,
+        callbacks=[saves := Saves()],
+        console=Console(enabled=False),
+    )
+    t.fit()
+    assert saves.steps == [1, 2] and t.saver.saved == 2
+
+
 def test_every_step_draws_its_own_mini_batches(tmp_path, model):
     t = trainer(tmp_path, model, "actor_rollout_ref.actor.shuffle=true", "trainer.seed=4", *NO_EVALUATION)
     seeds, score = [], t.parts.roles.policy.score
