@@ -94,9 +94,12 @@ def test_weights_of_groups_are_spread_over_their_rows():
     assert row_weights(two_groups(), (2.0, 3.0)).tolist() == [2.0, 2.0, 3.0]
 
 
-def test_speed_is_tokens_over_the_whole_step():
-    assert speed({"train/generated_tokens": 50.0, "timing_s/step": 4.0}) == {"perf/throughput": 12.5}
-    assert speed({"train/generated_tokens": 50.0, "timing_s/step": 0.0}) == {} == speed({"timing_s/step": 4.0})
+def test_speed_is_tokens_over_the_whole_step_and_over_generation():
+    values = {"train/generated_tokens": 50.0, "timing_s/step": 4.0, "timing_s/gen": 2.0}
+    assert speed(values, overlapped=False) == {"perf/throughput": 12.5, "perf/rollout_throughput": 25.0}
+    assert speed(values, overlapped=True) == {"perf/throughput": 12.5}
+    assert speed(values | {"timing_s/step": 0.0}, overlapped=False) == {}
+    assert speed({"timing_s/step": 4.0}, overlapped=False) == {}
 
 
 def test_failures_are_said_with_their_number_and_the_first():

@@ -208,6 +208,21 @@ def test_a_run_that_is_finished_early_ends_as_if_its_last_step_were_planned(tmp_
     assert run.joinpath("result.json").is_file() and len(rows(tmp_path)) == 2
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_starts_its_records_anew(tmp_path, model):
+    def killed():
+        raise KeyboardInterrupt
+
+    t = trainer(tmp_path, model, "trainer.total_training_steps=1")
+    t.parts.sampler.next_batch = killed
+    with pytest.raises(KeyboardInterrupt):
+        t.fit()
+    run = RunFolder(tmp_path / "run")
+    assert [row["step"] for row in run.rows()] == [0]
+    train(tmp_path, model, "trainer.total_training_steps=1")
+    assert [row["step"] for row in run.rows()] == [0, 1]
+    assert steps_in(run.evals) == {0, 1}
+
+
 def test_every_checkpoint_is_written_once(tmp_path, model):
     class Saves(Callback):
         steps: list[int] = []
