@@ -226,7 +226,12 @@ def test_when_the_pool_checks_for_finished_rows_changes_no_token(model, checks_e
 def test_an_over_long_prefill_is_split(model):
     requests = [make_request(i, n=2, length=4 + i) for i in range(6)]
     together = make_engine(model, num_slots=12).generate(requests)
-    split = make_engine(model, num_slots=12, prefill_tokens=10).generate(requests)
+    engine = make_engine(model, num_slots=12, prefill_tokens=10)
+    for request in requests:
+        engine.submit(request)
+    split = sorted(drain(engine), key=lambda g: g.submission)
+    # Padded contexts of 3 to 8 tokens: those of 3 and 4 make a forward of 8 tokens, longer ones run alone.
+    assert (engine.stats.num_prefills, engine.stats.num_contexts) == (5, 6)
     assert [r.token_ids for g in split for r in g.rollouts] == [r.token_ids for g in together for r in g.rollouts]
 
 
