@@ -7,7 +7,7 @@ ARGS   ?=
 # Tests run two processes side by side; more threads than cores would make them wait for each other.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: train test test-quick test-slow test-gpu test-browser test-vllm check format scorecard docs site clean
+.PHONY: train test test-quick test-slow test-gpu test-browser test-vllm check format scorecard mutants docs site clean
 
 train: $(VENV)/.core
 	@$(BIN)/gspo train $(ARGS)
@@ -52,6 +52,10 @@ format: $(VENV)/.check
 
 scorecard: $(VENV)/.test
 	@$(BIN)/python -m tests.faults $(ARGS)
+
+# Small wrong edits of the source, each of which the fast tests of its room must notice.
+mutants: $(VENV)/.test
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 # TRL lives in an environment of its own, with the torch and transformers of ours.
 bench-trl: $(VENV)/.core .venv-trl/.made

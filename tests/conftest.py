@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "fixed", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# For `make mutants`: stop at the first failing example instead of looking for the smallest.
+settings.register_profile("first_failure", settings.get_profile("fixed"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 

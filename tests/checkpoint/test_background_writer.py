@@ -81,6 +81,23 @@ def test_wait_raises_the_error_of_a_job_and_later_jobs_are_dropped(writer):
     assert done == ["later"]
 
 
+def test_jobs_that_were_queued_before_the_failure_are_dropped_too(writer):
+    release, done = threading.Event(), []
+
+    def fails(beat):
+        release.wait(30)
+        raise OSError(28, "No space left on device")
+
+    writer.do("log_groups", fails)
+    for _ in range(2):
+        writer.do("save_checkpoint", lambda beat: done.append("after a failure"))
+    release.set()
+    with pytest.raises(OSError, match="No space left"):
+        writer.wait()
+    writer.wait()
+    assert done == []
+
+
 def test_after_an_error_of_the_run_jobs_finish_and_their_error_is_a_warning(writer, said):
     done = []
 

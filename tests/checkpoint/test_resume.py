@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from pathlib import Path
 
 import pytest
 
 from gspo.checkpoint.folder import CheckpointError
-from gspo.checkpoint.resume import ResumeRefused, refuse_differences
-from gspo.config import load
+from gspo.checkpoint.resume import ResumeRefused
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunLocked
@@ -91,45 +88,42 @@ def test_a_resume_that_would_compute_something_else_is_refused(tmp_path, model, 
     assert final_state(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize(
-    ("key", "free"),
-    [
-        ("trainer.total_training_steps", True),
-        ("trainer.on_alarm", True),
-        ("trainer.backend", True),
-        ("trainer.callbacks", True),
-        ("actor_rollout_ref.rollout.num_workers", True),
-        ("actor_rollout_ref.actor.strategy", True),
-        ("actor_rollout_ref.ref.fsdp_config.fsdp_size", True),
-        ("reward.timeout", True),
-        ("trainer.seed", False),
-        ("trainer.device", False),
-        ("trainer.critic_warmup", False),
-        ("reward.format_weight", False),
-        ("actor_rollout_ref.actor.optim.total_training_steps", False),
-        ("actor_rollout_ref.model.override_config.rope_theta", False),
-        ("no.such.key", False),
-    ],
-)
-def test_keys_that_do_not_affect_results_may_change(key, free):
-    def nested(value):
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        return value
-
-    with contextlib.nullcontext() if free else pytest.raises(ResumeRefused, match=rf"{key}: 1 in the checkpoint, 2"):
-        refuse_differences(nested(1), nested(2), Path("here"))
+def test_a_checkpoint_given_by_path_is_compared_too(tmp_path, model):
+    train(tmp_path, model, stop_after=1)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    with pytest.raises(ResumeRefused, match=r"trainer\.seed"):
+        train(tmp_path, model, f"trainer.resume_mode={checkpoint}", "trainer.seed=5")
 
 
-def test_a_key_that_is_newer_than_the_checkpoint_had_its_default():
-    saved = load(overrides=["trainer.seed=3"]).to_dict()
-    now = load(overrides=["trainer.seed=3"]).to_dict()
-    del saved["algorithm"]["filter_groups"]["function"]
-    del saved["actor_rollout_ref"]["model"]["override_config"]
-    refuse_differences(saved, now, Path("here"))
-    now["algorithm"]["filter_groups"]["function"] = "mine:keep"
-    with pytest.raises(ResumeRefused, match=r"filter_groups\.function: None in the checkpoint, 'mine:keep' now"):
-        refuse_differences(saved, now, Path("here"))
+def test_a_run_that_continues_another_folders_checkpoint_saves_its_own(tmp_path, model):
+    train(tmp_path, model, stop_after=1)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000001"
+    words = ("trainer.experiment_name=other", "trainer.total_training_steps=1")
+    assert train(tmp_path, model, f"trainer.resume_mode={checkpoint}", *words)["steps"] == 1
+    assert (tmp_path / "other" / "checkpoints" / "step-000001" / "MANIFEST.json").is_file()
+
+
+def test_other_rows_under_the_same_names_are_refused(tmp_path, model):
+    """The fingerprint of the data holds tokens and truths, not only the names of rows."""
+
+    def rows(truth: str, question: str = "1+1=") -> list[dict]:
+        return [{"prompt": f"{i}:{question}", "ground_truth": truth} for i in range(16)]
+
+    def start(data: list[dict]) -> dict:
+        resolved = config(tmp_path, model, "data.num_train_samples=null", "data.val_files=null")
+        return Trainer(resolved, even_first_byte, train_dataset=data, console=Console(enabled=False)).fit()
+
+    start(rows("2"))
+    for other in (rows("3"), rows("2", "1+2=")):
+        with pytest.raises(ResumeRefused, match="training data"):
+            start(other)
+
+
+def test_a_decaying_rate_is_bound_to_the_length_of_the_run(tmp_path, model):
+    cosine = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+    train(tmp_path, model, cosine, stop_after=1)
+    with pytest.raises(ResumeRefused, match=r"steps of the learning-rate schedule: 4 in the checkpoint, 6 now"):
+        train(tmp_path, model, cosine, "trainer.total_training_steps=6")
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path, model):

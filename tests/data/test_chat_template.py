@@ -85,3 +85,22 @@ def test_over_long_prompts_are_an_error_or_filtered(tokenizer: Any) -> None:
         encode_prompts(rows, tokenizer, max_prompt_length=2, filter_overlong_prompts=True)
     with pytest.raises(DataError, match="truncation"):
         encode_prompts(rows, tokenizer, truncation="top")  # pyright: ignore[reportArgumentType]
+
+
+def test_special_tokens_come_from_the_template_alone() -> None:
+    """A template writes its own BOS; a tokenizer that adds one to every text must not add a second."""
+
+    class WithBos:
+        chat_template = "template"
+        eos_token_id = 9
+
+        def apply_chat_template(self, messages: Any, **options: Any) -> str:
+            assert options["add_generation_prompt"] is True and options["tokenize"] is False
+            return "<bos>" + messages[0]["content"]
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            ids = [1] * text.count("<bos>") + [5]
+            return {"input_ids": [1, *ids] if add_special_tokens else ids}
+
+    assert encode_prompt(row("q"), WithBos()).token_ids == (1, 5)
+    assert encode_answer("a", WithBos()) == (5, 9)

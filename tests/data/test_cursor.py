@@ -102,3 +102,14 @@ def test_bad_data_is_named() -> None:
         PromptCursor([*prompts(2), prompts(2)[1]], seed=0)
     with pytest.raises(DataError, match="no prompt 'gone'"):
         PromptCursor(prompts(2), seed=0).by_uid("gone")
+
+
+def test_prompts_put_back_come_first_and_in_that_order_also_after_a_resume() -> None:
+    cursor = PromptCursor(prompts(5), seed=0, shuffle=False)
+    taken = [cursor.next() for _ in range(3)]
+    for prompt in (taken[2], taken[0], taken[1]):
+        cursor.put_back(prompt)
+    resumed = PromptCursor(prompts(5), seed=0, shuffle=False)
+    resumed.load_state_dict(json.loads(json.dumps(cursor.state_dict())))
+    for each in (cursor, resumed):
+        assert drain(each, 5) == ["p2", "p0", "p1", "p3", "p4"]

@@ -135,7 +135,9 @@ def test_gae(gamma, lam):
     values = torch.randn(rewards.shape, dtype=torch.float64, generator=generator)
     values[mask == 0] = float("nan")
     raw = [gae_by_hand(rewards[i, :n].tolist(), values[i, :n].tolist(), gamma, lam) for i, n in enumerate(rows.lengths)]
+    values.requires_grad_()
     advantages, returns = compute_advantage("gae", rewards, mask, ids, values=values, gamma=gamma, lam=lam)
+    assert not advantages.requires_grad and not returns.requires_grad  # the critic is not trained through them
     assert_rows(returns, [[a + v for a, v in zip(row, values[i].tolist())] for i, row in enumerate(raw)])
     assert_rows(advantages, whiten_by_hand(raw))
 

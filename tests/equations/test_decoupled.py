@@ -48,6 +48,8 @@ def test_value_gradient_and_metrics(loss, mode, cap):
     assert metrics["actor/behav_imp_weight/max"] == pytest.approx(max(raw))
     assert metrics["actor/behav_capped_frac"] == pytest.approx(sum(capped) / len(capped))
     assert any(capped) == (cap is not None)
+    drift = [m - o for old, mu in zip(case.old, case.mu) for o, m in zip(old, mu)]
+    assert metrics["actor/behav_kl"] == pytest.approx(sum(drift) / len(drift))  # KL(μ ‖ π_old), sampled under μ
 
 
 def test_cap_is_a_mask_and_the_denominator_stays():
@@ -70,10 +72,11 @@ def test_weight_equal_to_the_cap_stays():
     assert loss.item() == -1.0
 
 
-def test_no_gradient_reaches_the_weight():
+def test_a_gradient_reaches_the_policy_alone():
     case = random_case(3, 0.1)
     tensors = case.tensors(fill=0.0)
-    leaves = {name: tensors[name].requires_grad_() for name in ("old_log_probs", "rollout_log_probs")}
+    names = ("old_log_probs", "rollout_log_probs", "advantages")
+    leaves = {name: tensors[name].requires_grad_() for name in names}
     tensors["log_probs"].requires_grad_()
     compute_policy_loss("vanilla", **tensors)[0].backward()
     assert all(leaf.grad is None for leaf in leaves.values())

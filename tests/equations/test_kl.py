@@ -91,6 +91,7 @@ def test_the_regulariser_is_the_weighted_kl_term_minus_the_weighted_entropy():
     ref = torch.tensor([[-1.2, -1.5, float("nan")], [-0.5, float("nan"), 0.0]], dtype=torch.float64)
     entropy = torch.tensor([[1.0, 3.0, float("inf")], [5.0, 0.0, 0.0]], dtype=torch.float64)
     entropy.requires_grad_()
+    ref.requires_grad_()
     mask, totals = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]), BatchTotals(6, 4)
     both = BoundRegulariser("token-mean", kl_coef=0.3, kl_kind="k2", entropy_coeff=0.05)
     out = both(new, ref, entropy, mask, totals)
@@ -101,6 +102,7 @@ def test_the_regulariser_is_the_weighted_kl_term_minus_the_weighted_entropy():
     out.loss.backward()
     assert new.grad.flatten().tolist() == pytest.approx([0.01, -0.05, 0, -0.01, 0, 0], abs=1e-15)
     assert entropy.grad.flatten().tolist() == pytest.approx([-0.05 / 6, -0.05 / 6, 0, -0.05 / 6, 0, 0])
+    assert ref.grad is None  # the reference is frozen
 
 
 def test_the_regulariser_has_only_the_terms_that_are_on():

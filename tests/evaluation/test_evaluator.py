@@ -6,7 +6,9 @@ import itertools
 
 import pytest
 
-from gspo.evaluation.evaluator import best_of, summarise, wilson
+from gspo.evaluation.evaluator import Evaluator, best_of, summarise, wilson
+from gspo.rollout.engine import SamplingParams
+from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from gspo.types import Group, Prompt, Reward, Rollout
 
 
@@ -61,3 +63,105 @@ def test_a_mean_that_is_no_share_has_no_interval():
     assert evaluation.accuracy == pytest.approx(-1 / 3) and evaluation.interval is None
     assert evaluation.metrics["val-core/task/acc/mean@1"].result() == pytest.approx(-1 / 3)
     assert not any("ci_" in name for name in evaluation.metrics)
+
+
+def test_the_majority_is_read_from_the_answers_that_have_a_reward():
+    """Two of three graded answers are "5", which is wrong; an ungraded one before them shifts nothing."""
+    found = summarise([group("a", [("7", None), ("5", 0.0), ("4", 1.0), ("5", 0.0)])])
+    assert found.metrics["val-core/a/acc/maj@3"].result() == 0.0
+    tie = summarise([group("a", [("7", None), ("4", 1.0), ("5", 0.0)])])
+    assert tie.metrics["val-core/a/acc/maj@2"].result() == 1.0  # the earliest wins
+
+
+def test_an_interval_counts_questions_whatever_the_number_of_answers():
+    one = [group("a", [("x", float(i < 9))]) for i in range(10)]
+    four = [group("a", [("x", float(i < 9))] * 4) for i in range(10)]
+    for groups in (one, four):
+        found = summarise(groups)
+        bounds = tuple(found.metrics[f"val-aux/a/acc/ci_{end}"].result() for end in ("low", "high"))
+        assert bounds == found.interval == pytest.approx((0.5958, 0.9821), abs=1e-4)
+
+
+def test_every_question_counts_once_in_every_mean():
+    """A question with one graded answer weighs as much as one with four."""
+    groups = [group("a", [("x", 1.0)] + [("x", 0.0)] * 3), group("a", [("x", 1.0)] + [("x", None)] * 3)]
+    found = summarise(groups)
+    for kind in ("acc", "reward"):
+        assert found.metrics[f"val-core/a/{kind}/mean@4"].result() == pytest.approx((0.25 + 1.0) / 2)
+        assert found.metrics[f"val-core/a/{kind}/best@2"].result() == pytest.approx((0.5 + 1.0) / 2)
+    assert found.accuracy == pytest.approx(0.625)
+    assert found.metrics["val-aux/a/reward_failures"].result() == 3
+
+
+def test_best_of_fewer_than_all_is_below_the_best_of_all():
+    values = {k: m.result() for k, m in summarise([group("a", [("x", 1.0)] + [("y", 0.0)] * 3)]).metrics.items()}
+    assert [values[f"val-core/a/acc/best@{k}"] for k in (2, 4)] == [pytest.approx(0.5), 1.0]
+
+
+def test_an_accuracy_that_is_missing_anywhere_is_not_reported_at_all():
+    """A reward without `acc` says nothing about right and wrong: it is neither 0 nor left out of the mean."""
+    rewards = (Reward(0.7, acc=1.0), Reward(0.3))
+    rollouts = tuple(Rollout((1,), (0.0,), (1,), (0,), "stop", reward=reward) for reward in rewards)
+    found = summarise([Group(Prompt("a/0", (), (1,), "a"), rollouts, 0, 0)])
+    assert found.accuracy is None and found.interval is None
+    assert not any("/acc/" in name for name in found.metrics)
+    assert found.metrics["val-core/a/reward/mean@2"].result() == pytest.approx(0.5)
+
+
+def test_a_record_has_score_accuracy_length_and_text_of_every_answer():
+    rollouts = (
+        Rollout((1, 2), (0.0, 0.0), (1, 1), (0, 0), "length", "long", Reward(0.25, acc=1.0)),
+        Rollout((1,), (0.0,), (1,), (0,), "stop", "short"),
+    )
+    prompt = Prompt("a/0", ({"role": "user", "content": "q"},), (1,), "a", ground_truth="4")
+    (record,) = summarise([Group(prompt, rollouts, 0, 0)]).records()
+    assert record["responses"] == [
+        {"text": "long", "score": 0.25, "acc": 1.0, "num_tokens": 2, "finish_reason": "length"},
+        {"text": "short", "score": None, "acc": None, "num_tokens": 1, "finish_reason": "stop"},
+    ]
+    assert {k: record[k] for k in record if k != "responses"} == {
+        "uid": "a/0",
+        "data_source": "a",
+        "ground_truth": "4",
+        "messages": [{"role": "user", "content": "q"}],
+    }
+
+
+class Judge:
+    """Rewards the answer "right"."""
+
+    def __init__(self) -> None:
+        self.groups: list[Group] = []
+
+    def submit(self, group: Group) -> None:
+        self.groups.append(group)
+
+    def collect(self) -> list[Group]:
+        groups, self.groups = self.groups, []
+        return [g.with_rollouts(tuple(r.with_reward(_of(r)) for r in g.rollouts)) for g in groups]
+
+    def close(self) -> None: ...
+
+
+def _of(rollout: Rollout) -> Reward:
+    right = float(rollout.text == "right")
+    return Reward(right, acc=right)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2, 5])
+def test_every_question_is_asked_once_with_randomness_of_its_own(batch_size):
+    """Batches divide the work only: question i has submission i, whatever their size."""
+    seen = []
+
+    def script(prompt: Prompt, submission: int, index: int) -> ScriptedAnswer:
+        seen.append((prompt.uid, submission, index))
+        return ScriptedAnswer((1, 2), "right" if submission == 4 and index else "wrong")
+
+    prompts = [Prompt(f"a/{i}", (), (1,), "a") for i in range(5)]
+    params = SamplingParams(max_tokens=2)
+    evaluator = Evaluator(ScriptedEngine(script), Judge(), prompts, params, n=2, seed=7, batch_size=batch_size)
+    evaluation = evaluator.run(version=3)
+    assert sorted(set(seen)) == [(f"a/{i}", i, j) for i in range(5) for j in range(2)]
+    assert [g.prompt.uid for g in evaluation.groups] == [p.uid for p in prompts]
+    assert {g.version for g in evaluation.groups} == {3}
+    assert evaluation.accuracy == pytest.approx(0.1)

@@ -233,6 +233,15 @@ def test_a_merged_checkpoint_answers_as_the_adapted_model(tmp_path, model):
         t.close()
 
 
+def test_a_moved_clip_range_resumes(tmp_path, model):
+    words = (f"{ACTOR}.clip_target=0.3", "trainer.total_training_steps=3", "trainer.val_before_train=false")
+    train(tmp_path / "whole", model, *words)
+    train(tmp_path / "twice", model, *words, stop_after=2)
+    train(tmp_path / "twice", model, *words)
+    seen = [[row["actor/clip_ratio_low"] for row in rows(tmp_path / name)] for name in ("whole", "twice")]
+    assert seen[0] == seen[1] and len(set(seen[0])) == 3
+
+
 def test_clip_target_holds_its_fraction(tmp_path, model):
     overrides = (
         "trainer.total_training_steps=40",

@@ -100,3 +100,13 @@ def test_more_devices_per_engine_read_faster_and_pay_for_their_communication(sev
     one, four = DecodeCost(seven, h200).step(16, 500), DecodeCost(seven, h200, tp=4).step(16, 500)
     assert four[WEIGHTS] == pytest.approx(one[WEIGHTS] / 4)
     assert four["tensor-parallel communication"] > 0 and four.total < one.total
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.8])
+def test_a_prompt_is_prefilled_once_for_its_group(seven, h200, spread):
+    engine, lengths = DecodeCost(seven, h200), Lengths(60.0, 100, spread)
+    for rows, slots in ((64, 64), (64, 16)):
+        parts = generate(engine, rows, 1, slots, lengths, 500, 8)
+        assert parts[PREFILL] == pytest.approx(engine.prefill_seconds(8, 500))
+    assert engine.prefill_seconds(8, 500) == pytest.approx(8 * engine.prefill_seconds(1, 500))
+    assert steady(engine, 60, 500, lengths, 8)[PREFILL] == pytest.approx(engine.prefill_seconds(1 / 8, 500))

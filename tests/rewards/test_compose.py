@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.rewards.compose import Grader, Overlong, as_specs, manage
+from gspo.rewards.compose import Grader, Overlong, as_specs, build_grading, manage
 from gspo.rewards.functions import Response, RewardSpec, wrap_function
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.shaping import format_reward, length_penalty, overlong_penalty, repetition_penalty
@@ -56,6 +58,31 @@ def test_a_single_reward_is_passed_on_untouched() -> None:
     assert grade(constant(0.25, acc=1.0, extra={"x": 2.0})) == Reward(0.25, 1.0, {"x": 2.0})
 
 
+def test_the_weight_of_a_single_reward_counts_and_a_missing_acc_stays_missing() -> None:
+    half = grade(wrap_function(constant(3.0, extra={"x": 2.0}), name="one", weight=0.5))
+    assert half == Reward(1.5, None, {"x": 2.0, "reward/one": 3.0})
+    assert grade([constant(1.0), constant(2.0)]).acc is None
+
+
+def test_random_rewards_depend_on_the_row_and_the_responses_alone() -> None:
+    """Whichever worker grades a response, and in which order, a reward that draws random numbers is the same."""
+
+    def drawing(prompt: Prompt, response: str) -> float:
+        return random.random() + float(np.random.rand())
+
+    def scores(*texts: str) -> list[float]:
+        handle, _ = build_grading([wrap_function(drawing)])
+        return [handle((PROMPT, [Response(text)]))[0]["score"] for text in texts]
+
+    state = random.getstate(), np.random.get_state()
+    try:
+        first, second = scores("a", "b"), scores("b", "a")
+    finally:
+        random.setstate(state[0])
+        np.random.set_state(state[1])
+    assert first == second[::-1] and first[0] != first[1]
+
+
 def test_default_is_chosen_by_data_source() -> None:
     assert grade(None).score == 1.0
     unknown = Prompt("row-9", (), (), "poetry", "abc")
@@ -87,6 +114,8 @@ def test_overlong_penalty_of_dapo(length: int, penalty: float) -> None:
     managed = manage(Reward(1.0), length, "dapo", Overlong(16, 4, factor=2.0, log=True))
     assert managed.score == 1.0 + 2 * penalty and managed.acc == 1.0
     assert managed.extra == {"overlong_reward": 2 * penalty, "overlong": float(penalty < 0)}
+    quiet = manage(Reward(1.0, acc=0.0), length, "dapo", Overlong(16, 4, factor=2.0))
+    assert quiet == Reward(1.0 + 2 * penalty, 0.0)
 
 
 def test_overlong_buffer_must_fit() -> None:

@@ -123,3 +123,31 @@ def test_draw_never_picks_a_token_without_weight(size, number):
     weights[2, size // 2] = 1e-3
     got = draw(weights, torch.full((3,), number, dtype=torch.float64))
     assert got.tolist() == [0, size - 1, size // 3 if number == 0.0 else size // 2]
+
+
+def test_a_block_whose_sums_round_differently_never_yields_a_token_without_weight():
+    """Tiny weights after a large one vanish in a running sum but not in a block's: the draw lands past the last weight."""
+    weights = torch.zeros(1, 3000)
+    weights[0, 0], weights[0, 1:400] = 1.0, 2.0**-54
+    for number in (1.0 - 2.0**-53, 1.0 - 2.0**-50):
+        got = draw(weights, torch.tensor([number], dtype=torch.float64))
+        assert weights[0, got] > 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    scores=st.lists(st.integers(-40, 40).map(lambda i: i / 8), min_size=2, max_size=10),
+    filters=st.lists(
+        st.tuples(st.integers(-1, 11), st.sampled_from([0.05, 0.5, 0.95, 1.0])), min_size=2, max_size=4, unique=True
+    ),
+)
+def test_rows_of_one_batch_keep_what_each_keeps_alone(scores, filters):
+    """A row without top-k makes the whole batch sort its full width; the others are filtered as before."""
+    rows = _rows(*(_params(top_k=k, top_p=p) for k, p in filters))
+    if rows.top_k is None and rows.top_p is None:
+        return
+    tensor = torch.tensor([scores]).expand(len(filters), -1)
+    lowest = cutoff(tensor, rows)
+    for row, (top_k, top_p) in enumerate(filters):
+        kept = set(torch.nonzero(tensor[row] >= lowest[row]).flatten().tolist())
+        assert kept == _kept_by_brute_force(scores, top_k, top_p)

@@ -37,6 +37,10 @@ def test_a_metric_merges_by_its_own_rule():
     assert {k: v.result() for k, v in merged.items()} == {"m": 2.0, "s": 5.0, "lo": -1.0, "hi": 9.0}
     assert Metric("last", 1.0).merge(Metric("last", 7.0)).result() == 7.0
     assert Metric.mean(0.0, 0.0).result() == 0.0
+    for kind, wanted in (("min", -2.0), ("max", 3.0)):  # numbers and tensors of a device mix
+        for values in ((3.0, -2.0), (-2.0, 3.0)):
+            for first, second in ((float, float), (torch.tensor, torch.tensor), (float, torch.tensor)):
+                assert Metric(kind, first(values[0])).merge(Metric(kind, second(values[1]))).result() == wanted
     with pytest.raises(AssertionError):
         Metric("sum", 1.0).merge(Metric("max", 1.0))
 
@@ -57,14 +61,16 @@ def test_rows_survive_a_half_written_line_and_are_cut_after_a_step(tmp_path):
     run = RunFolder(tmp_path / "run").open()
     for step in range(4):
         run.append_metrics(step, {"x": float(step), "bad": float("nan")})
-        (run.groups / f"step-{step:06d}.jsonl.gz").write_bytes(b"")
+        for folder in (run.groups, run.evals):
+            (folder / f"step-{step:06d}.jsonl.gz").write_bytes(b"")
     with open(run.metrics_file, "a") as f:
         f.write('{"step": 4, "x"')
     assert [row["x"] for row in run.rows()] == [0.0, 1.0, 2.0, 3.0]
     assert next(run.rows())["bad"] is None
     assert run.cut_after(1) == 2
     assert [row["step"] for row in run.rows()] == [0, 1]
-    assert sorted(p.name for p in run.groups.iterdir()) == ["step-000000.jsonl.gz", "step-000001.jsonl.gz"]
+    for folder in (run.groups, run.evals):
+        assert sorted(p.name for p in folder.iterdir()) == ["step-000000.jsonl.gz", "step-000001.jsonl.gz"]
     run.amend_metrics(1, {"val": 0.5})
     assert [row.get("val") for row in run.rows()] == [None, 0.5]
     run.close()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gspo.runs.stats import paired_by_question, paired_difference, question_scores
+from gspo.runs.stats import PairedDifference, correctness, paired_by_question, paired_difference, question_scores
 
 
 def test_paired_interval_is_the_published_formula() -> None:
@@ -60,6 +60,18 @@ def test_only_the_same_questions_are_paired() -> None:
     assert result is not None
     assert (result.num_questions, result.mean_a, result.mean_b, left_out) == (2, 0.5, 0.75, 2)
     assert paired_by_question(a, {})[0] is None
+
+
+def test_an_interval_that_touches_zero_is_not_clear() -> None:
+    counts = {"num_questions": 1, "num_better": 1, "num_worse": 0, "mean_a": 0.0, "mean_b": 0.5}
+    for low, high, clear in ((0.0, 0.5, False), (-0.5, 0.0, False), (0.01, 0.5, True), (-0.5, -0.01, True)):
+        assert PairedDifference(difference=0.2, low=low, high=high, **counts).clear is clear
+
+
+def test_a_response_counts_by_its_accuracy_and_else_by_its_score() -> None:
+    assert correctness({"acc": 0.0, "score": 0.9}) == 0.0
+    assert correctness({"acc": None, "score": 0.9}) == 0.9
+    assert correctness({"score": None}) is None
 
 
 def test_unequal_lengths_are_an_error() -> None:

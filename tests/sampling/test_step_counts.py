@@ -151,3 +151,24 @@ def test_the_progress_watcher_sees_kept_and_needed():
     world.step()
     assert seen[-1] == (4, 4)
     assert {needed for _, needed in seen} == {4}
+
+
+def test_missing_rewards_count_neither_in_the_mean_score_nor_as_zero():
+    def rule(group: Group, i: int) -> Reward | None:
+        return None if i == 2 else Reward(float(i == 0))
+
+    _, report = World(rule, strategy="rounds", n=3, max_failure_rate=1.0).step()
+    values = {name: metric.result() for name, metric in report.metrics().items()}
+    assert values["critic/score_all/mean"] == pytest.approx(0.5)
+    assert values["train/reward_failures"] == 4
+    assert (report.num_scored, report.failure_rate) == (8, pytest.approx(1 / 3))
+
+
+def test_a_prediction_is_made_before_its_group_is_known():
+    """The first group of a prompt is not predicted; the second is predicted from the first alone."""
+    world = World(always_mixed, strategy="rounds", prompts=4, predict="skip", predict_min_prob=1.0)
+    reports = [world.step()[1] for _ in range(2)]
+    assert reports[0].num_predicted == 0
+    assert "train/predicted_mixed_ratio" not in reports[0].metrics()
+    # One right and one wrong answer: Beta(2, 2), of which two answers are mixed with probability 1 - 2·(2·3)/(4·5).
+    assert reports[1].metrics()["train/predicted_mixed_ratio"].result() == pytest.approx(0.4)

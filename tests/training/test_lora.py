@@ -113,3 +113,17 @@ def test_the_same_seed_gives_the_same_adapters_whatever_was_drawn_before():
 def test_modules_that_are_not_there_are_named():
     with pytest.raises(UnsupportedModel, match=r"target_modules=\['no_such'\]"):
         Adapters(llama(), LoraSettings(2, target_modules=["no_such"]), seed=0)
+
+
+@pytest.mark.parametrize("alpha", [2.0, 16.0])
+def test_an_adapter_adds_alpha_over_rank_times_its_product(alpha):
+    model = llama()
+    adapters = Adapters(model, LoraSettings(rank=4, alpha=alpha), seed=0)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    layer = model.model.layers[0].self_attn.q_proj
+    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    with adapters.merged() as merged:
+        got = merged["model.layers.0.self_attn.q_proj.weight"].clone()
+    torch.testing.assert_close(got, layer.base_layer.weight + alpha / 4 * product)

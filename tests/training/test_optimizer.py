@@ -112,3 +112,62 @@ def test_offloaded_pieces_convert_half_precision_gradients(monkeypatch):
     )
     step(model, optimizer), step(same, other, alone=False)
     assert_same(state(optimizer), state(other))
+
+
+@pytest.mark.parametrize("make", [MasterOptimizer, offloaded])
+@pytest.mark.parametrize("grad_clip", [None, 0.5])
+def test_steps_are_those_of_adamw_with_every_setting(make, grad_clip):
+    """The rate of each step, the betas, eps, the weight decay and the clipping, against torch's AdamW."""
+    settings = {"betas": (0.7, 0.8), "eps": 1e-2, "weight_decay": 0.3}
+    model, same = llama(), llama()
+    optimizer = make(model.named_parameters(), lr=9.0, grad_clip=grad_clip, **settings)
+    adamw = torch.optim.AdamW(same.parameters(), lr=9.0, **settings)
+    for lr in (1e-3, 5e-2, 0.0, 2e-2):
+        result = step(model, optimizer, lr=lr)
+        adamw.zero_grad()
+        (same(IDS).logits ** 2).sum().backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in same.parameters()])
+        assert result.grad_norm == pytest.approx(float(norm), rel=1e-5)  # before clipping
+        assert float(norm) > 1
+        if grad_clip:
+            torch.nn.utils.clip_grad_norm_(same.parameters(), grad_clip)
+        adamw.param_groups[0]["lr"] = lr
+        adamw.step()
+    for (name, a), b in zip(model.named_parameters(), same.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_two_announced_backwards_are_summed_in_float32():
+    ((model, optimizer), (same, other)) = pair(grad_clip=None)
+    optimizer.begin(2)
+    for _ in range(2):
+        (model(IDS).logits.float() ** 2).sum().backward()
+    assert {m.grad.dtype for m in optimizer.masters.values()} == {torch.float32}
+    optimizer.step(1e-3)
+    for _ in range(2):  # not announced
+        (same(IDS).logits.float() ** 2).sum().backward()
+    other.step(1e-3)
+    assert_same(state(optimizer), state(other))
+
+
+def test_masters_of_half_precision_weights_are_part_of_the_state():
+    """The bits below bfloat16 are in the master only: without it a resumed run would round them away."""
+    ((model, optimizer), (same, other)) = pair()
+    step(model, optimizer, lr=1e-6)
+    saved = {name: t.clone() for name, t in optimizer.state_tensors().items()}
+    assert {name for name in saved if name.startswith("master/")} == {f"master/{n}" for n in optimizer.parameters}
+    same.load_state_dict(model.state_dict())
+    other.load_state_tensors(saved)
+    assert any(not torch.equal(m, m.bfloat16().float()) for m in other.masters.values())
+    for _ in range(2):
+        step(model, optimizer, lr=1e-6), step(same, other, lr=1e-6)
+    assert_same(state(optimizer), state(other))
+
+
+def test_a_loss_that_is_not_finite_skips_the_step():
+    ((model, optimizer), _) = pair(dtype=torch.float32)
+    before = state(optimizer)
+    (model(IDS).logits ** 2).sum().backward()
+    result = optimizer.step(1e-3, torch.tensor(float("nan")))
+    assert not result.applied and result.grad_norm > 0
+    assert_same(state(optimizer), before)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gspo.metrics import Metric
 from gspo.training.batch.batching import plan_micro_batches
 from gspo.training.parallel.ranks import Ranks, idle_row, merge_ranks, split_over_ranks
-from gspo.types import TrainBatch
+from gspo.types import BatchTotals, TrainBatch
 
 
 def batch_of(shape: list[tuple[int, list[int]]]) -> TrainBatch:
@@ -96,3 +96,14 @@ def test_a_batch_without_rows_for_a_rank_leaves_it_idle():
         for rank in range(3)
     ]
     assert sorted(plan[0] for plan in plans) == [[[]], [[]], [[0]]]
+
+
+def test_totals_of_a_mini_batch_are_summed_over_ranks():
+    class Two(Ranks):
+        size = 2
+
+        def sum(self, values):
+            return values + torch.tensor([10.0, 3.0], dtype=values.dtype)  # those of the other rank
+
+    assert Two().total(BatchTotals(7.0, 2.0)) == BatchTotals(17.0, 5.0)
+    assert Ranks().total(BatchTotals(7.0, 2.0)) == BatchTotals(7.0, 2.0)

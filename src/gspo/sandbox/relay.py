@@ -34,6 +34,8 @@ class Relay:
                 message = plain.load_line(line)
             except plain.NotPlain as error:
                 message = {"verdict": False, "why": str(error)}
+            if not isinstance(message, dict):
+                message = {"verdict": False, "why": "the test sent something that is no message"}
             if "verdict" in message:
                 self._verdict = message
             else:

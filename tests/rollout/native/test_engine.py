@@ -62,6 +62,14 @@ def test_draws_follow_seed_submission_response_and_position(model):
     assert texts(submission=4) != base
 
 
+def test_groups_that_end_in_one_step_come_in_order_of_submission(model):
+    """Group 0 ends last within the step; the order does not follow the tokens."""
+    engine = make_engine(model, num_slots=6, decode_chunk=8)
+    for i, size in enumerate((7, 2, 5)):
+        engine.submit(make_request(i, n=2, ignore_eos=True, max_tokens=size))
+    assert [g.submission for g in engine.step()] == [0, 1, 2]
+
+
 def test_every_token_is_the_draw_of_its_own_uniform(model):
     request = make_request(4, n=3, temperature=0.9, ignore_eos=True)
     (group,) = make_engine(model).generate([request])
@@ -218,7 +226,12 @@ def test_when_the_pool_checks_for_finished_rows_changes_no_token(model, checks_e
 def test_an_over_long_prefill_is_split(model):
     requests = [make_request(i, n=2, length=4 + i) for i in range(6)]
     together = make_engine(model, num_slots=12).generate(requests)
-    split = make_engine(model, num_slots=12, prefill_tokens=10).generate(requests)
+    engine = make_engine(model, num_slots=12, prefill_tokens=10)
+    for request in requests:
+        engine.submit(request)
+    split = sorted(drain(engine), key=lambda g: g.submission)
+    # Padded contexts of 3 to 8 tokens: those of 3 and 4 make a forward of 8 tokens, longer ones run alone.
+    assert (engine.stats.num_prefills, engine.stats.num_contexts) == (5, 6)
     assert [r.token_ids for g in split for r in g.rollouts] == [r.token_ids for g in together for r in g.rollouts]
 
 
@@ -285,6 +298,10 @@ def test_stop_tokens_end_a_response_and_are_kept(model):
     for rollout in group.rollouts:
         assert len(rollout.token_ids) == 1 and rollout.finish_reason == "stop"
         assert rollout.loss_mask == (1,)
+    (at_limit,) = make_engine(model).generate([make_request(0, n=4, stop_token_ids=stop, max_tokens=1)])
+    assert {r.finish_reason for r in at_limit.rollouts} == {"stop"}  # it ended by itself, with its last token
+    (cut,) = make_engine(model).generate([make_request(0, n=4, ignore_eos=True, max_tokens=1)])
+    assert {r.finish_reason for r in cut.rollouts} == {"length"}
 
 
 def test_ignore_eos_runs_to_max_tokens(model):

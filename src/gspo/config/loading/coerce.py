@@ -61,10 +61,12 @@ def _scalar(value: Any, tp: type) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return str(value)
     elif tp in (int, float) and not isinstance(value, bool):
+        if tp is int and isinstance(value, int):
+            return value
         try:
             number = float(value) if isinstance(value, int | float | str) else None
-        except ValueError:
+        except (ValueError, OverflowError):  # the second: an int beyond a float's range
             number = None
         if number is not None and (tp is float or number.is_integer()):
-            return tp(value) if isinstance(value, int) else tp(number)
+            return tp(number)
     raise WrongType

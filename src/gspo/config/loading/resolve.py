@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import shlex
@@ -100,7 +101,7 @@ def load(
         defaults += [s for s in base.settings() if s.origin.layer == Layer.RECIPE]
         written += [s for s in base.settings() if s.origin.explicit]
     elif base is not None:
-        written += read_python(base)
+        written += read_python(base, problems)
     typed = [*read_flags(flags, problems), *read_overrides(overrides, problems)]
     written = [*without_deleted(written, overrides), *typed]
     return _resolve(written, problems, defaults, system or _system_of(written))
@@ -171,17 +172,19 @@ def _interpolate(written: list[Setting], recipe: list[Setting], problems: list[P
         OmegaConf.update(scope, key, leaf.default, force_add=True)
     plain = [s for s in written if "${" not in str(s.value)]
     for setting in [*recipe, *written, *names.translate(plain, [])[0]]:
-        OmegaConf.update(scope, setting.name, setting.value, merge=False, force_add=True)
+        # A name that cannot be in a config is reported as an unknown key later.
+        with contextlib.suppress(OmegaConfBaseException, ValueError):
+            OmegaConf.update(scope, setting.name, setting.value, merge=False, force_add=True)
     resolved = []
     for setting in written:
         if "${" not in str(setting.value):
             resolved.append(setting)
             continue
-        OmegaConf.update(scope, setting.name, setting.value, merge=False, force_add=True)
         try:
+            OmegaConf.update(scope, setting.name, setting.value, merge=False, force_add=True)
             value = OmegaConf.select(scope, setting.name, throw_on_missing=True)
             value = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        except OmegaConfBaseException as error:
+        except (OmegaConfBaseException, ValueError) as error:
             problems.append(setting.problem(str(error).splitlines()[0], "let ${…} refer to a key that is set"))
             continue
         resolved.append(Setting(setting.name, value, setting.origin))

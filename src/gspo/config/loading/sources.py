@@ -59,9 +59,11 @@ def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | No
     try:
         text = untrusted.read_bytes(path, untrusted.MAX_YAML).decode("utf-8")
         untrusted.check_yaml(text, path)
-        loaded = OmegaConf.create(text) if text.strip() else OmegaConf.create({})
-        content = OmegaConf.to_container(loaded, resolve=False)
-        lines = dict(_lines(yaml.compose(text, Loader=yaml.SafeLoader)))
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if isinstance(node, yaml.ScalarNode):  # OmegaConf reads a text as a key without a value
+            return failed("expected a mapping of keys, found a single value", "write `section: {key: value}`")
+        content = OmegaConf.to_container(OmegaConf.create(text if node is not None else {}), resolve=False)
+        lines = dict(_lines(node))
     except untrusted.Unreadable as error:
         return failed(error.reason, "give a plain YAML file of keys and values")
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError, TypeError, OSError) as error:
@@ -126,7 +128,7 @@ def without_deleted(written: list[Setting], overrides: Sequence[str]) -> list[Se
     return [s for s in written if not any(s.name == name or s.name.startswith(f"{name}.") for name in names)]
 
 
-def read_python(config: Section | Mapping[str, Any]) -> list[Setting]:
+def read_python(config: Section | Mapping[str, Any], problems: list[Problem]) -> list[Setting]:
     """The explicitly set fields of a config built in Python, or the items of a mapping."""
     origin = Origin(Layer.PYTHON, "Python")
     if not isinstance(config, Section):
@@ -135,7 +137,12 @@ def read_python(config: Section | Mapping[str, Any]) -> list[Setting]:
                 f"config: expected a TrainerConfig, a mapping of keys or what gspo.load_config returns, found {config!r}"
                 + ("; gspo.load_config and gspo.train read a file" if isinstance(config, str | Path) else "")
             )
-        content = OmegaConf.to_container(OmegaConf.create(config), resolve=False)  # type: ignore[call-overload]
+        try:
+            content = OmegaConf.to_container(OmegaConf.create(config), resolve=False)  # type: ignore[call-overload]
+        except OmegaConfBaseException as error:
+            message, remedy = str(error).splitlines()[0], "give plain values: numbers, texts, lists, mappings"
+            problems.append(Problem("error", str(error.full_key or "config"), None, origin.text, message, remedy))
+            return []
         return [Setting(name, value, origin) for name, value in _flatten(content)]
 
     def walk(part: Section, prefix: str) -> Iterator[Setting]:

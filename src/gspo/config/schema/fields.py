@@ -40,7 +40,7 @@ class KeyInfo:
             return f"expected {'only ' if isinstance(value, list) else 'one of '}{', '.join(map(str, self.choices))}"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return "expected a finite number"
         bounds = (
             (self.ge, operator.ge, "of at least"),

@@ -1,0 +1,101 @@
+"""From groups to tensors: every field of a batch, mini-batches of whole groups, and micro-batches within their budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gspo.training.batch.batching import (
+    balance,
+    collate,
+    micro_batch,
+    mini_batches,
+    plan_micro_batches,
+    split_by_rows,
+    split_by_tokens,
+    split_packed,
+)
+from gspo.types import Group, Prompt, Reward, Rollout
+
+
+def rollout(size: int, mask: tuple[int, ...], score: float) -> Rollout:
+    reward = Reward(score, kl_penalty=0.5)
+    log_probs = tuple(-0.1 * (i + 1) for i in range(size))
+    return Rollout(tuple(range(10, 10 + size)), log_probs, mask, (0,) * size, "stop", reward=reward)
+
+
+def two_groups() -> list[Group]:
+    first = (rollout(3, (0, 1, 1), 1.0), rollout(1, (1,), 0.0))
+    second = (rollout(2, (1, 0), 2.0),)
+    return [Group(Prompt("a", (), (1, 2)), first, 7, 0), Group(Prompt("b", (), (3, 4, 5)), second, 8, 0)]
+
+
+def test_every_field_of_a_batch():
+    batch = collate(two_groups(), order_seed=9)
+    assert batch.prompt_ids == [(1, 2), (1, 2), (3, 4, 5)]
+    assert batch.response_ids == [(10, 11, 12), (10,), (10, 11)]
+    assert batch.mask.tolist() == [[0, 1, 1], [1, 0, 0], [1, 0, 0]]
+    assert batch.group_ids.tolist() == [0, 0, 1]
+    assert batch.scores.tolist() == [0.5, -0.5, 1.5]  # after the KL penalty
+    wanted = torch.tensor([[-0.1, -0.2, -0.3], [-0.1, 0, 0], [-0.1, -0.2, 0]])
+    torch.testing.assert_close(batch.rollout_log_probs, wanted)
+    assert (batch.num_sequences, batch.order_seed) == (3, 9)
+
+
+def test_mini_batches_are_whole_groups_and_the_last_may_be_smaller():
+    groups = torch.tensor([0, 0, 1, 2, 2, 2, 3, 4])
+    assert mini_batches(groups, 2) == [[0, 1, 2], [3, 4, 5, 6], [7]]
+    assert mini_batches(groups, 2, order=[4, 0, 3, 1, 2]) == [[0, 1, 7], [2, 6], [3, 4, 5]]
+    assert mini_batches(groups, 9) == [list(range(8))]
+
+
+def test_padded_positions_predict_the_token_after_them():
+    """The hidden state at position p predicts token p + 1: the first response token follows the prompt's last."""
+    micro = micro_batch(collate(two_groups()), [0, 2], "cpu")
+    assert micro.input_ids.tolist() == [[1, 2, 10, 11, 12], [3, 4, 5, 10, 11]]
+    assert micro.positions.tolist() == [1, 2, 3, 5 + 2, 5 + 3]
+    assert micro.targets.tolist() == [10, 11, 12, 10, 11]
+    flat = micro.input_ids.flatten()
+    assert flat[micro.positions + 1].tolist() == micro.targets.tolist()
+    values = torch.arange(1.0, 6.0)
+    assert micro.scatter(values).tolist() == [[1, 2, 3], [4, 5, 0]]
+
+
+def test_budgets_are_kept_to_the_token():
+    lengths = [5, 5, 5, 5, 11]
+    assert split_by_tokens(lengths, range(5), 10) == [[4], [0, 1], [2, 3]]  # a row above the budget is alone
+    assert split_by_tokens(lengths, [0, 1, 2], 15) == [[0, 1, 2]]
+    assert split_by_tokens(lengths, [0, 1, 2], 14) == [[0, 1], [2]]
+    assert split_by_rows([3, 1, 2], 2) == [[3, 1], [2]]
+    assert sorted(map(sorted, balance([4, 3, 3, 2], 6))) == [[0, 3], [1, 2]]
+    assert all(sum([9, 5, 5, 5][i] for i in part) <= 10 or len(part) == 1 for part in balance([9, 5, 5, 5], 10))
+    assert len(balance([9, 5, 5, 5], 10)) == 3
+
+
+@pytest.mark.parametrize("kind", ["packed", "shared"])
+@pytest.mark.parametrize("budget", [4, 6, 9, 40])
+def test_packed_micro_batches_hold_each_row_once_and_keep_their_budget(kind, budget):
+    groups = [
+        Group(Prompt(str(i), (), (1,) * (1 + i)), tuple(rollout(n, (1,) * n, 1.0) for n in (2, 4, 1)), i, 0)
+        for i in range(3)
+    ]
+    batch = collate(groups)
+    parts = split_packed(batch, range(9), budget, kind)
+    assert sorted(row for part in parts for row in part) == list(range(9))
+    for part in parts:
+        prompts = {int(batch.group_ids[row]): len(batch.prompt_ids[row]) for row in part}
+        shared = sum(prompts.values()) if kind == "shared" else sum(len(batch.prompt_ids[row]) for row in part)
+        tokens = shared + sum(len(batch.response_ids[row]) - 1 for row in part)
+        assert tokens <= budget or len(part) == 1
+    if budget == 40:
+        assert len(parts) == 1
+
+
+def test_a_plan_holds_every_row_of_every_mini_batch_once():
+    batch = collate([g for _ in range(2) for g in two_groups()])
+    for how in ({"max_tokens": 5, "max_rows": 1}, {"max_tokens": None, "max_rows": 2}):
+        for kind in ("plain", "packed", "shared"):
+            plan = plan_micro_batches(batch, 3, kind=kind, **how)
+            assert [sorted(row for part in parts for row in part) for parts in plan] == [[0, 1, 2, 3, 4], [5]]
+    by_rows = plan_micro_batches(batch, 4, max_tokens=None, max_rows=4)
+    assert by_rows == [[[0, 1, 2, 3], [4, 5]]]
