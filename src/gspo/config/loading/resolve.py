@@ -107,6 +107,11 @@ def load(
     return _resolve(written, problems, defaults, system or _system_of(written))
 
 
+def resolve_settings(written: list[Setting], system: str | None = None) -> ResolvedConfig:
+    """The config of these settings, as `load` resolves those of a file."""
+    return _resolve(written, [], [], system or _system_of(written))
+
+
 def _system_of(written: list[Setting]) -> str | None:
     """AReaL for a file with its sections: its loss has a ratio per token unless the file says otherwise."""
     files = [s.name for s in written if s.origin.layer == Layer.FILE]

@@ -1,0 +1,1 @@
+"""Importing: configurations of other systems, read without running them, as YAML of ours."""
