@@ -165,7 +165,7 @@ SEALED: dict[str, tuple[Change, str]] = {
     "weights_int8": (_tensors(MODEL, lambda t: {k: v.to(torch.int8) for k, v in t.items()}), "has type I8"),
     "weights_nan": (_tensors(MODEL, lambda t: _with(t, "", _nan)), "not finite"),
     "weights_missing": (
-        _tensors(MODEL, lambda t: {k: v for k, v in t.items() if k != _first(t)}),
+        _tensors(MODEL, lambda t: {k: v for k, v in t.items() if k != _first(t, "model.layers")}),
         "not in the weights",
     ),
     "weights_other_shape": (

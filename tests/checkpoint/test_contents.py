@@ -1,0 +1,155 @@
+"""Checkpoints that lie although their manifest fits: each is named, an older one is used, and nothing is lost silently."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gspo.checkpoint import folder as checkpoint
+from gspo.checkpoint.contents import CheckpointError, Stored, compare_set
+from gspo.loop.trainer import Trainer
+from gspo.runs.console import Console
+from tests.faults.hostile_checkpoints import LYING, OPTIMIZER, SEALED, STATE, UNSEALED, make_lie, seal
+from tests.support.small_run import config, even_first_byte, final_state, make_model
+
+# Found when the run is assembled; the others are found in the folder alone.
+FOUND_LATER = {
+    *("no_moments", "one_moment_missing", "second_moments_missing", "steps_missing", "moments_unexpected"),
+    *("moments_renamed", "moments_other_shape", "moments_int8", "moments_nan", "moments_negative", "extra_set"),
+    *("all_said_to_be_without", "sampler_empty", "sampler_prompts_text", "sampler_prompts_number"),
+    *("weights_int8", "weights_nan", "weights_missing", "weights_other_shape", "hidden_size_huge", "layers_huge"),
+    *("vocab_negative", "heads_text", "model_type_unknown", "model_shape_other"),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A finished run of three steps with its two last checkpoints, and the model it began with."""
+    folder = tmp_path_factory.mktemp("contents")
+    model = make_model(folder / "model")
+    resolved = config(folder, model, "trainer.total_training_steps=3")
+    Trainer(resolved, reward_fn=even_first_byte, console=Console(enabled=False)).fit()
+    return folder
+
+
+def _copy(world: Path, tmp_path: Path) -> Path:
+    run = tmp_path / "run"
+    shutil.copytree(world / "run", run)
+    return run
+
+
+def _resume(world: Path, tmp_path: Path, *overrides: str) -> tuple[Trainer, list[str]]:
+    said: list[str] = []
+
+    class Ears(Console):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+        warn = say
+
+    resolved = config(tmp_path, world / "model", "trainer.total_training_steps=3", *overrides)
+    return Trainer(resolved, reward_fn=even_first_byte, console=Ears(enabled=False)), said
+
+
+@pytest.mark.parametrize("name", sorted(LYING.keys() - FOUND_LATER))
+def test_a_lie_is_found_in_the_folder_and_the_older_one_is_used(world: Path, tmp_path: Path, name: str) -> None:
+    run = _copy(world, tmp_path)
+    older, newest = checkpoint.all_steps(run / "checkpoints")
+    make_lie(newest, name)
+    path, damaged = checkpoint.latest(run / "checkpoints")
+    assert path == older and [d.path for d in damaged] == [newest] and LYING[name][1] in damaged[0].reason
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no_moments", "moments_int8", "moments_nan", "sampler_empty", "weights_int8", "hidden_size_huge", "extra_set"],
+)
+def test_a_lie_is_found_by_its_content_and_the_older_one_is_used(world: Path, tmp_path: Path, name: str) -> None:
+    run = _copy(world, tmp_path)
+    older, newest = checkpoint.all_steps(run / "checkpoints")
+    make_lie(newest, name)
+    trainer, said = _resume(world, tmp_path)
+    try:
+        assert trainer.step == 2 and any("DAMAGED" in s and LYING[name][1] in s for s in said), said
+        assert f"going on from {older}" in said[-1]
+        trainer.fit()
+    finally:
+        trainer.close()
+    assert final_state(run)["weights"] == final_state(world / "run")["weights"]
+
+
+@pytest.mark.parametrize("name", ["no_moments", "moments_unexpected", "weights_missing"])
+def test_without_an_older_one_it_is_refused_by_name(world: Path, tmp_path: Path, name: str) -> None:
+    run = _copy(world, tmp_path)
+    older, newest = checkpoint.all_steps(run / "checkpoints")
+    shutil.rmtree(older)
+    make_lie(newest, name)
+    with pytest.raises(CheckpointError, match=LYING[name][1]):
+        _resume(world, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["no_moments", "second_moments_missing", "moments_unexpected"])
+def test_reset_starts_missing_state_at_0_and_says_so(world: Path, tmp_path: Path, name: str) -> None:
+    run = _copy(world, tmp_path)
+    make_lie(checkpoint.all_steps(run / "checkpoints")[-1], name)
+    trainer, said = _resume(world, tmp_path, "trainer.resume_missing=reset")
+    try:
+        moments = trainer.parts.policy.optimizer.state_tensors()
+    finally:
+        trainer.close()
+    assert trainer.step == 3 and any("trainer.resume_missing=reset: training/optimizer" in s for s in said)
+    assert bool(moments) == (name == "moments_unexpected")
+
+
+def test_a_parameter_that_no_update_reached_may_lack_moments_where_the_checkpoint_says_so(
+    world: Path, tmp_path: Path
+) -> None:
+    run = _copy(world, tmp_path)
+    newest = checkpoint.all_steps(run / "checkpoints")[-1]
+    tensors = load_file(newest / OPTIMIZER)
+    name = sorted(tensors)[0].partition("/")[2]
+    from safetensors.torch import save_file
+
+    save_file({k: v for k, v in tensors.items() if k.partition("/")[2] != name}, newest / OPTIMIZER)
+    state = json.loads((newest / STATE).read_text())
+    (newest / STATE).write_text(json.dumps({**state, "without_state": {"optimizer": [name]}}))
+    seal(newest)
+    trainer, said = _resume(world, tmp_path)
+    trainer.close()
+    assert trainer.step == 3 and not any("DAMAGED" in s for s in said)
+
+
+def test_a_checkpoint_from_before_the_record_still_resumes(world: Path, tmp_path: Path) -> None:
+    run = _copy(world, tmp_path)
+    newest = checkpoint.all_steps(run / "checkpoints")[-1]
+    state = json.loads((newest / STATE).read_text())
+    assert state.pop("without_state") == {}
+    (newest / STATE).write_text(json.dumps(state))
+    seal(newest)
+    trainer, said = _resume(world, tmp_path)
+    trainer.close()
+    assert trainer.step == 3 and not any("DAMAGED" in s for s in said)
+
+
+def test_differences_are_told_apart() -> None:
+    expected = {"a": (2,), "b": (3,), "c": (4,), "d": (5,)}
+    stored = {"b": Stored((9,), "F32"), "c": Stored((4,), "I8"), "d": Stored((5,), "BF16"), "e": Stored((1,), "F32")}
+    found = compare_set(expected, stored)
+    assert (found.missing, found.unexpected, set(found.other)) == (["a"], ["e"], {"b", "c"})
+    assert found.unusable() == {"a", "b", "c"}
+
+
+def test_the_corpus_is_large_and_its_manifests_fit(world: Path, tmp_path: Path) -> None:
+    assert len(LYING) >= 40
+    newest = checkpoint.all_steps(_copy(world, tmp_path) / "checkpoints")[-1]
+    assert torch.is_tensor(next(iter(load_file(newest / OPTIMIZER).values())))
+    for name in ("no_moments", "step_negative"):
+        make_lie(newest, name)
+        manifest = json.loads((newest / "MANIFEST.json").read_text())["files"]
+        assert all((newest / n).stat().st_size == entry["size"] for n, entry in manifest.items())
+    assert not SEALED.keys() & UNSEALED.keys()
