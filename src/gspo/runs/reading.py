@@ -20,7 +20,7 @@ from gspo.untrusted import Unreadable
 _STEP_FILE = re.compile(r"step-(\d{1,12})\.jsonl\.gz$")
 _NUMBERS = re.compile(r'(log_probs|token_ids|loss_mask)": \[[^\]]*')
 # Matches every number beyond a float's range, which Python reads as an infinity.
-_HUGE = re.compile(r"[eE]\+?\d{3}|\d{300}")
+_HUGE = re.compile(r"[eE]\+?\d{3}|(?<!\d)\d{300}")
 MAX_ALARMS = 10_000
 MAX_PROBLEMS = 5  # of one file that are named
 
