@@ -53,7 +53,7 @@ def test_freed_pages_come_back_at_their_address_and_graphs_stay_valid():
     requests = [make_request(i, n=3, max_tokens=30, ignore_eos=True, temperature=0.0) for i in range(6)]
 
     def tokens(rests: bool) -> list[tuple[int, ...]]:
-        engine = make_engine(model, num_slots=8, device="cuda", free_cache=True)
+        engine = make_engine(model, num_slots=64, max_length=6000, device="cuda", free_cache=True)  # 70 MiB of pages
         for request in requests:
             engine.submit(request)
         groups = []
