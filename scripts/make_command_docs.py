@@ -41,6 +41,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "gspo config show --diff data.train_batch_size=64",
         "Print the values that differ from the defaults, each with its origin.",
     ),
+    "config import": (
+        "gspo config import recipes/areal/gsm8k_gspo.yaml --to my.yaml",
+        "Turn a file in AReaL's names into YAML of this program.",
+    ),
     "config explain": ("gspo config explain clip_ratio_low", "Explain one key."),
     "data list": ("gspo data list", "Print the names of the built-in datasets."),
     "data show": ("gspo data show arithmetic --n 1", "Check all rows and print the first."),
