@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gspo.plugins import import_plugins
 from gspo.registry import Registry
 from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine, check_finished, check_list
-from gspo.types import Group, Rollout
+from gspo.types import Group
 
 if TYPE_CHECKING:
     from gspo.rollout.workers.weight_store import WeightsRef
@@ -156,11 +156,11 @@ class RolloutWorker:
         """Free the memory that the engine can do without while the trainer uses the device."""
         self.engine.rest()
 
-    def unfinished(self) -> dict[int, tuple[Rollout, ...]]:
-        """The responses begun of the groups in flight, by submission."""
-        return {request.submission: request.partial for request in self.engine.unfinished()}
+    def unfinished(self) -> dict[int, GroupRequest]:
+        """The groups in flight with the responses begun, by submission."""
+        return {request.submission: request for request in self.engine.unfinished()}
 
-    def take_back(self) -> dict[int, tuple[Rollout, ...]]:
+    def take_back(self) -> dict[int, GroupRequest]:
         """Return what `unfinished` returns and forget these groups: they will be submitted again, here or elsewhere."""
         begun = self.unfinished()
         self.engine.clear()

@@ -12,7 +12,7 @@ from torch import Tensor
 from gspo.kernels.device_memory import upload
 from gspo.kernels.ragged import flat, padded, ranges
 from gspo.seeding import derive_seed, permutation
-from gspo.training.batch.packing import Layout, SpansOf, pack
+from gspo.training.batch.packing import Layout, SpansOf, pack, trained_slots
 from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks, spread
 from gspo.types import Group, Rollout, TrainBatch
 
@@ -82,7 +82,7 @@ def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None
 class MicroBatch:
     """One forward: row numbers of the batch and their tokens, padded [b, L] or, with a `layout`, packed [1, N].
 
-    `positions` are the flat indices into `input_ids` whose next token is a response token (a shared prompt's last
+    `positions` are the flat indices into `input_ids` whose next token is a trained token (a shared prompt's last
     token counts once per response), `targets` are those tokens, and `slots` their indices in a flat [b, T].
     """
 
@@ -95,7 +95,7 @@ class MicroBatch:
     layout: Layout | None = None
 
     def hidden(self, decoder: Callable[..., Any]) -> Tensor:
-        """Hidden states [M, H] that predict the response tokens. A packed batch needs `swapped_attention` around it."""
+        """Hidden states [M, H] that predict the trained tokens. A packed batch needs `swapped_attention` around it."""
         if self.layout is None:
             out = decoder(input_ids=self.input_ids, use_cache=False).last_hidden_state
             return out.flatten(0, 1)[self.positions]
@@ -105,7 +105,7 @@ class MicroBatch:
         return self.layout.predicting(out.last_hidden_state[0])
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Values [M] of the response tokens as [b, T], zero elsewhere; differentiable."""
+        """Values [M] of the trained tokens as [b, T], zero elsewhere; differentiable."""
         out = values.new_zeros(len(self.rows) * self.num_response)
         return out.index_put((self.slots,), values).view(len(self.rows), self.num_response)
 
@@ -204,11 +204,13 @@ def micro_batch(
         input_ids[i, : len(prompt) + len(response)] = flat([prompt, response])
     lengths = [len(batch.response_ids[row]) for row in rows]
     before = [i * length + len(batch.prompt_ids[row]) - 1 for i, row in enumerate(rows)]
+    slots = ranges([i * width for i in range(len(rows))], lengths)
+    trained = trained_slots(batch, rows, slots)
     return MicroBatch(
         rows=list(rows),
         input_ids=upload(input_ids, device),
-        positions=upload(ranges(before, lengths), device),
-        targets=upload(flat(batch.response_ids[row] for row in rows), device),
-        slots=upload(ranges([i * width for i in range(len(rows))], lengths), device),
+        positions=upload(ranges(before, lengths)[trained], device),
+        targets=upload(flat(batch.response_ids[row] for row in rows)[trained], device),
+        slots=upload(slots[trained], device),
         num_response=width,
     )
