@@ -126,10 +126,11 @@ class EpisodeHost:
 def build_host(
     spec: EnvironmentSpec, tool_timeout: float, max_chars: int, seeded: bool = True
 ) -> tuple[EpisodeHost, dict[str, Any]]:
-    """The handler of a pool's workers, and what the trainer must know of the environment: its tools."""
+    """The handler of a pool's workers, and what the trainer must know: the tools, and the format that they prefer."""
     make = load_environment(spec)
     probe = make()
     tools: Sequence[Mapping[str, Any]] = list(probe.tools)
+    preferred = getattr(probe, "tool_format", None)
     probe.close()
     host = EpisodeHost(make, tool_timeout=tool_timeout, max_chars=max_chars, seeded=seeded)
-    return host, {"tools": [dict(tool) for tool in tools]}
+    return host, {"tools": [dict(tool) for tool in tools], "format": preferred}

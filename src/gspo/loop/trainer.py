@@ -49,7 +49,9 @@ class Trainer:
 
     `cfg` is a TrainerConfig or what `gspo.load_config` returns. Datasets are lists of rows (dicts in verl's format, or
     gspo.data.Row); without them the config's files are read. `sinks` and `callbacks` add to those that the config
-    names; `group_filter` is used where it names none (docs/extend.md). `backend` replaces the one of `trainer.backend`.
+    names; `group_filter` is used where it names none (docs/extend.md). `environment` is a class, a function that makes
+    an environment, or a list of functions as tools (docs/environments.md). `backend` replaces the one of
+    `trainer.backend`.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Trainer:
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
         group_filter: GroupFilter | None = None,
+        environment: Any = None,
         console: Console | None = None,
         backend: Backend | None = None,
     ) -> None:
@@ -79,6 +82,7 @@ class Trainer:
             val_dataset=None if val_dataset is None else list(val_dataset),
             tokenizer=tokenizer,
             group_filter=group_filter,
+            environment=environment,
         )
         import_plugins(self.config.trainer.plugins)
         self.callbacks = open_callbacks(self.config.trainer.callbacks, callbacks)

@@ -24,13 +24,4 @@ def turn_metrics(rollouts: Sequence[Rollout]) -> Metrics:
         metrics[f"{name}/min"] = Metric("min", min(values))
     called = sum(any(turn.num_calls for turn in rollout.turns) for rollout in played)
     metrics["tool_calls/share"] = Metric.mean(called, len(played))
-    for key in sorted({key for rollout in played for turn in rollout.turns for key in turn.metrics}):
-        values = [value for value in (_last(rollout, key) for rollout in played) if value is not None]
-        metrics[f"environment/{key}/mean"] = Metric.mean(sum(values), len(values))
     return metrics
-
-
-def _last(rollout: Rollout, key: str) -> float | None:
-    """The last value that the environment gave a metric in a rollout."""
-    values = [turn.metrics[key] for turn in rollout.turns if key in turn.metrics]
-    return values[-1] if values else None
