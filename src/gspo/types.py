@@ -65,7 +65,8 @@ class Turn:
     """One turn of the model: the tokens start..end-1 of its rollout. What follows it, up to the next turn, is observation.
 
     `reward` is what the environment gave for it, None if nothing. `num_errors` counts the tool calls that failed;
-    `malformed` says that the text had a tool call which could not be read. `metrics` are the environment's.
+    `malformed` says that the text had a tool call which could not be read. `num_cut` counts messages of the observation
+    that were too long and cut. `metrics` are the environment's.
     """
 
     start: int
@@ -76,6 +77,7 @@ class Turn:
     num_errors: int = 0
     malformed: bool = False
     observation: str = ""
+    num_cut: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -153,6 +155,8 @@ class TrainBatch:
     values: Tensor | None = None  # [B,T]
     kl_penalties: Tensor | None = None  # [B,T] what KL takes off `scores`, by token
     order_seed: int | None = None  # draws which groups share a mini-batch; None: neighbours do
+    turn_ids: Tensor | None = None  # [B,T] int64, the turn of a token, -1 on observations; None without turns
+    turn_rewards: Tensor | None = None  # [B,K] the parts of `scores` by turn, 0 after a rollout's last
 
     @property
     def num_sequences(self) -> int:
@@ -229,6 +233,7 @@ class LossInputs:
     mask: Tensor
     totals: BatchTotals
     rollout_log_probs: Tensor | None = None
+    turn_ids: Tensor | None = None  # int64, the number of the turn that a token belongs to; None without turns
 
 
 @dataclass(frozen=True, slots=True)

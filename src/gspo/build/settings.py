@@ -138,4 +138,5 @@ def build_objective(config: TrainerConfig) -> Objective:
             entropy_coeff=actor.entropy_coeff,
         ),
         normalize=algorithm.normalize_advantages,
+        turn_discount=algorithm.turn_discount if algorithm.turn_rewards == "return_to_go" else None,
     )

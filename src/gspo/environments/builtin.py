@@ -51,10 +51,9 @@ def calculator(expression: str) -> str:
         raise ToolError("division by zero") from None
     except OverflowError:
         raise ToolError("the result is too large") from None
-    text = str(int(value)) if float(value).is_integer() else repr(value)
-    if len(text) > _MAX_DIGITS:
+    if abs(value) >= 10**_MAX_DIGITS:
         raise ToolError("the result is too large")
-    return text
+    return str(int(value)) if float(value).is_integer() else repr(value)
 
 
 def _compute(node: ast.expr) -> Any:

@@ -56,14 +56,14 @@ class EpisodeHost:
             return None
         live = self._live.get(job.key)
         try:
-            if live is not None and live.num_steps == job.num_known:
-                return {"first": job.num_known, "steps": self._play(live, job, job.num_known)}
+            if live is not None and job.actions and live.num_steps == job.num_known:
+                return {"steps": self._play(live, job, job.num_known)}
             self._end(job.key)
             live = _Live(self._new())
             self._live[job.key] = live
             self._seed(job.seed, -1)
             opening = [self._message(message) for message in live.environment.reset(job.prompt, job.seed)]
-            return {"first": 0, "opening": opening, "steps": self._play(live, job, 0)}
+            return {"opening": opening, "steps": self._play(live, job, 0)}
         except BaseException:
             self._end(job.key)
             raise

@@ -224,8 +224,9 @@ class Trainer:
             groups, sampling = parts.sampler.next_batch()
             parts.engine.rest()
         with clock("old_log_prob"):
-            seed, cut = order_seed(self.config, self.step), self.config.algorithm.mask_truncated
-            batch = roles.policy.score(collate(groups, seed, mask_truncated=cut))
+            c, seed = self.config.algorithm, order_seed(self.config, self.step)
+            masks = {"mask_truncated": c.mask_truncated, "mask_malformed": c.mask_malformed_turns}
+            batch = roles.policy.score(collate(groups, seed, **masks))
         if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
                 batch = roles.reference.score(batch)

@@ -41,7 +41,6 @@ class Dialogue:
         self.settings = settings
         self._eos = frozenset(eos_token_ids)
         self.stop_token_ids = self._stops()
-        self.num_cut = 0  # observations that were longer than allowed
 
     def _stops(self) -> tuple[int, ...]:
         """The tokens at which an engine stops besides the model's own: those that can end a closing text."""
@@ -92,12 +91,17 @@ class Dialogue:
         """The tokens of a prompt that an environment's first messages follow."""
         return self._chat.opened([*prompt.messages, *opening])
 
-    def observation(self, messages: Sequence[Mapping[str, Any]], last_token: int) -> tuple[int, ...]:
-        """The tokens that follow a turn: the messages, as the tool format or the chat template writes them."""
-        shown = [{**message, "content": self._cut(str(message["content"]))} for message in messages]
+    def observation(self, messages: Sequence[Mapping[str, Any]], last_token: int) -> tuple[tuple[int, ...], int]:
+        """The tokens that follow a turn: the messages, as the tool format or the chat template writes them.
+
+        With them, how many messages were too long and cut.
+        """
+        contents = [self._cut(str(message["content"])) for message in messages]
+        num_cut = sum(content != str(message["content"]) for content, message in zip(contents, messages))
+        shown = [{**message, "content": content} for content, message in zip(contents, messages)]
         if self._format is not None and self._format.inline:
-            return self._chat.encode(self._format.observe(shown))
-        return self._chat.appended(shown, last_token)
+            return self._chat.encode(self._format.observe(shown)), num_cut
+        return self._chat.appended(shown, last_token), num_cut
 
     def _cut(self, content: str) -> str:
         """A content of at most `max_observation` tokens."""
@@ -105,7 +109,6 @@ class Dialogue:
         ids = self._chat.encode(content)
         if len(ids) <= limit:
             return content
-        self.num_cut += 1
         head = {"left": limit, "middle": limit // 2, "right": 0}[side]
         parts = (ids[:head], ids[len(ids) - (limit - head) :])
         first, last = (self._tokenizer.decode(list(part), skip_special_tokens=False) if part else "" for part in parts)

@@ -36,7 +36,6 @@ Submit = Callable[[GroupRequest], None]
 class EpisodeCounts:
     """Totals since the start."""
 
-    failures: int = 0
     diverged: int = 0
     seconds: float = 0.0  # spent waiting for environments
     num_writing: int = 0  # responses in the engine, summed over ticks
@@ -143,10 +142,8 @@ class Episodes(RolloutEngine):
         return {
             **self._engine.metrics(),
             "environment/seconds": Metric("last", counts.seconds),
-            "environment/failures": Metric("last", counts.failures),
             "environment/timeouts": Metric("last", self._pool.counts.timeouts),
             "environment/diverged": Metric("last", counts.diverged),
-            "environment/cut_observations": Metric("last", self._dialogue.num_cut),
             "rollout/waiting_share": Metric("last", counts.num_waiting / present if present else 0.0),
         }
 
@@ -265,14 +262,14 @@ class Episodes(RolloutEngine):
 
     def _is_as_recorded(self, episode: Episode, answer: Mapping[str, Any]) -> bool:
         """Whether an episode that was played again gave the opening, the observations and the rewards of its record."""
-        if answer["first"] > 0:
+        if "opening" not in answer:  # it was not played again
             return True
         if tuple(answer["opening"]) != episode.group.prompt.opening:
             return False
         ids, turns = episode.rollout.token_ids, episode.rollout.turns
         return all(
             step["reward"] == turn.reward
-            and self._dialogue.observation(step["messages"], ids[turn.end - 1]) == ids[turn.end : following.start]
+            and self._dialogue.observation(step["messages"], ids[turn.end - 1])[0] == ids[turn.end : following.start]
             for step, turn, following in zip(answer["steps"], turns, turns[1:])
         )
 
@@ -291,16 +288,15 @@ class Episodes(RolloutEngine):
         elif not step["messages"]:
             self._fail(episode, "step returned neither messages nor done=True")
         else:
-            tokens = self._dialogue.observation(step["messages"], episode.rollout.token_ids[-1])
+            tokens, num_cut = self._dialogue.observation(step["messages"], episode.rollout.token_ids[-1])
             if len(episode.rollout.token_ids) + len(tokens) >= most:
                 self._finish(episode, "length")
             else:
-                episode.observe(tokens)
+                episode.observe(tokens, num_cut)
                 self._write(episode, submit)
 
     def _fail(self, episode: Episode, reason: str) -> None:
         """The environment failed: the rollout ends without a reward."""
-        self.counts.failures += 1
         number = episode.number[1]
         self._finish(
             episode,

@@ -161,15 +161,17 @@ class Episode:
         )
         self.rollout = dataclasses.replace(self.rollout, turns=(*before, turn))
 
-    def observe(self, token_ids: tuple[int, ...]) -> None:
+    def observe(self, token_ids: tuple[int, ...], num_cut: int) -> None:
         """Append the tokens of an observation: no action of the model, so without log-prob and mask."""
         rollout, size = self.rollout, len(token_ids)
+        *before, turn = rollout.turns
         self.rollout = dataclasses.replace(
             rollout,
             token_ids=rollout.token_ids + token_ids,
             log_probs=rollout.log_probs + (0.0,) * size,
             loss_mask=rollout.loss_mask + (0,) * size,
             versions=rollout.versions + rollout.versions[-1:] * size,
+            turns=(*before, dataclasses.replace(turn, num_cut=num_cut)),
         )
 
     def finish(self, reason: FinishReason, failure: str | None = None) -> None:

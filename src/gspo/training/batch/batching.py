@@ -20,23 +20,33 @@ from gspo.types import Group, Rollout, TrainBatch
 Kind = Literal["plain", "packed", "shared"]
 
 
-def collate(groups: Sequence[Group], order_seed: int | None = None, *, mask_truncated: bool = False) -> TrainBatch:
+def collate(
+    groups: Sequence[Group],
+    order_seed: int | None = None,
+    *,
+    mask_truncated: bool = False,
+    mask_malformed: bool = False,
+) -> TrainBatch:
     """A right-padded batch from groups. Rows keep the order of groups and of responses within them.
 
     `order_seed` shuffles the groups over mini-batches (see `group_order`). `mask_truncated` trains on no token of a
-    response that was cut at the length limit.
+    response that was cut at the length limit, `mask_malformed` on no turn whose tool call could not be read.
     """
     rows = [(i, group.prompt, rollout) for i, group in enumerate(groups) for rollout in group.rollouts]
     width = max(len(r.token_ids) for _, _, r in rows)
+    rollouts = [r for _, _, r in rows]
+    has_turns = any(r.turns for r in rollouts)
     return TrainBatch(
         prompt_ids=[p.token_ids for _, p, _ in rows],
         response_ids=[r.token_ids for _, _, r in rows],
-        mask=padded([() if mask_truncated and r.finish_reason == "length" else r.loss_mask for _, _, r in rows], width),
+        mask=padded([_trained(r, mask_truncated, mask_malformed) for r in rollouts], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
         scores=torch.tensor([r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64),
         rollout_log_probs=padded([r.log_probs for _, _, r in rows], width),
         kl_penalties=_kl_penalties([r for _, _, r in rows], width),
         order_seed=order_seed,
+        turn_ids=_turn_ids(rollouts, width) if has_turns else None,
+        turn_rewards=_turn_rewards(rollouts) if has_turns else None,
     )
 
 
@@ -51,6 +61,35 @@ def _kl_penalties(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
             by_token = rollout.reward.kl_by_token or (*(0.0,) * (size - 1), rollout.reward.kl_penalty)
             out[row, :size] = torch.tensor(by_token, dtype=torch.float64)
     return out
+
+
+def _trained(rollout: Rollout, mask_truncated: bool, mask_malformed: bool) -> tuple[int, ...]:
+    """The loss mask, without responses that were cut or turns whose tool call could not be read."""
+    if mask_truncated and rollout.finish_reason == "length":
+        return ()
+    if not mask_malformed:
+        return rollout.loss_mask
+    left_out = {i for turn in rollout.turns if turn.malformed for i in range(turn.start, turn.end)}
+    return tuple(0 if i in left_out else own for i, own in enumerate(rollout.loss_mask))
+
+
+def _turn_ids(rollouts: Sequence[Rollout], width: int) -> Tensor:
+    ids = torch.full((len(rollouts), width), -1, dtype=torch.int64)
+    for row, rollout in enumerate(rollouts):
+        for number, turn in enumerate(rollout.turns):
+            ids[row, turn.start : turn.end] = number
+    return ids
+
+
+def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor:
+    """[B,K] rewards by turn; a KL penalty belongs to the last one."""
+    rewards = torch.zeros(len(rollouts), max(len(r.turns) for r in rollouts), dtype=torch.float64)
+    for row, rollout in enumerate(rollouts):
+        if rollout.reward is not None and rollout.turns:
+            parts = rollout.reward.turns or (*[0.0] * (len(rollout.turns) - 1), rollout.reward.score)
+            rewards[row, : len(parts)] = torch.tensor(parts, dtype=torch.float64)
+            rewards[row, len(rollout.turns) - 1] -= rollout.reward.kl_penalty
+    return rewards
 
 
 def group_order(batch: TrainBatch, epoch: int) -> list[int] | None:
