@@ -169,3 +169,43 @@ def test_discrete_actions_are_numbers_of_the_text() -> None:
 def test_an_unknown_shape_is_refused_by_name() -> None:
     with pytest.raises(EnvironmentProblem, match="environment 'thing' is of type int"):
         as_environment(3, "thing")
+
+
+def test_trls_shape_is_recognised() -> None:
+    class Counter:
+        def reset(self, prompt, start=0, **columns):
+            self.count, self.columns = start, columns
+            return f"The count is {start}."
+
+        def increment(self, by: int = 1) -> str:
+            """Add to the count."""
+            self.count += by
+            return str(self.count)
+
+        def get_reward(self) -> float:
+            return float(self.count == int(self.columns["answer"]))
+
+    environment = as_environment(Counter(), "counter")
+    assert [tool["function"]["name"] for tool in environment.tools] == ["increment"]
+    row = Prompt("p", ({"role": "user", "content": "?"},), (), ground_truth=5, extra={"start": 2})
+    assert environment.reset(row, seed=0) == ({"role": "user", "content": "The count is 2."},)
+    assert call(environment, ToolCall("increment", {"by": 3})).messages[0]["content"] == "5"
+    last = call(environment, text="done")
+    assert last.done and last.reward == 1.0
+
+
+def test_skyrls_shape_is_recognised() -> None:
+    class Multiply:
+        def init(self, prompt):
+            return [*prompt, {"role": "user", "content": "2*3?"}], {}
+
+        def step(self, action):
+            right = action.strip() == "6"
+            again = [] if right else [{"role": "user", "content": "again"}]
+            return {"observations": again, "reward": float(right), "done": right, "metadata": {"tries": 1, "x": "y"}}
+
+    environment = as_environment(Multiply(), "multiply")
+    assert environment.reset(PROMPT, seed=0) == ({"role": "user", "content": "2*3?"},)
+    wrong, right = environment.step(Action("5")), environment.step(Action(" 6"))
+    assert wrong.messages == ({"role": "user", "content": "again"},) and wrong.reward == 0.0 and not wrong.done
+    assert right.done and right.reward == 1.0 and right.metrics == {"tries": 1.0}

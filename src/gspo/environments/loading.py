@@ -60,7 +60,7 @@ def environment(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 
 def load_environment(spec: EnvironmentSpec) -> Make:
     """A function that makes a new episode's environment; EnvironmentProblem when it cannot be found or made."""
-    found = _find(spec)
+    found = find_named(spec)
     title = spec.title
 
     def make() -> Environment:
@@ -70,7 +70,7 @@ def load_environment(spec: EnvironmentSpec) -> Make:
     return make
 
 
-def _find(spec: EnvironmentSpec) -> Any:
+def find_named(spec: EnvironmentSpec) -> Any:
     """The class, factory or list of functions that a spec names."""
     if spec.made is not None:
         return spec.made

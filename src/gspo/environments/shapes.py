@@ -4,6 +4,8 @@
 |---|---|
 | gspo | `reset(prompt, seed)` and `step(action)`, which returns a Step |
 | gymnasium, GEM | `reset(seed=…)` returns (observation, info); `step(action)` returns five values |
+| skyrl-gym | `init(prompt)`; `step(text)` returns a dict with `observations`, `reward` and `done` |
+| TRL | `reset(**row)`, no `step`; public methods are tools; `get_reward()` |
 | functions | a list of functions: tools |
 """
 
@@ -16,10 +18,12 @@ from typing import Any
 
 from gspo.environments.protocol import Action, Environment, EnvironmentProblem, Message, Step
 from gspo.environments.tools import ToolEnvironment
+from gspo.environments.trl import TrlEnvironment, tool_methods
 from gspo.types import Prompt
 
 _EXPECTED = (
-    "expected reset(prompt, seed) and step(action); gymnasium's reset(seed=…) and step(action); or a list of functions"
+    "expected reset(prompt, seed) and step(action); gymnasium's reset(seed=…) and step(action); skyrl-gym's init(prompt) and "
+    "step(text); TRL's reset(**row) with methods as tools; or a list of functions"
 )
 
 
@@ -27,8 +31,12 @@ def as_environment(made: Any, title: str) -> Environment:
     """An object of any accepted shape as an Environment."""
     if isinstance(made, list):
         return ToolEnvironment(made)
-    reset = getattr(made, "reset", None)
-    if not callable(reset) or not callable(getattr(made, "step", None)):
+    reset, step = getattr(made, "reset", None), getattr(made, "step", None)
+    if callable(getattr(made, "init", None)) and callable(step):
+        return SkyRl(made)
+    if callable(reset) and step is None and tool_methods(made):
+        return TrlEnvironment(made)
+    if not callable(reset) or not callable(step):
         raise EnvironmentProblem(f"environment {title!r} is of type {type(made).__name__}; {_EXPECTED}")
     names = list(inspect.signature(reset).parameters)
     if names[:2] == ["prompt", "seed"]:
@@ -76,7 +84,7 @@ class Gymnasium:
                 return Step(({"role": "user", "content": answer},), num_errors=1)
             chosen = numbers[-1]
         observation, reward, terminated, truncated, info = self._env.step(chosen)
-        numbers = {key: float(value) for key, value in info.items() if isinstance(value, (bool, int, float))}
+        numbers = {key: float(value) for key, value in info.items() if _is_number(value)}
         message = {"role": "user", "content": str(observation)}
         return Step((message,), float(reward), bool(terminated), bool(truncated), numbers)
 
@@ -84,3 +92,34 @@ class Gymnasium:
         close = getattr(self._env, "close", None)
         if close is not None:
             close()
+
+
+class SkyRl:
+    """An environment of skyrl-gym: it gets the chat, may change it, and answers texts with dictionaries."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+
+    def reset(self, prompt: Prompt, seed: int) -> Sequence[Message]:
+        asked = [dict(message) for message in prompt.messages]
+        result = self._env.init(list(asked))
+        chat = result[0] if isinstance(result, tuple) else result
+        if list(chat[: len(asked)]) != asked:
+            raise EnvironmentProblem("init changed the messages of the prompt; expected it to add messages at most")
+        return tuple(chat[len(asked) :])
+
+    def step(self, action: Action) -> Step:
+        answer = self._env.step(str(action))
+        found = {key: float(value) for key, value in (answer.get("metadata") or {}).items() if _is_number(value)}
+        return Step(tuple(answer["observations"]), answer.get("reward"), bool(answer.get("done")), metrics=found)
+
+    def close(self) -> None:
+        close = getattr(self._env, "close", None)
+        if close is not None:
+            close()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
