@@ -129,6 +129,11 @@ class Episodes(RolloutEngine):
         self._engine.close()
         self._pool.close()
 
+    def num_wanted(self, limit: int) -> int | None:
+        """As the engine says; a response that waits for its environment will be back."""
+        wanted = self._engine.num_wanted(limit)
+        return None if wanted is None else wanted - sum(episode.state != "writing" for episode in self._live())
+
     @property
     def num_workers(self) -> int:
         return self._engine.num_workers
