@@ -65,4 +65,4 @@ def _finish(rollout: Rollout, graded: Rollout | None) -> Rollout:
     own[-1] += reward.score
     score = sum(own) if _is_rewarded(rollout) else reward.score
     known = acc if reward.acc is None else reward.acc
-    return rollout.with_reward(Reward(score, known, {**metrics, **reward.extra}, reward.kl_penalty, tuple(own)))
+    return rollout.with_reward(Reward(score, known, {**metrics, **reward.extra}, turns=tuple(own)))
