@@ -25,6 +25,12 @@ The exit codes are on [a page of their own](exit-codes.md).
 """
 # Command → one example, and what it does.
 EXAMPLES: dict[str, tuple[str, str]] = {
+    "env list": ("gspo env list", "The built-in environments."),
+    "env show": (
+        "gspo env show calculator",
+        "What the calculator is, its arguments, and its tool as the model sees it.",
+    ),
+    "env try": ("printf '32\\n16\\n' | gspo env try guess", "Two guesses by hand."),
     "train": (
         "gspo train trainer.total_training_steps=10 trainer.experiment_name=short",
         "Train the embedded model for 10 steps into `runs/short`.",

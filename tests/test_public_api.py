@@ -12,27 +12,30 @@ import gspo
 
 SIGNATURES = {
     "Trainer": "(cfg, reward_fn=None, train_dataset=None, val_dataset=None, *, val_reward_fn=None, tokenizer=None, "
-    "sinks=(), callbacks=(), group_filter=None, console=None, backend=None)",
+    "sinks=(), callbacks=(), group_filter=None, environment=None, console=None, backend=None)",
     "advantage_estimator": "(name, *, options=())",
     "callback": "(name)",
     "dataset": "(name)",
     "engine": "(name)",
+    "environment": "(name)",
     "group_filter": "(name)",
     "load_config": "(config_path=None, overrides=(), flags=(), *, base=None, recipe=None)",
     "policy_loss": "(name, *, clip_low=0.2, clip_high=0.2, aggregation='token-mean', "
-    "levels=('token', 'sequence', 'sequence_token'))",
+    "levels=('token', 'sequence', 'sequence_token', 'turn'))",
     "reward": "(name, *, sources=(), cheap=False, preload=())",
     "sink": "(name)",
     "train": "(config=None, overrides=(), **options)",
 }
 FIELDS = {
-    "Prompt": ("uid", "messages", "token_ids", "data_source", "ground_truth", "extra"),
-    "Reward": ("score", "acc", "extra", "kl_penalty"),
-    "Rollout": (*("token_ids", "log_probs", "loss_mask", "versions", "finish_reason", "text", "reward", "failure"),),
+    "Prompt": ("uid", "messages", "token_ids", "data_source", "ground_truth", "extra", "opening"),
+    "Reward": ("score", "acc", "extra", "kl_penalty", "kl_by_token", "turns"),
+    "Rollout": (
+        *("token_ids", "log_probs", "loss_mask", "versions", "finish_reason", "text", "reward", "failure", "turns"),
+    ),
     "Group": ("prompt", "rollouts", "submission", "version"),
     "TrainerConfig": (
         *("algorithm", "data", "actor_rollout_ref", "critic", "reward_model", "reward"),
-        *("custom_reward_function", "trainer"),
+        *("custom_reward_function", "environment", "trainer"),
     ),
 }
 CALLBACK = (

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gspo.config import TrainerConfig
     from gspo.config import load as load_config
     from gspo.data.datasets import dataset
+    from gspo.environments.loading import environment
     from gspo.loop.callbacks import Callback, callback
     from gspo.loop.run import train
     from gspo.loop.trainer import Trainer
@@ -37,6 +38,7 @@ __all__ = [
     "callback",
     "dataset",
     "engine",
+    "environment",
     "group_filter",
     "load_config",
     "policy_loss",
@@ -57,6 +59,7 @@ _HOMES = {
     "callback": "gspo.loop.callbacks:callback",
     "dataset": "gspo.data.datasets:dataset",
     "engine": "gspo.rollout.workers.worker:engine",
+    "environment": "gspo.environments.loading:environment",
     "group_filter": "gspo.sampling.filters:group_filter",
     "load_config": "gspo.config:load",
     "policy_loss": "gspo.algo.losses:policy_loss",

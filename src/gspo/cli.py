@@ -20,6 +20,7 @@ COMMANDS = (
     "config",
     "data",
     "rewards",
+    "env",
     "validate",
     "doctor",
     "replay",

@@ -5,7 +5,8 @@ trains on). Each adds required fields; none is changed in place.
 
 Words: a *prompt* is one question, a *rollout* one response with its log-probs, a *group* the n rollouts of a
 prompt, a *batch* one training step, a *mini-batch* one optimiser step, a *micro-batch* one forward, a *version*
-one state of the weights. Tensor names may end in their shape: B sequences, T response tokens, 1 per sequence.
+one state of the weights. With an environment a rollout has several *turns* of the model, with *observations* between
+them. Tensor names may end in their shape: B sequences, T response tokens, 1 per sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gspo.metrics import Metrics
 if TYPE_CHECKING:
     from torch import Tensor
 
-FinishReason = Literal["stop", "length", "aborted"]
+# `turns`: the limit of turns was reached; `environment`: the environment ended the episode.
+FinishReason = Literal["stop", "length", "aborted", "turns", "environment"]
 Batch = TypeVar("Batch", bound="TrainBatch")
 
 
@@ -34,6 +36,7 @@ class Prompt:
     data_source: str = "unknown"
     ground_truth: Any = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    opening: tuple[Mapping[str, Any], ...] = ()  # messages with which an environment began, the last of `messages`
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Reward:
     """What a response earned. `acc=None` means the reward function did not provide an accuracy.
 
     `kl_penalty` is the KL penalty of the whole response, `kl_by_token` how it is spread over its tokens.
+    `turns` are the parts of the score that each turn of the model earned; empty without an environment.
     """
 
     score: float
@@ -48,6 +52,7 @@ class Reward:
     extra: Mapping[str, float] = field(default_factory=dict)
     kl_penalty: float = 0.0
     kl_by_token: tuple[float, ...] = ()
+    turns: tuple[float, ...] = ()
 
     @property
     def final(self) -> float:
@@ -56,11 +61,34 @@ class Reward:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the model: the tokens start..end-1 of its rollout. What follows it, up to the next turn, is observation.
+
+    `reward` is what the environment gave for it, None if nothing. `num_errors` counts the tool calls that failed;
+    `malformed` says that the text had a tool call which could not be read. `num_cut` counts messages of the observation
+    that were too long and cut. `metrics` are the environment's.
+    """
+
+    start: int
+    end: int
+    text: str = ""
+    reward: float | None = None
+    num_calls: int = 0
+    num_errors: int = 0
+    malformed: bool = False
+    observation: str = ""
+    num_cut: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One response. Masks are carried with the tokens, never derived from pad or eos ids.
 
-    `log_probs` are the behaviour policy's (μ), float32, under logits / temperature; `versions` is the weights
-    version of each token. `reward` is None until scored; `failure` says why scoring gave nothing.
+    `loss_mask` is 1 on tokens that the model wrote and 0 on observations. `log_probs` are the behaviour policy's (μ),
+    float32, under logits / temperature, and 0 on observations; `versions` is the weights version of each token. `text`
+    is what the model wrote, in its last turn where there are `turns`. `reward` is None until scored; `failure` says why
+    there is none.
     """
 
     token_ids: tuple[int, ...]
@@ -71,6 +99,17 @@ class Rollout:
     text: str = ""
     reward: Reward | None = None
     failure: str | None = None
+    turns: tuple[Turn, ...] = ()
+
+    @property
+    def num_model_tokens(self) -> int:
+        """Tokens that the model wrote: the length of the response, however much an environment added."""
+        return sum(self.loss_mask)
+
+    @property
+    def model_token_ids(self) -> tuple[int, ...]:
+        """The tokens that the model wrote."""
+        return tuple(token for token, own in zip(self.token_ids, self.loss_mask) if own)
 
     def with_reward(self, reward: Reward | None, failure: str | None = None) -> Rollout:
         return dataclasses.replace(self, reward=reward, failure=failure)
@@ -94,7 +133,8 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(r.token_ids) for r in self.rollouts)
+        """Tokens that the model wrote."""
+        return sum(r.num_model_tokens for r in self.rollouts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +155,8 @@ class TrainBatch:
     values: Tensor | None = None  # [B,T]
     kl_penalties: Tensor | None = None  # [B,T] what KL takes off `scores`, by token
     order_seed: int | None = None  # draws which groups share a mini-batch; None: neighbours do
+    turn_ids: Tensor | None = None  # [B,T] int64, the turn of a token, -1 on observations; None without turns
+    turn_rewards: Tensor | None = None  # [B,K] the parts of `scores` by turn, 0 after a rollout's last
 
     @property
     def num_sequences(self) -> int:
@@ -191,6 +233,7 @@ class LossInputs:
     mask: Tensor
     totals: BatchTotals
     rollout_log_probs: Tensor | None = None
+    turn_ids: Tensor | None = None  # int64, the number of the turn that a token belongs to; None without turns
 
 
 @dataclass(frozen=True, slots=True)

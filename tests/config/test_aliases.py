@@ -142,6 +142,7 @@ CASES: dict[str, tuple[object, dict[str, object]]] = {
         {f"{A}.ppo_micro_batch_size_per_gpu": 16, f"{A}.ppo_mini_batch_size": 2, "data.train_batch_size": 2},
     ),
     "generation_batch_size": (64, {"data.train_batch_size": 8}),
+    "max_tool_calling_iterations": (2, {"actor_rollout_ref.rollout.multi_turn.max_assistant_turns": 3}),
     "max_completion_length": (40, {"data.max_response_length": 40}),
     "max_prompt_length": (40, {"data.max_prompt_length": 40}),
     "num_train_epochs": (2, {"trainer.total_epochs": 2}),

@@ -32,6 +32,7 @@ NO_KEYS = (
     "model.safetensors",
     "model.safetensors.index.json",
     "data.md",
+    "environment.json",
     "trainer.parts.engine",  # an attribute in Python
 )
 
@@ -124,6 +125,11 @@ def test_rules_about_keys_without_effect_name_keys_that_exist():
         (f"{actor}.clip_ratio_low=1e-3", f"{actor}.clip_ratio_high=1e-3", f"{actor}.ppo_mini_batch_size=1024"),
         (f"{actor}.optim.lr_warmup_steps=1", "data.shuffle=false", "reward.functions=[{name: math}]"),
         (f"{rollout}.keep_cache=true",),
+        (f"{rollout}.multi_turn.enable=false", "environment.name=guess"),
+        (
+            *(f"{rollout}.multi_turn.function_tool_path=tools.py", f"{actor}.policy_loss.loss_mode=gspo_token"),
+            "algorithm.turn_rewards=return_to_go",
+        ),
     )
     found = {
         rule

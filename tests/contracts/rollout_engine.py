@@ -42,6 +42,10 @@ def finish(engine: RolloutEngine) -> list[Group]:
 class EngineContract:
     """What holds for every engine, also where batches depend on time."""
 
+    def check_rollout(self, rollout: Rollout, request: GroupRequest) -> None:
+        """What holds for every response."""
+        check_rollout(rollout, request)
+
     def test_an_idle_engine_does_nothing(self, new_engine: NewEngine) -> None:
         engine = new_engine()
         assert engine.num_in_flight == 0
@@ -58,7 +62,7 @@ class EngineContract:
             assert group.prompt == request.prompt and group.version == request.version
             assert len(group.rollouts) == request.n
             for rollout in group.rollouts:
-                check_rollout(rollout, request)
+                self.check_rollout(rollout, request)
 
     def test_each_step_returns_groups_in_order_of_submission(self, new_engine: NewEngine) -> None:
         engine = submit(new_engine(), make_requests(range(9)))

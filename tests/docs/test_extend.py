@@ -51,7 +51,7 @@ def gspo(folder: Path, command: str) -> str:
 
 def test_every_part_of_the_table_has_an_example():
     decorators = re.findall(r"^\| [^|]+ \| `@(gspo\.\w+)\(", PAGE, re.MULTILINE)
-    assert len(decorators) == 8
+    assert len(decorators) == 9
     for decorator in decorators:
         assert any(f"@{decorator}(" in text for text in FILES.values()), decorator
 
@@ -85,3 +85,10 @@ def test_objects_are_passed_from_python(folder):
     printed = run(folder, ["train.py"])
     assert "3 rows" in printed
     assert "'steps': 2" in printed
+
+
+def test_an_environment_answers_turns(folder):
+    gspo(folder, COMMANDS[2])
+    (run_folder,) = (folder / "runs").iterdir()
+    last = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 1 <= last["num_turns/mean"] <= 2 and last["environment/failures"] == 0

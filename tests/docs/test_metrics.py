@@ -47,6 +47,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.rollout.num_workers=2",
         "reward.format_weight=0.1",
     ),
+    "an environment": ("environment.name=guess", "data.train_files=guess", "data.max_response_length=40"),
     "prediction on prompts that repeat": (
         "algorithm.filter_groups.predict=skip",
         "data.num_train_samples=4",

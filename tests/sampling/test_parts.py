@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -11,7 +12,7 @@ from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unp
 from gspo.sampling.kept_groups import KeptQueue, Reserve
 from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.staleness import StalenessBudget
-from gspo.types import Group, Prompt, Reward, Rollout
+from gspo.types import Group, Prompt, Reward, Rollout, Turn
 from tests.sampling.world import PARAMS
 
 PROMPT = Prompt("u", (), (1,))
@@ -144,3 +145,18 @@ def test_request_round_trips_to_the_bit():
     request = GroupRequest(PROMPT, 4, 3, 1, PARAMS, 77, (rollout(reward=None), rollout(reward=None, token_ids=())))
     back = unpack_request(through_json(pack_request(request)), {"u": PROMPT}.__getitem__, PARAMS, 77)
     assert back == request
+
+
+def test_turns_and_what_an_environment_added_to_a_prompt_survive_packing():
+    turns = (Turn(0, 2, "a", 0.1, 1, 1, True, "no", {"depth": 2.0}), Turn(3, 4, "b"))
+    reward = Reward(0.30000000000000004, turns=(0.1, 0.2))
+    rollout = Rollout(
+        (5, 6, 7, 8), (-0.1, -0.2, 0.0, -0.3), (1, 1, 0, 1), (0, 0, 0, 1), "turns", "b", reward, turns=turns
+    )
+    opening = ({"role": "user", "content": "a door"},)
+    prompt = dataclasses.replace(PROMPT, messages=(*PROMPT.messages, *opening), token_ids=(9, 8, 7), opening=opening)
+    group = Group(prompt, (rollout,), 3, 1)
+    assert unpack_group(through_json(pack_group(group)), {"u": PROMPT}.__getitem__) == group
+    request = GroupRequest(prompt, 3, 2, 1, PARAMS, 77, (rollout,))
+    assert unpack_request(through_json(pack_request(request)), {"u": PROMPT}.__getitem__, PARAMS, 77) == request
+    assert group.num_tokens == 3 and rollout.model_token_ids == (5, 6, 8)

@@ -80,7 +80,11 @@ def final_state(run: Path) -> dict[str, str]:
     state["counters"].pop("seconds")
     state.pop("config")
     rows = [
-        {k: v for k, v in json.loads(line).items() if not k.startswith(("timing_s/", "perf/", "rollout/"))}
+        {
+            k: v
+            for k, v in json.loads(line).items()
+            if not k.startswith(("timing_s/", "perf/", "rollout/", "environment/seconds"))
+        }
         for line in (run / "metrics.jsonl").read_text().splitlines()
     ]
     out = {

@@ -252,4 +252,5 @@ def clean_inputs(x: LossInputs) -> LossInputs:
         mask=mask,
         totals=x.totals,
         rollout_log_probs=None if x.rollout_log_probs is None else clean(x.rollout_log_probs.detach()),
+        turn_ids=x.turn_ids,
     )

@@ -16,6 +16,7 @@ from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.settings import LossSettings
+from gspo.algo.turn_credit import spread_over_tokens, turn_advantages
 from gspo.metrics import Metric, Metrics
 from gspo.types import AdvantageBatch, BatchTotals, LossInputs, LossOutput, ScoredBatch
 
@@ -79,14 +80,28 @@ class Objective:
     clip_control: ClipController
     regulariser: BoundRegulariser | None = None
     normalize: bool = False  # whiten the advantages of a step
+    turn_discount: float | None = None  # of returns to go, which replace `advantage` where there are turns
 
     def with_advantages(
         self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
     ) -> AdvantageBatch:
-        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's.
+        """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
+        advantages, returns = self._estimate(batch, baselines)
+        if self.normalize:
+            advantages = whiten(advantages, batch.mask.bool())
+        if weights is not None:
+            advantages = advantages * weights[:, None]
+        return batch.with_advantages(advantages, returns)
+
+    def _estimate(self, batch: ScoredBatch, baselines: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Advantages and returns, by turn where `turn_discount` is set.
 
         The score is the reward of a response's last token; a KL penalty is charged to the token that causes it.
         """
+        if self.turn_discount is not None and batch.turn_ids is not None and batch.turn_rewards is not None:
+            by_turn = turn_advantages(batch.turn_rewards, batch.group_ids, self.turn_discount)
+            advantages, returns = (spread_over_tokens(values, batch.turn_ids, batch.mask) for values in by_turn)
+            return advantages, returns
         rewards = torch.zeros_like(batch.mask, dtype=torch.float64)
         last = torch.tensor([len(r) - 1 for r in batch.response_ids])
         rewards[torch.arange(batch.num_sequences), last] = batch.scores
@@ -94,12 +109,7 @@ class Objective:
             rewards[torch.arange(batch.num_sequences), last] += batch.kl_penalties.sum(dim=-1)
             rewards -= batch.kl_penalties
         options = {} if baselines is None else {"reward_baselines": baselines}
-        advantages, returns = self.advantage(rewards, batch.mask, batch.group_ids, values=batch.values, **options)
-        if self.normalize:
-            advantages = whiten(advantages, batch.mask.bool())
-        if weights is not None:
-            advantages = advantages * weights[:, None]
-        return batch.with_advantages(advantages, returns)
+        return self.advantage(rewards, batch.mask, batch.group_ids, values=batch.values, **options)
 
     def clip_range(self) -> tuple[float, float]:
         """ε below and above 1 for this step."""

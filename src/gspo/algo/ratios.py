@@ -1,4 +1,4 @@
-"""Importance ratios between the policy being trained (π_θ) and π_old, at three levels.
+"""Importance ratios between the policy being trained (π_θ) and π_old, at four levels.
 
 All functions take the masked log-ratio `log_probs - old_log_probs` (0 on untrained tokens), so that nothing outside
 the mask can reach a value or a gradient.
@@ -47,6 +47,21 @@ def sequence_token_ratio(log_ratio_BT: Tensor, mask: Tensor) -> Tensor:
     return (through_token_BT + log_sequence_B1).clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
 
 
+def turn_ratio(log_ratio_BT: Tensor, mask: Tensor, turn_ids: Tensor | None) -> Tensor:
+    """[B,T] s_ik = exp(mean log-ratio over turn k), the same on all tokens of a turn, its log clamped above at 10.
+
+    Without turns the response is one turn.
+    """
+    if turn_ids is None:
+        return sequence_ratio(log_ratio_BT, mask).expand(log_ratio_BT.shape)
+    log_turn_BT = torch.zeros_like(log_ratio_BT)
+    for turn in range(int(turn_ids.max()) + 1):  # one sum after another: a scatter on a GPU adds in no fixed order
+        own_BT = mask & (turn_ids == turn)
+        mean_B1 = mean_log_ratio(torch.where(own_BT, log_ratio_BT, 0.0), own_BT)
+        log_turn_BT = torch.where(own_BT, mean_B1, log_turn_BT)
+    return log_turn_BT.clamp(max=SEQUENCE_LOG_RATIO_LIMIT).exp()
+
+
 def importance_ratio(level: str | None, x: LossInputs) -> Tensor:
     """The ratio at `level`: [B,T], or [B,1] for `sequence`, which broadcasts over the tokens."""
     log_ratio_BT = masked_log_ratio(x.log_probs, x.old_log_probs, x.mask)
@@ -56,4 +71,6 @@ def importance_ratio(level: str | None, x: LossInputs) -> Tensor:
         return sequence_ratio(log_ratio_BT, x.mask)
     if level == "sequence_token":
         return sequence_token_ratio(log_ratio_BT, x.mask)
-    raise ValueError(f"importance_sampling_level={level!r}: expected token, sequence or sequence_token")
+    if level == "turn":
+        return turn_ratio(log_ratio_BT, x.mask, x.turn_ids)
+    raise ValueError(f"importance_sampling_level={level!r}: expected token, sequence, sequence_token or turn")

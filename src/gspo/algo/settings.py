@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-RatioLevel = Literal["token", "sequence", "sequence_token"]
+RatioLevel = Literal["token", "sequence", "sequence_token", "turn"]
 Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm", "token-sum"]
 BehaviourMode = Literal[
     "token_mask",
@@ -24,7 +24,7 @@ RATIO_LEVELS: tuple[str, ...] = get_args(RatioLevel)
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 BEHAVIOUR_MODES: tuple[str, ...] = get_args(BehaviourMode)
 KL_KINDS: tuple[str, ...] = get_args(KLKind)
-SEQUENCE_LEVELS = ("sequence", "sequence_token")
+SEQUENCE_LEVELS = ("sequence", "sequence_token", "turn")  # ratios that are means over many tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class LossDefaults:
 
 
 LOSSES: dict[str, LossDefaults] = {
-    "gspo": LossDefaults(3e-4, 4e-4, "seq-mean-token-mean", ("sequence",)),
+    "gspo": LossDefaults(3e-4, 4e-4, "seq-mean-token-mean", ("sequence", "turn")),
     "gspo_token": LossDefaults(3e-4, 4e-4, "seq-mean-token-mean", ("sequence_token",)),
     "vanilla": LossDefaults(0.2, 0.2),
     "dapo": LossDefaults(0.2, 0.28),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,12 @@ from gspo.distributed.backend import Backend
 from gspo.distributed.gpu_place import gpu_place
 from gspo.distributed.launch import trainer_gpus
 from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs_ahead
+from gspo.environments.pool import EpisodePool
 from gspo.models import resolve
 from gspo.models.load import load_config
 from gspo.models.overrides import override_tokens
 from gspo.rollout.engine import RolloutEngine
+from gspo.rollout.episodes.settings import EpisodeSettings, wrap_engine
 from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.vllm.settings import require_vllm
 from gspo.rollout.workers.async_fleet import AsyncFleet
@@ -56,9 +59,13 @@ def build_fleet(
     backend: Backend | None = None,
     folder: Path | None = None,
     notify: Callable[[str], None] | None = None,
+    episodes: EpisodeSettings | None = None,
 ) -> RolloutEngine:
-    """A fleet of `count` rollout workers. They log to `folder`; `notify` gets a sentence for each that fails."""
-    spec = engine_spec(config, tokenizer, device, count)
+    """A fleet of `count` rollout workers. They log to `folder`; `notify` gets a sentence for each that fails.
+
+    With `episodes` every worker has environments of its own.
+    """
+    spec = dataclasses.replace(engine_spec(config, tokenizer, device, count), episodes=episodes)
     if backend is None:
         connect, store = _local(spec, trainer_gpus(device), folder)
     else:
@@ -161,10 +168,17 @@ def _vllm_options(config: TrainerConfig) -> dict[str, Any]:
     }
 
 
-def build_engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torch.device) -> RolloutEngine:
-    """The rollout engine over `model`'s own tensors."""
+def build_engine(
+    config: TrainerConfig,
+    model: Any,
+    tokenizer: Any,
+    device: torch.device,
+    episodes: EpisodeSettings | None = None,
+    pool: EpisodePool | None = None,
+) -> RolloutEngine:
+    """The rollout engine over `model`'s own tensors; with `episodes` its rollouts talk to environments, in `pool`."""
     stops = stop_tokens(model.generation_config, tokenizer)
-    return NativeEngine(
+    engine = NativeEngine(
         model,
         functools.partial(tokenizer.decode, skip_special_tokens=True),
         eos_token_ids=stops,
@@ -174,6 +188,9 @@ def build_engine(config: TrainerConfig, model: Any, tokenizer: Any, device: torc
         device=device,
         **native_options(config),
     )
+    if episodes is None:
+        return engine
+    return wrap_engine(engine, episodes, tokenizer, eos_token_ids=stops, max_length=_max_length(config), pool=pool)
 
 
 def stop_tokens(generation_config: Any, tokenizer: Any) -> list[int]:

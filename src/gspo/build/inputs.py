@@ -15,6 +15,7 @@ from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
 from gspo.data.rows import DataError, Row
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
+from gspo.rewards.builtin import by_source
 from gspo.rewards.compose import RewardScale
 from gspo.rewards.functions import CUSTOM, load_module
 from gspo.rewards.graders.code import read_tests
@@ -24,8 +25,17 @@ from gspo.types import Prompt
 POOL_LAG = 4  # engine steps, where rewards are computed in other processes or threads
 
 
-def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None) -> list[Prompt]:
-    """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given."""
+def load_prompts(
+    config: TrainerConfig,
+    tokenizer: Any,
+    split: str,
+    given: Iterable[Any] | None = None,
+    template_options: Mapping[str, Any] | None = None,
+) -> list[Prompt]:
+    """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given.
+
+    `template_options` replace those of the config, where an environment adds its tools.
+    """
     c = config.data
     columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
     if given is None and c.custom_cls.path is not None:
@@ -40,7 +50,7 @@ def load_prompts(config: TrainerConfig, tokenizer: Any, split: str, given: Itera
         max_prompt_length=c.max_prompt_length,
         truncation=c.truncation,
         filter_overlong_prompts=c.filter_overlong_prompts,
-        **c.apply_chat_template_kwargs,
+        **(c.apply_chat_template_kwargs if template_options is None else template_options),
     )
 
 
@@ -136,6 +146,17 @@ def build_scorer(config: TrainerConfig, reward_fn: Any = None) -> Scorer:
         sandbox_level=pool.sandbox_level,
         allow_unsandboxed_code=pool.allow_unsandboxed_code,
     )
+
+
+def grades(config: TrainerConfig, prompt: Prompt, reward_fn: Any = None) -> bool:
+    """Whether a reward function grades a row: one that is set, or the built-in of its data source."""
+    if reward_fn is not None or config.custom_reward_function.path is not None or config.reward.functions:
+        return True
+    try:
+        by_source(prompt.data_source)
+    except RewardError:
+        return False
+    return True
 
 
 def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt, *, uses_metric: bool = True) -> None:

@@ -16,11 +16,17 @@ from gspo.config import TrainerConfig
 from gspo.distributed.rank_worker import RankModels
 from gspo.models.load import compute_dtype
 from gspo.plugins import import_plugins
+from gspo.rollout.episodes.settings import EpisodeSettings
 from gspo.training.parallel.fsdp import Shards, ShardSettings
 
 
 def build_rank(
-    config: TrainerConfig, total_steps: int, weights_from: Path | None, tokenizer: Any, device: torch.device
+    config: TrainerConfig,
+    total_steps: int,
+    weights_from: Path | None,
+    tokenizer: Any,
+    episodes: EpisodeSettings | None,
+    device: torch.device,
 ) -> RankModels:
     """The models of the config in shards. With a tokenizer also an engine over a full copy of the policy."""
     import_plugins(config.trainer.plugins)
@@ -35,5 +41,5 @@ def build_rank(
     if tokenizer is not None:
         path = str(weights_from or config.actor_rollout_ref.model.path)
         models.engine_model = load_weights(config, device, path).eval().requires_grad_(False)
-        models.engine = build_engine(config, models.engine_model, tokenizer, device)
+        models.engine = build_engine(config, models.engine_model, tokenizer, device, episodes)
     return models

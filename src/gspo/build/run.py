@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ from gspo.algo.kl import make_controller
 from gspo.algo.losses import POLICY_LOSSES
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
+from gspo.build.environments import episode_settings, has_environment, require_sendable, turn_scorer
 from gspo.build.fingerprint import fingerprint
-from gspo.build.inputs import build_scorer, check_code_tests, load_prompts, reward_lag, try_reward
+from gspo.build.inputs import build_scorer, check_code_tests, grades, load_prompts, reward_lag, try_reward
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
 from gspo.build.ranks import build_rank
@@ -38,6 +39,7 @@ from gspo.distributed.rank_engine import RankEngine
 from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_roles import RankRoles
 from gspo.distributed.run_layout import runs_ahead
+from gspo.environments.pool import EpisodePool
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.models.load import load_tokenizer
@@ -45,6 +47,7 @@ from gspo.plugins import import_plugins
 from gspo.registry import PluginError
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
+from gspo.rollout.episodes.settings import EpisodeSettings
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.filters import GROUP_FILTERS, GroupFilter
 from gspo.sampling.producer import Producer
@@ -64,6 +67,7 @@ class Inputs:
     train_dataset: Iterable[Any] | None = None
     val_dataset: Iterable[Any] | None = None
     tokenizer: Any = None
+    environment: Any = None  # a class, a factory, or a list of functions as tools
     group_filter: GroupFilter | None = None  # used only where `algorithm.filter_groups.function` is null
 
     def facts(self) -> dict[str, str]:
@@ -108,22 +112,39 @@ def build(
     keep = _group_filter(config, inputs)
     device = _prepare_process(config)
     tokenizer = inputs.tokenizer or _load_tokenizer(config)
-    train, held_out = _load_data(config, tokenizer, inputs.train_dataset, inputs.val_dataset)
-    reward_fn = inputs.reward_fn
-    if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
-        check_code_tests([*train, *held_out])
+    episodes, reward_fn = episode_settings(config, inputs.environment), inputs.reward_fn
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
-        scorer, val_scorer = (build_scorer(config, fn) for fn in (reward_fn, inputs.val_reward_fn or reward_fn))
+        pool = None
+        if episodes is not None:
+            pool = episodes.open_pool()
+            started.callback(pool.close)
+            episodes = episodes.with_tools(pool)
+            episodes.check_template(tokenizer)
+        options = None if episodes is None else episodes.prompt_options(tokenizer)
+        train, held_out = _load_data(config, tokenizer, inputs, options)
+        if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
+            check_code_tests([*train, *held_out])
+        if episodes is not None and pool is not None and train:
+            episodes = episodes.with_opening(pool, train[0])
+        scorer, val_scorer = (_scorer(config, inputs, fn) for fn in (reward_fn, inputs.val_reward_fn or reward_fn))
         for each in (scorer, val_scorer):
             started.callback(each.close)
-        if train:
-            try_reward(config, scorer, train[0], uses_metric=keep is None)
+        if train and (episodes is None or grades(config, train[0], reward_fn)):
+            try_reward(config, scorer, train[0], uses_metric=keep is None and episodes is None)
         num_steps = total_steps(config, len(train))
-        roles, build_own_engine = _build_models(config, tokenizer, device, num_steps, weights_from, backend)
+        roles, build_own_engine = _build_models(
+            config, tokenizer, device, num_steps, weights_from, backend, episodes, pool
+        )
         started.callback(roles.close)
         count, logs = num_workers(config, backend), None if folder is None else folder / "workers"
+        if pool is not None and not owns_engine(roles, count):
+            assert episodes is not None
+            pool.close()  # rollout workers and ranks have environments of their own
+            require_sendable(episodes)
         engine = (
-            build_fleet(config, roles, tokenizer, device, count, backend=backend, folder=logs, notify=notify)
+            build_fleet(
+                config, roles, tokenizer, device, count, backend=backend, folder=logs, notify=notify, episodes=episodes
+            )
             if count
             else build_own_engine()
         )
@@ -146,7 +167,7 @@ def build(
             kl_reward=kl_reward,
         )
         if config.algorithm.adv_estimator == "remax":
-            _add_baseline(parts, build_scorer(config, reward_fn))
+            _add_baseline(parts, _scorer(config, inputs, reward_fn))
         started.pop_all()
         return parts
 
@@ -181,13 +202,25 @@ def _load_tokenizer(config: TrainerConfig) -> Any:
 
 
 def _load_data(
-    config: TrainerConfig, tokenizer: Any, train: Iterable[Any] | None, val: Iterable[Any] | None
+    config: TrainerConfig, tokenizer: Any, inputs: Inputs, template_options: Mapping[str, Any] | None
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts and held-out ones, from the caller's rows or the config's files."""
-    prompts = load_prompts(config, tokenizer, "train", train)
+    train, val = inputs.train_dataset, inputs.val_dataset
+    prompts = load_prompts(config, tokenizer, "train", train, template_options)
     if train is not None and val is None and config.data.val_files is None:
         val = []  # held-out questions of the default task say nothing about the caller's data
-    return prompts, load_prompts(config, tokenizer, "val", val)
+    return prompts, load_prompts(config, tokenizer, "val", val, template_options)
+
+
+def _scorer(config: TrainerConfig, inputs: Inputs, reward_fn: Any) -> Scorer:
+    """The scorer of a reward function, behind the rewards of the environment where there is one."""
+    scorer = build_scorer(config, reward_fn)
+    return turn_scorer(config, scorer, reward_fn) if has_environment(config, inputs.environment) else scorer
+
+
+def owns_engine(roles: Roles, num_workers: int) -> bool:
+    """Whether the engine runs in this process."""
+    return not num_workers and not isinstance(roles, RankRoles)
 
 
 def _start_ranks(config: TrainerConfig, backend: Backend | None) -> RankGroup | None:
@@ -210,15 +243,17 @@ def _build_models(
     num_steps: int,
     weights_from: Path | None,
     backend: Backend | None,
+    episodes: EpisodeSettings | None,
+    pool: EpisodePool | None,
 ) -> tuple[Roles, Callable[[], RolloutEngine]]:
     """The models, here or on the trainer's ranks, and a function that builds the engine over them."""
     ranks = _start_ranks(config, backend)
     if ranks is None:
         local = build_roles(config, device, num_steps, weights_from)
-        return local, lambda: build_engine(config, local.policy.model, tokenizer, device)
+        return local, lambda: build_engine(config, local.policy.model, tokenizer, device, episodes, pool)
     folder = None if weights_from is None else weights_from.absolute()
     engine_tokenizer = None if num_workers(config, backend) else tokenizer
-    roles = RankRoles(ranks, functools.partial(build_rank, config, num_steps, folder, engine_tokenizer))
+    roles = RankRoles(ranks, functools.partial(build_rank, config, num_steps, folder, engine_tokenizer, episodes))
     return roles, lambda: RankEngine(ranks)
 
 

@@ -9,6 +9,7 @@ from gspo.algo.functional import compute_advantage
 from gspo.algo.losses import get_policy_loss
 from gspo.algo.objective import BoundRegulariser, Objective
 from gspo.algo.settings import Behaviour, LossSettings
+from gspo.build.environments import has_environment
 from gspo.config import TrainerConfig
 from gspo.data.rows import DataError
 from gspo.distributed.run_layout import runs_ahead
@@ -75,7 +76,7 @@ def sampling_settings(config: TrainerConfig, reward_lag: int = 1) -> SamplingSet
         predict_weight=f.predict_weight,
         predict_min_prob=f.predict_min_prob,
         predict_discount=f.predict_discount,
-        max_failure_rate=config.reward.max_failure_rate,
+        max_failure_rate=(config.environment if has_environment(config) else config.reward).max_failure_rate,
         reward_lag=reward_lag,
     )
 
@@ -137,4 +138,5 @@ def build_objective(config: TrainerConfig) -> Objective:
             entropy_coeff=actor.entropy_coeff,
         ),
         normalize=algorithm.normalize_advantages,
+        turn_discount=algorithm.turn_discount if algorithm.turn_rewards == "return_to_go" else None,
     )

@@ -261,7 +261,8 @@ def _rows(
 ) -> Iterator[tuple[int, tuple[int, ...], Mapping[str, Any]]]:
     """(group number, prompt tokens if there is `encode`, response) of every trained response."""
     for number, group in enumerate(groups):
-        prompt = () if encode is None else encode(group["messages"])
+        recorded = group.get("prompt_ids")  # with an environment, whose tools and opening are part of the prompt
+        prompt = tuple(recorded) if recorded else () if encode is None else encode(group["messages"])
         for response in group["responses"]:
             if encode is not None and "token_ids" not in response:
                 raise ReplayError(f"prompt {group['uid']!r}: token ids were not recorded; leave --checkpoint out")

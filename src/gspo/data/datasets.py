@@ -13,8 +13,10 @@ from gspo.data.files import SUFFIXES, read_records
 from gspo.data.hub_records import hub_records
 from gspo.data.rows import DataError, Row
 from gspo.data.tasks.arithmetic import load_arithmetic
+from gspo.data.tasks.calculator import load_calculator
 from gspo.data.tasks.code import load_code
 from gspo.data.tasks.gsm8k import HUB_NAME, is_gsm8k, load_gsm8k, to_gsm8k_row
+from gspo.data.tasks.guess import load_guess
 from gspo.data.tasks.math import load_math
 from gspo.data.tasks.mixed import load_mixed
 from gspo.data.tasks.reasoning import load_reasoning
@@ -33,6 +35,8 @@ def dataset(name: str) -> Callable[[Loader], Loader]:
 
 
 dataset("arithmetic")(load_arithmetic)
+dataset("calculator")(load_calculator)
+dataset("guess")(load_guess)
 dataset("math")(load_math)
 dataset("reasoning")(load_reasoning)
 dataset("code")(load_code)

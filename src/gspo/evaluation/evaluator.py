@@ -12,7 +12,9 @@ from gspo.metrics import Metric, Metrics
 from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
+from gspo.runs.group_log import turn_record
 from gspo.runs.metric_names import aux_name, core_name
+from gspo.runs.turn_metrics import turn_metrics
 from gspo.types import Group, Prompt
 
 
@@ -38,8 +40,9 @@ class Evaluation:
                         "text": r.text,
                         "score": None if r.reward is None else r.reward.score,
                         "acc": None if r.reward is None else r.reward.acc,
-                        "num_tokens": len(r.token_ids),
+                        "num_tokens": r.num_model_tokens,
                         "finish_reason": r.finish_reason,
+                        **({"turns": [turn_record(turn) for turn in r.turns]} if r.turns else {}),
                     }
                     for r in g.rollouts
                 ],
@@ -88,10 +91,12 @@ def summarise(groups: Sequence[Group]) -> Evaluation:
     for source, members in sorted(by_source.items()):
         for kind, values in _values(members).items():
             metrics |= _source_metrics(source, kind, members, values)
-        lengths = [len(r.token_ids) for g in members for r in g.rollouts]
+        lengths = [r.num_model_tokens for g in members for r in g.rollouts]
         metrics[aux_name(source, "response_length/mean")] = Metric.mean(sum(lengths), len(lengths))
         failed = sum(r.reward is None for g in members for r in g.rollouts)
         metrics[aux_name(source, "reward_failures")] = Metric("sum", failed)
+        turns = turn_metrics([r for g in members for r in g.rollouts])
+        metrics |= {aux_name(source, name): metric for name, metric in turns.items() if name.endswith("/mean")}
     means = [sum(v) / len(v) for v in _values(groups).get("acc", []) if v]
     accuracy = sum(means) / len(means) if means else None
     interval = None if accuracy is None else wilson(accuracy, len(means))

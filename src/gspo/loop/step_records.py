@@ -16,6 +16,7 @@ from gspo.loop.counters import Counters
 from gspo.metrics import Metric, Metrics, merge_metrics
 from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import GroupLog, write_records
+from gspo.runs.turn_metrics import turn_metrics
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.training.policy import Update
 from gspo.types import Group, ScoredBatch
@@ -55,7 +56,8 @@ def step_metrics(done: TrainedStep, *, with_gap: bool = True) -> Metrics:
     groups, batch, sampling = done.groups, done.update.batch, done.sampling
     rewards = [r.reward for g in groups for r in g.rollouts if r.reward is not None]
     trained = batch.mask.bool()
-    lengths = torch.tensor([float(len(r)) for r in batch.response_ids])
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    lengths = torch.tensor([float(rollout.num_model_tokens) for rollout in rollouts])
     metrics = sampling.metrics()
     for name, values in {
         "critic/score": torch.tensor([r.score for r in rewards], dtype=torch.float64),
@@ -66,11 +68,12 @@ def step_metrics(done: TrainedStep, *, with_gap: bool = True) -> Metrics:
         "prompt_length": torch.tensor([float(len(p)) for p in batch.prompt_ids]),
     }.items():
         metrics |= _spread(name, values)
-    cut = sum(r.finish_reason == "length" for g in groups for r in g.rollouts)
+    cut = sum(rollout.finish_reason == "length" for rollout in rollouts)
     metrics["response_length/clip_ratio"] = Metric.mean(cut, batch.num_sequences)
     for key in sorted({key for r in rewards for key in r.extra}):
         values = [r.extra[key] for r in rewards if key in r.extra]
         metrics[f"reward/{key}/mean"] = Metric.mean(sum(values), len(values))
+    metrics |= turn_metrics(rollouts)
     if with_gap:
         metrics |= _rollout_gap(batch)
     merge_metrics(metrics, done.extra | done.update.metrics)

@@ -49,7 +49,9 @@ class Trainer:
 
     `cfg` is a TrainerConfig or what `gspo.load_config` returns. Datasets are lists of rows (dicts in verl's format, or
     gspo.data.Row); without them the config's files are read. `sinks` and `callbacks` add to those that the config
-    names; `group_filter` is used where it names none (docs/extend.md). `backend` replaces the one of `trainer.backend`.
+    names; `group_filter` is used where it names none (docs/extend.md). `environment` is a class, a function that makes
+    an environment, or a list of functions as tools (docs/environments.md). `backend` replaces the one of
+    `trainer.backend`.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Trainer:
         sinks: Sequence[Sink] = (),
         callbacks: Sequence[Callback] = (),
         group_filter: GroupFilter | None = None,
+        environment: Any = None,
         console: Console | None = None,
         backend: Backend | None = None,
     ) -> None:
@@ -79,6 +82,7 @@ class Trainer:
             val_dataset=None if val_dataset is None else list(val_dataset),
             tokenizer=tokenizer,
             group_filter=group_filter,
+            environment=environment,
         )
         import_plugins(self.config.trainer.plugins)
         self.callbacks = open_callbacks(self.config.trainer.callbacks, callbacks)
@@ -220,8 +224,9 @@ class Trainer:
             groups, sampling = parts.sampler.next_batch()
             parts.engine.rest()
         with clock("old_log_prob"):
-            seed, cut = order_seed(self.config, self.step), self.config.algorithm.mask_truncated
-            batch = roles.policy.score(collate(groups, seed, mask_truncated=cut))
+            c, seed = self.config.algorithm, order_seed(self.config, self.step)
+            masks = {"mask_truncated": c.mask_truncated, "mask_malformed": c.mask_malformed_turns}
+            batch = roles.policy.score(collate(groups, seed, **masks))
         if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
             with clock("ref"):
                 batch = roles.reference.score(batch)

@@ -101,7 +101,7 @@ def arithmetic(prompt: Prompt, response: Response) -> Reward:
     return Reward(right, acc=right)
 
 
-@reward("exact", cheap=True)
+@reward("exact", sources=("calculator",), cheap=True)
 def exact(prompt: Prompt, response: Response) -> Reward:
     """1 when the response equals the ground truth, apart from white space around them."""
     right = float(response.strip() == str(prompt.ground_truth).strip())

@@ -148,14 +148,14 @@ class PoolScorer:
         """The rollout with its reward, or with a failure and no reward."""
         if isinstance(graded, str):
             return rollout.with_reward(None, graded)
-        managed = manage(graded, len(rollout.token_ids), self._manager, self._overlong)
+        managed = manage(graded, rollout.num_model_tokens, self._manager, self._overlong)
         return rollout.with_reward(managed if self._scale is None else self._scale.apply(managed))
 
 
 def responses_of(group: Group) -> list[Response]:
     """The group's responses as reward functions see them."""
     return [
-        Response(rollout.text, rollout.token_ids, index, rollout.finish_reason)
+        Response(rollout.text, rollout.model_token_ids, index, rollout.finish_reason, rollout.turns)
         for index, rollout in enumerate(group.rollouts)
     ]
 

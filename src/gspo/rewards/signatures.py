@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from gspo.rewards.protocol import RewardError
-from gspo.types import Prompt
+from gspo.types import Prompt, Turn
 
 Style = Literal["gspo", "verl", "verl_batch", "trl", "areal"]
 
@@ -20,15 +20,27 @@ _EXPECTED = (
 
 
 class Response(str):
-    """The text of a response, with its tokens, its number in the group and the reason why it ended."""
+    """The text of a response, with its tokens, its number in the group and the reason why it ended.
+
+    With an environment the text is that of the last turn, `turns` has all of them, and the tokens are the model's.
+    """
 
     token_ids: tuple[int, ...]
     index: int
     finish_reason: str
+    turns: tuple[Turn, ...]
 
-    def __new__(cls, text: str, token_ids: Sequence[int] = (), index: int = 0, finish_reason: str = "stop") -> Response:
+    def __new__(
+        cls,
+        text: str,
+        token_ids: Sequence[int] = (),
+        index: int = 0,
+        finish_reason: str = "stop",
+        turns: Sequence[Turn] = (),
+    ) -> Response:
         self = super().__new__(cls, text)
         self.token_ids, self.index, self.finish_reason = tuple(token_ids), index, finish_reason
+        self.turns = tuple(turns)
         return self
 
     @property
@@ -98,12 +110,24 @@ def _call_trl(fn: Callable[..., Any], prompt: Prompt, responses: Sequence[Respon
     except TypeError as error:
         chats = {
             "prompts": [[dict(m) for m in prompt.messages] for _ in responses],
-            "completions": [[{"role": "assistant", "content": str(r)}] for r in responses],
+            "completions": [_chat(r) for r in responses],
         }
         try:
             return fn(**_accepted(fn, columns | chats))
         except Exception:
             raise error from None
+
+
+def _chat(response: Response) -> list[dict[str, str]]:
+    """A response as messages: with an environment every turn and what came back, else one message."""
+    if not response.turns:
+        return [{"role": "assistant", "content": str(response)}]
+    chat = []
+    for turn in response.turns:
+        chat.append({"role": "assistant", "content": turn.text})
+        if turn.observation:
+            chat.append({"role": "tool", "content": turn.observation})
+    return chat
 
 
 def prompt_text(prompt: Prompt) -> str:

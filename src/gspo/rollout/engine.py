@@ -42,13 +42,15 @@ class GroupRequest:
     version: int  # weights version at submission
     params: SamplingParams
     seed: int  # the run seed mixed with the purpose (training, evaluation …)
-    partial: tuple[Rollout, ...] = field(default=())  # responses begun before a restart, to be continued
+    partial: tuple[Rollout, ...] = field(default=())  # responses begun before, to be continued from their tokens
+    first_response: int = 0  # number of the first response: a part of a group draws what the whole group would
+    hold: bool = False  # the responses may be continued by another request: their cache is worth keeping
 
 
 class RolloutEngine(ABC):
     """Generates groups. All calls come from one thread; for the same calls an engine gives the same tokens.
 
-    The last six members are about slots, processes and memory; an engine that has none of them inherits them.
+    The last seven members are about slots, processes and memory; an engine that has none of them inherits them.
     """
 
     @property
@@ -110,6 +112,14 @@ class RolloutEngine(ABC):
     def rest(self) -> None:  # noqa: B027
         """Training is about to use the device: free the memory that can be restored at the next step."""
 
+    def release(self, submission: int, response: int) -> None:  # noqa: B027
+        """A response of a request with `hold` will not be continued: free what was kept of it.
+
+        A held response is continued by a request of the same submission and `first_response`, whose partial response
+        begins with the held tokens, or it is released. An engine that keeps its cache must give the same tokens as one
+        that computes it again.
+        """
+
     def metrics(self) -> Metrics:
         """Counts of worker failures since the start; {} without workers."""
         return {}
@@ -158,7 +168,7 @@ def check_finished(request: GroupRequest | None, group: Any) -> Group:
                 lengths = f"{len(getattr(rollout, name))} {name} for {num_tokens} tokens"
                 raise EngineError(f"{where} {lengths} in response {i}; expected one per token")
         if not all(map(math.isfinite, rollout.log_probs)):
-            raise not_finite_error(request, i, max(rollout.versions))
+            raise not_finite_error(request, request.first_response + i, max(rollout.versions))
     return group
 
 

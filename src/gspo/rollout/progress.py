@@ -59,14 +59,24 @@ class SequenceProgress:
         return len(self.group.request.prompt.token_ids) + len(self.begun.token_ids) - 1
 
     @property
+    def number(self) -> int:
+        """The number of the response in its whole group, of which the request may be a part."""
+        return self.group.request.first_response + self.index
+
+    @property
     def order(self) -> tuple[int, int, int]:
         """Sort key: responses in the order in which a fresh engine would queue them."""
-        return (self.group.request.submission, self.group.arrival, self.index)
+        return (self.group.request.submission, self.number, self.group.arrival)
 
     @property
     def prefix_key(self) -> tuple[int, int]:
         """Responses with equal keys have equal contexts: a group's fresh responses share one prefill."""
-        return (self.group.arrival, self.index if self.begun.token_ids else -1)
+        return (self.group.request.submission, self.number if self.begun.token_ids else -1)
+
+    @property
+    def key(self) -> int:
+        """The key of its random numbers."""
+        return sequence_key(self.group.request.seed, self.group.request.submission, self.number)
 
     def start(self) -> SlotStart:
         """How a slot starts this response: all tokens but the last are cached, the last one is fed first."""
@@ -77,7 +87,7 @@ class SequenceProgress:
             length=len(context) - 1,
             first=first,
             last=first + request.params.max_tokens - 1,
-            key=sequence_key(request.seed, request.submission, self.index),
+            key=self.key,
             stops=self.group.stops,
         )
 

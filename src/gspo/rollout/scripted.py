@@ -67,6 +67,7 @@ class ScriptedEngine(RolloutEngine):
 
     def load_weights(self, weights: Any, version: int) -> None:
         self._version = version
+        self._running.sort(key=lambda sequence: sequence.order)
         self.loads.append(version)
 
     def unfinished(self) -> list[GroupRequest]:
@@ -81,7 +82,7 @@ class ScriptedEngine(RolloutEngine):
     def _recite(self, sequence: SequenceProgress) -> None:
         """Add the next token of a response, and finish it at the script's end or at max_tokens."""
         request = sequence.group.request
-        answer = self._script(request.prompt, request.submission, sequence.index)
+        answer = self._script(request.prompt, request.submission, sequence.number)
         if not answer.token_ids:
             raise ValueError(f"script for prompt {request.prompt.uid!r}: a response needs at least one token")
         position = len(sequence.begun.token_ids)

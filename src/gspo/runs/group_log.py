@@ -2,7 +2,8 @@
 
 One line per group: `uid, submission, version, fate, data_source, ground_truth, messages, responses`; a response has
 `text, finish_reason, num_tokens, versions` (pairs of a weight version and the number of consecutive tokens drawn with
-it)`, score, acc, extra, failure`, and when it was trained on `advantage, ratio`
+it)`, score, acc, extra, failure`, with an environment `turns` (text, observation, reward, calls and errors of each, and
+the numbers of its first and one past its last token), and when it was trained on `advantage, ratio`
 (the sequence ratio π_θ/π_old at its own mini-batch) and `tokens, token_ids, loss_mask, log_probs` (μ) with
 `old_log_probs` and `new_log_probs` (rounded to 1e-5).
 """
@@ -21,7 +22,7 @@ import orjson
 from gspo import untrusted
 from gspo.runs.files import write_atomic
 from gspo.runs.group_index import GroupIndex, index_step
-from gspo.types import Group, Rollout
+from gspo.types import Group, Rollout, Turn
 
 
 class GroupLog:
@@ -74,6 +75,7 @@ def _record(group: Group, fate: str, trained: list[dict[str, Any]] | None) -> di
         "data_source": group.prompt.data_source,
         "ground_truth": group.prompt.ground_truth,
         "messages": [dict(m) for m in group.prompt.messages],
+        **({"prompt_ids": list(group.prompt.token_ids)} if any(r.turns for r in group.rollouts) else {}),
         "responses": responses,
     }
 
@@ -83,12 +85,27 @@ def _response(rollout: Rollout) -> dict[str, Any]:
     return {
         "text": rollout.text,
         "finish_reason": rollout.finish_reason,
-        "num_tokens": len(rollout.token_ids),
+        "num_tokens": rollout.num_model_tokens,
         "versions": [[version, len(list(run))] for version, run in groupby(rollout.versions)],
         "score": None if reward is None else reward.score,
         "acc": None if reward is None else reward.acc,
         "extra": {} if reward is None else dict(reward.extra),
         "failure": rollout.failure,
+        **({"turns": [turn_record(turn) for turn in rollout.turns]} if rollout.turns else {}),
+    }
+
+
+def turn_record(turn: Turn) -> dict[str, Any]:
+    """A turn as plain data."""
+    return {
+        "start": turn.start,
+        "end": turn.end,
+        "text": turn.text,
+        "observation": turn.observation,
+        "reward": turn.reward,
+        "calls": turn.num_calls,
+        "errors": turn.num_errors,
+        **({"malformed": True} if turn.malformed else {}),
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
 from gspo.rollout.engine import GroupRequest, SamplingParams
-from gspo.types import Group, Prompt, Reward, Rollout
+from gspo.types import Group, Prompt, Reward, Rollout, Turn
 
 FindPrompt = Callable[[str], Prompt]
 
@@ -20,13 +21,14 @@ def pack_group(group: Group) -> dict[str, Any]:
         "submission": group.submission,
         "version": group.version,
         "rollouts": [_pack_rollout(r) for r in group.rollouts],
+        **_pack_opening(group.prompt),
     }
 
 
 def unpack_group(data: Mapping[str, Any], find: FindPrompt) -> Group:
     """The inverse of `pack_group`."""
     rollouts = tuple(_unpack_rollout(r) for r in data["rollouts"])
-    return Group(find(data["uid"]), rollouts, data["submission"], data["version"])
+    return Group(_unpack_opening(data, find(data["uid"])), rollouts, data["submission"], data["version"])
 
 
 def pack_request(request: GroupRequest) -> dict[str, Any]:
@@ -37,6 +39,7 @@ def pack_request(request: GroupRequest) -> dict[str, Any]:
         "version": request.version,
         "n": request.n,
         "partial": [_pack_rollout(r) for r in request.partial],
+        **_pack_opening(request.prompt),
     }
 
 
@@ -44,13 +47,29 @@ def unpack_request(data: Mapping[str, Any], find: FindPrompt, params: SamplingPa
     """The inverse of `pack_request`; sampling parameters and seed are the run's."""
     partial = tuple(_unpack_rollout(r) for r in data["partial"])
     return GroupRequest(
-        prompt=find(data["uid"]),
+        prompt=_unpack_opening(data, find(data["uid"])),
         submission=data["submission"],
         n=data["n"],
         version=data["version"],
         params=params,
         seed=seed,
         partial=partial,
+    )
+
+
+def _pack_opening(prompt: Prompt) -> dict[str, Any]:
+    """What an environment added to a prompt; {} when it added nothing, so that the uid says all."""
+    if not prompt.opening:
+        return {}
+    return {"opening": [dict(message) for message in prompt.opening], "prompt_ids": list(prompt.token_ids)}
+
+
+def _unpack_opening(data: Mapping[str, Any], prompt: Prompt) -> Prompt:
+    if "opening" not in data:
+        return prompt
+    opening = tuple(data["opening"])
+    return dataclasses.replace(
+        prompt, messages=(*prompt.messages, *opening), token_ids=tuple(data["prompt_ids"]), opening=opening
     )
 
 
@@ -65,6 +84,7 @@ def _pack_rollout(rollout: Rollout) -> dict[str, Any]:
         "text": rollout.text,
         "reward": None if rollout.reward is None else _pack_reward(rollout.reward),
         "failure": rollout.failure,
+        **({"turns": [_pack_turn(turn) for turn in rollout.turns]} if rollout.turns else {}),
     }
 
 
@@ -78,7 +98,21 @@ def _unpack_rollout(data: Mapping[str, Any]) -> Rollout:
         text=data["text"],
         reward=None if data["reward"] is None else _unpack_reward(data["reward"]),
         failure=data["failure"],
+        turns=tuple(_unpack_turn(turn) for turn in data.get("turns", ())),
     )
+
+
+def _pack_turn(turn: Turn) -> dict[str, Any]:
+    packed = {f.name: getattr(turn, f.name) for f in dataclasses.fields(turn)}
+    return packed | {
+        "reward": None if turn.reward is None else _pack_number(turn.reward),
+        "metrics": dict(turn.metrics),
+    }
+
+
+def _unpack_turn(data: Mapping[str, Any]) -> Turn:
+    reward = data["reward"]
+    return Turn(**{**data, "reward": None if reward is None else _unpack_number(reward)})
 
 
 def _pack_reward(reward: Reward) -> dict[str, Any]:
@@ -89,6 +123,7 @@ def _pack_reward(reward: Reward) -> dict[str, Any]:
         "extra": {key: _pack_number(value) for key, value in reward.extra.items()},
         "kl_penalty": _pack_number(reward.kl_penalty),
         **by_token,
+        **({"turns": [_pack_number(value) for value in reward.turns]} if reward.turns else {}),
     }
 
 
@@ -99,6 +134,7 @@ def _unpack_reward(data: Mapping[str, Any]) -> Reward:
         extra={key: _unpack_number(value) for key, value in data["extra"].items()},
         kl_penalty=_unpack_number(data["kl_penalty"]),
         kl_by_token=tuple(_unpack_number(x) for x in data.get("kl_by_token", ())),
+        turns=tuple(_unpack_number(value) for value in data.get("turns", ())),
     )
 
 

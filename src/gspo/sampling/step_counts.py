@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.metrics import Metric, Metrics
-from gspo.types import Group
+from gspo.types import Group, Rollout
 
 DROP_REASONS = ("all_right", "all_wrong", "same_score", "reward_failed")
 
@@ -42,6 +42,9 @@ class SamplingCounts:
     staleness_sum: int = 0
     staleness_max: int = 0
     weights: tuple[float, ...] | None = None
+    num_played: int = 0  # judged rollouts with an environment
+    num_environment_failures: int = 0
+    num_cut_observations: int = 0
     predicted_mixed: float = 0.0  # summed over judged groups whose prompt the ledger knew
     num_predicted: int = 0
 
@@ -69,12 +72,19 @@ class SamplingCounts:
         self.generated_tokens += group.num_tokens
         self.num_rollouts += len(group.rollouts)
         for rollout in group.rollouts:
+            self._add_turns(rollout)
             if rollout.reward is not None:
                 self.score_sum += rollout.reward.score
                 continue
             self.num_failed_rewards += 1
             if self.first_failure is None:
                 self.first_failure = f"prompt {group.prompt.uid!r}: {rollout.failure or 'no reason given'}"
+
+    def _add_turns(self, rollout: Rollout) -> None:
+        failed = rollout.failure is not None and rollout.finish_reason == "environment"
+        self.num_played += bool(rollout.turns) or failed
+        self.num_environment_failures += failed
+        self.num_cut_observations += sum(turn.num_cut for turn in rollout.turns)
 
     def add_prediction(self, mixed: float | None) -> None:
         """Count what the ledger expected of a judged group."""
@@ -136,6 +146,9 @@ class SamplingCounts:
             metrics["train/filtered_prompts_ratio"] = Metric.mean(self.fates["kept"], self.num_generated)
         if self.num_scored:
             metrics["critic/score_all/mean"] = Metric.mean(self.score_sum, self.num_scored)
+        if self.num_played:
+            metrics["environment/failures"] = Metric("sum", self.num_environment_failures)
+            metrics["environment/cut_observations"] = Metric("sum", self.num_cut_observations)
         if self.num_predicted:
             metrics["train/predicted_mixed_ratio"] = Metric.mean(self.predicted_mixed, self.num_predicted)
         return metrics

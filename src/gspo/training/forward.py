@@ -21,6 +21,7 @@ from gspo.kernels import flash_packed as flash
 from gspo.kernels.attention_swap import configs_of, swapped_attention
 from gspo.kernels.compiled_layers import CompiledLayers, is_dense
 from gspo.kernels.fused_projections import FusedProjections
+from gspo.kernels.ragged import padded
 from gspo.training.batch.attention import FLASH, FLEX, PADDED
 from gspo.training.batch.batching import Kind, MicroBatch, micro_batch
 from gspo.training.batch.packing import SpansOf
@@ -41,7 +42,7 @@ class MicroBatchCache:
 
     def get(self, batch: TrainBatch, rows: tuple[int, ...], make: Callable[[], MicroBatch]) -> MicroBatch:
         """The micro-batch of these rows. Batches with the same token objects count as the same batch."""
-        of = (batch.prompt_ids, batch.response_ids, batch.group_ids)
+        of = (batch.prompt_ids, batch.response_ids, batch.group_ids, batch.mask)
         width = batch.mask.shape[1]
         if width != self._width or any(a is not b for a, b in zip(of, self._of)):
             self._of, self._width, self._made = of, width, {}
@@ -247,6 +248,5 @@ def _probe(num_tokens: int, times: int = 1) -> TrainBatch:
             prompts.append(tuple((7 * group + 3 * j + 1) % num_tokens for j in range(size * times)))
             responses.append(tuple((5 * i + 11 * j + group) % num_tokens for j in range(num * times)))
             groups.append(group)
-    width = max(len(r) for r in responses)
-    mask = torch.zeros(len(responses), width)
+    mask = padded([(1,) * len(r) for r in responses], max(map(len, responses)))
     return TrainBatch(prompts, responses, mask, torch.tensor(groups), scores=mask[:, 0], rollout_log_probs=mask)

@@ -248,6 +248,7 @@ class Policy(TokenScorer):
                 mask=mask,
                 totals=counts,
                 rollout_log_probs=upload(batch.rollout_log_probs[rows], self.device),
+                turn_ids=None if batch.turn_ids is None else upload(batch.turn_ids[rows], self.device),
             )
         )
         if regulariser is not None:

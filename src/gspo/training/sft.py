@@ -15,6 +15,7 @@ from torch import Tensor
 from gspo.data.chat_template import encode_answer, encode_prompt
 from gspo.data.cursor import PromptCursor
 from gspo.data.rows import DataError, Row
+from gspo.kernels.ragged import padded
 from gspo.models.load import load_model, load_tokenizer, no_progress_bars
 from gspo.models.output_head import Head
 from gspo.training.batch.batching import micro_batch, split_by_tokens
@@ -123,8 +124,8 @@ def train_sft(
 
 def answer_log_probs(model: Any, head: Head, batch: Sequence[Example]) -> Tensor:
     """Log-probs of every answer token of the batch, in order, as one flat tensor."""
-    mask = torch.zeros(len(batch), max(len(e.answer_ids) for e in batch))
     prompts, answers = [e.prompt.token_ids for e in batch], [e.answer_ids for e in batch]
+    mask = padded([(1,) * len(answer) for answer in answers], max(map(len, answers)))
     rows = TrainBatch(prompts, answers, mask, torch.arange(len(batch)), scores=mask[:, 0], rollout_log_probs=mask)
     micro = micro_batch(rows, range(len(batch)), head.linear.weight.device)
     return chosen_log_probs(head, micro.hidden(model.base_model), micro.targets, 1.0)[0]

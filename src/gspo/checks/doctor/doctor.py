@@ -72,6 +72,42 @@ def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
         diagnosis.add("warnings", warnings, warnings)
 
 
+def examine_template(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
+    """Whether messages can be appended with the model's chat template, for runs with an environment."""
+    from gspo.build.environments import episode_settings
+    from gspo.data.chat_append import append_problem
+    from gspo.models.load import load_tokenizer
+
+    config = resolved.config
+    model, settings = config.actor_rollout_ref.model, episode_settings(config)
+    if settings is None:
+        return
+    tokenizer = load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
+    pool = settings.open_pool()
+    try:
+        settings = settings.with_tools(pool)
+    finally:
+        pool.close()
+    found = settings.find_format(tokenizer)
+    facts: dict[str, Any] = {
+        "environment": settings.spec.title,
+        "tools": [tool["function"]["name"] for tool in settings.tools],
+        "format": None if found is None else found.name,
+        "append_only": True,
+    }
+    lines = [f"{settings.spec.title}: tools {', '.join(facts['tools']) or 'none'}, format {facts['format'] or 'none'}"]
+    problems = []
+    if found is not None and found.inline:
+        lines.append("tool answers are inline, so the chat template does not matter")
+    else:
+        role = "user" if found is None else "tool"
+        problem = append_problem(tokenizer, role, **settings.prompt_options(tokenizer))
+        facts["append_only"] = problem is None
+        lines.append(f"messages of the role {role!r} can {'' if problem is None else 'not '}be appended")
+        problems += [] if problem is None else [f"chat template: {problem}; use multi_turn.format=tag or python"]
+    diagnosis.add("chat template", facts, lines, problems)
+
+
 def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     """The memory that the config needs, compared with what the machine has."""
     import torch

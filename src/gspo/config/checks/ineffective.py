@@ -41,7 +41,7 @@ def find(config: TrainerConfig, settings: Settings) -> Iterator[Problem]:
 
 def rules(c: TrainerConfig) -> Iterator[NoEffect]:
     """The rules that hold for a config. A key is reported for the first one that names it."""
-    for part in (sampling, estimator, loss, updates, model, rollout, rest):
+    for part in (sampling, estimator, loss, updates, model, rollout, environment, rest):
         yield from part(c)
 
 
@@ -207,6 +207,26 @@ def rollout(c: TrainerConfig) -> Iterator[NoEffect]:
         keys = (f"{ROLLOUT}.val_kwargs.{key}" for key in ("temperature", "top_k", "top_p"))
         yield unused("responses to held-out prompts are greedy", remedy, *keys)
         yield unused("all greedy responses to a prompt are the same", remedy, f"{ROLLOUT}.val_kwargs.n")
+
+
+def environment(c: TrainerConfig) -> Iterator[NoEffect]:
+    """Keys of environments and turns. An object passed to Trainer may be the environment, so they are kept then."""
+    turns = c.actor_rollout_ref.rollout.multi_turn
+    if c.algorithm.turn_rewards == "outcome":
+        remedy = "set algorithm.turn_rewards=return_to_go, or remove it"
+        yield unused("turns have no returns of their own", remedy, "algorithm.turn_discount")
+    elif c.algorithm.turn_rewards == "return_to_go":
+        keys = ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")
+        reason = "turn_rewards=return_to_go computes the advantages"
+        yield unused(reason, "remove it", *(f"algorithm.{key}" for key in keys))
+    if turns.enable is False:
+        yield unused("turns are switched off", f"remove {ROLLOUT}.multi_turn.enable=false", "environment.")
+    elif turns.function_tool_path is not None:
+        reason, keys = "multi_turn.function_tool_path decides the tools", ("name", "path", "kwargs")
+        yield unused(reason, "remove one of the two keys", *(f"environment.{key}" for key in keys))
+    if c.environment.name or c.environment.path or turns.function_tool_path:
+        reason = "with an environment environment.max_failure_rate counts all missing rewards"
+        yield unused(reason, "set environment.max_failure_rate", "reward.max_failure_rate")
 
 
 def rest(c: TrainerConfig) -> Iterator[NoEffect]:

@@ -304,6 +304,21 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, remedy, "warning")
 
 
+def turns(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Advantages by turn need a ratio with a gradient by token or by turn; turns need something to talk to."""
+    turns, level = c.actor_rollout_ref.rollout.multi_turn, resolved_loss(c.actor_rollout_ref.actor).level
+    if c.algorithm.turn_rewards == "return_to_go" and level == "sequence":
+        message = "one ratio for the whole response would mix the advantages of its turns"
+        remedy = f"set {ACTOR}.policy_loss.loss_mode=gspo_token, or {ACTOR}.importance_sampling_level=turn"
+        yield report("algorithm.turn_rewards", message, remedy)
+    if c.algorithm.turn_rewards == "return_to_go" and roles(c)["critic"]:
+        yield report("algorithm.turn_rewards", "has its own baseline and no critic", "choose another adv_estimator")
+    if turns.max_tool_response_length >= c.data.max_response_length and turns.enable:
+        message = f"one message may fill the whole response of {c.data.max_response_length} tokens"
+        remedy = "lower it, or raise data.max_response_length"
+        yield report(f"{ROLLOUT}.multi_turn.max_tool_response_length", message, remedy, "warning")
+
+
 RULES: tuple[Rule, ...] = (
     batch_sizes,
     lengths,
@@ -315,4 +330,5 @@ RULES: tuple[Rule, ...] = (
     files,
     run_settings,
     devices,
+    turns,
 )

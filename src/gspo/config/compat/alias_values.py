@@ -36,6 +36,11 @@ def _pick(value: Any, table: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, An
     return chosen
 
 
+def tool_iterations(value: Any) -> Mapping[str, Any]:
+    """Rounds of tool calls; the model has one turn more, for its answer."""
+    return {f"{ROLLOUT}.multi_turn.max_assistant_turns": int(_number(value)) + 1}
+
+
 def wandb_logger(value: Any) -> Mapping[str, Any]:
     """Also log to Weights & Biases."""
     return {"trainer.logger": ["console", "wandb"] if _truth(value) else ["console"]}

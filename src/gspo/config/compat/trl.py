@@ -37,6 +37,7 @@ ALIASES = (
         deferred="Responses per forward pass. Times gradient_accumulation_steps it is the mini-batch.",
     ),
     Alias("generation_batch_size", "TRL", "data.train_batch_size", deferred="Responses per rollout batch."),
+    Alias("max_tool_calling_iterations", "TRL", f"{ROLLOUT}.multi_turn.max_assistant_turns", values.tool_iterations),
     Alias("max_completion_length", "TRL", "data.max_response_length"),
     Alias("max_prompt_length", "TRL", "data.max_prompt_length"),
     Alias("num_train_epochs", "TRL", "trainer.total_epochs"),

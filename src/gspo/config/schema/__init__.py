@@ -6,6 +6,7 @@ from gspo.config.schema.actor import ActorConfig, RefConfig
 from gspo.config.schema.algorithm import AlgoConfig
 from gspo.config.schema.critic import CriticConfig
 from gspo.config.schema.data import DataConfig
+from gspo.config.schema.environment import EnvironmentConfig
 from gspo.config.schema.fields import Section, key
 from gspo.config.schema.model import ModelConfig
 from gspo.config.schema.reward import CustomRewardFunctionConfig, RewardConfig, RewardModelConfig
@@ -34,4 +35,5 @@ class TrainerConfig(Section):
     custom_reward_function: CustomRewardFunctionConfig = key(
         factory=CustomRewardFunctionConfig, doc="Your own reward function."
     )
+    environment: EnvironmentConfig = key(factory=EnvironmentConfig, doc="What the model talks to between its turns.")
     trainer: PPOTrainerConfig = key(factory=PPOTrainerConfig, doc="The run.")

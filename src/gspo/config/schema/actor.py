@@ -74,7 +74,7 @@ class ActorConfig(Section):
     importance_sampling_level: RatioLevel | None = key(
         default=None,
         doc="token: a ratio for each token. sequence: one for the whole response. sequence_token: that of the response, "
-        "with a gradient for each token. null = the loss's default.",
+        "with a gradient for each token. turn: one for each turn of an environment. null = the loss's default.",
     )
     clip_ratio: float | None = key(
         default=None,

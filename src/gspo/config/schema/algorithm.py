@@ -117,6 +117,18 @@ class AlgoConfig(Section):
         doc="Leave responses that were cut at the length limit out of the loss. They still count in their group's "
         "baseline.",
     )
+    turn_rewards: Literal["outcome", "return_to_go"] = key(
+        default="outcome",
+        doc="With an environment: outcome adds a rollout's rewards up and adv_estimator makes one advantage of them. "
+        "return_to_go gives each turn the rewards that follow it, minus the mean of the siblings at the same turn; it "
+        "needs the loss gspo_token or importance_sampling_level token or turn.",
+    )
+    turn_discount: float = key(
+        default=1.0, doc="With turn_rewards=return_to_go: discount factor of rewards per turn.", ge=0, le=1
+    )
+    mask_malformed_turns: bool = key(
+        default=False, doc="With an environment: leave turns out of the loss whose tool call could not be read."
+    )
     use_kl_in_reward: bool = key(
         default=False, doc="Subtract a KL penalty against the reference model from the reward."
     )

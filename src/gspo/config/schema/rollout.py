@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from gspo.config.schema.environment import MultiTurnConfig
 from gspo.config.schema.fields import Section, key
 
 
@@ -158,3 +159,4 @@ class RolloutConfig(Section):
         unit="tokens",
     )
     val_kwargs: ValKwargs = key(factory=ValKwargs, doc="How responses to held-out prompts are generated.")
+    multi_turn: MultiTurnConfig = key(factory=MultiTurnConfig, doc="Conversations with tools and environments.")

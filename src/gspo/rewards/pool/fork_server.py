@@ -40,6 +40,7 @@ from gspo.rewards.pool import frames
 Handler = Callable[[Any], Any]
 
 _PARENT_CHECK = 2.0
+EXPLAINED = ("RewardError", "EnvironmentProblem", "PluginError")  # errors whose message says all
 MAX_STARTS = 64  # in one request: a message carries at most 253 descriptors
 
 
@@ -70,7 +71,7 @@ def main(control_fd: int) -> None:
         sys.path[:] = setup.path
         handler = _preload(control, setup) if setup.preload else _try_in_child(control, setup)
     except (Exception, SystemExit) as error:
-        text = str(error) if type(error).__name__ == "RewardError" else traceback.format_exc(limit=-12)
+        text = str(error) if type(error).__name__ in EXPLAINED else traceback.format_exc(limit=-12)
         frames.send(control, json.dumps({"error": text}).encode())
         return
     outlive_parent()
@@ -186,7 +187,7 @@ def _fork_worker(
                 frames.send(sock, b"{}")  # ready
             run_jobs(sock, handler)
         status = 0
-    except EOFError:
+    except (EOFError, BrokenPipeError):  # the pool has closed the socket
         status = 0
     except BaseException:
         traceback.print_exc()

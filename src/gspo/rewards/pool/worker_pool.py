@@ -74,17 +74,20 @@ class WorkerPool:
         self._failed_starts = 0
         self._lock = threading.Lock()  # between a job's submission and the end of the pool
         self._closing = False
-        self._closed_because = "the reward pool was closed"
+        self._closed_because = f"the {source.what} pool was closed"
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_out, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="gspo-reward-pool", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"gspo-{source.what}-pool", daemon=True)
         self._thread.start()
 
     def submit(self, payload: Any) -> Future[Any]:
         """Queue a job. Its future returns the handler's result or raises JobFailed."""
-        job = Job(pack(pickle.dumps(payload)), Future())
+        return self.enqueue(Job(pack(pickle.dumps(payload)), Future()))
+
+    def enqueue(self, job: Job) -> Future[Any]:
+        """Queue a job that is packed already."""
         with self._lock:
             if self._closing:
                 raise RewardError(self._closed_because)
@@ -109,7 +112,7 @@ class WorkerPool:
                 self._expire()
                 self._resize()
         except Exception as error:  # unfinished jobs fail with this reason
-            self._closed_because = f"the reward pool stopped: {type(error).__name__}: {error}"
+            self._closed_because = f"the {self.source.what} pool stopped: {type(error).__name__}: {error}"
         finally:
             self._shut_down()
 
@@ -142,13 +145,17 @@ class WorkerPool:
     def _hand_out(self) -> None:
         idle = [worker for worker in self._workers if worker.ready and worker.job is None]
         while self._queue and idle:
-            job = self._queue.popleft()
-            if not job.future.running() and not job.future.set_running_or_notify_cancel():
-                continue
-            worker = idle.pop()
-            worker.job, worker.since, worker.stack_requested = job, time.monotonic(), False
-            worker.channel.outgoing = worker.job.data
-            self._write(worker)
+            if self._give(idle[-1], self._queue.popleft()):
+                idle.pop()
+
+    def _give(self, worker: Worker, job: Job) -> bool:
+        """Send a job to an idle worker; False when it was cancelled."""
+        if not job.future.running() and not job.future.set_running_or_notify_cancel():
+            return False
+        worker.job, worker.since, worker.stack_requested = job, time.monotonic(), False
+        worker.channel.outgoing = job.data
+        self._write(worker)
+        return True
 
     def _wait_time(self) -> float | None:
         """Seconds until a deadline or a growth step is due; None when nothing runs."""
@@ -225,7 +232,7 @@ class WorkerPool:
         if job is None:
             self._failed_starts += not worker.ready
             if self._failed_starts >= 3:
-                reason = f"three reward workers in a row did not start; the last one: {how}"
+                reason = f"three {self.source.what} workers in a row did not start; the last one: {how}"
                 self._failed_starts = 0
                 while self._queue:
                     _fail(self._queue.popleft(), reason)

@@ -73,6 +73,7 @@ class WorkerSource(Protocol):
 
     info: Any
     pid: int = 0  # the process that all workers descend from; 0 when they are threads of this one
+    what: str = "reward"  # what the workers compute, for messages
 
     def start(self, num_workers: int) -> list[Worker]:
         """Start workers: at least one, at most `num_workers`."""
@@ -102,7 +103,8 @@ class WorkerSource(Protocol):
 class ForkedWorkers(WorkerSource):
     """Workers forked from a server that has imported the reward function; see `gspo.rewards.pool.fork_server`."""
 
-    def __init__(self, factory: str, args: tuple[Any, ...], *, memory: int = 1024) -> None:
+    def __init__(self, factory: str, args: tuple[Any, ...], *, memory: int = 1024, what: str = "reward") -> None:
+        self.what = what
         self._setup = ServerSetup(factory, args, memory, tuple(sys.path))
         self._launch()
         if self._num_threads > 1:
@@ -138,7 +140,9 @@ class ForkedWorkers(WorkerSource):
             self.close()
             late = isinstance(error, TimeoutError)
             problem = f"did not load within {LOAD_TIMEOUT:g} s" if late else "ended while loading"
-            raise RewardError(f"the reward process {problem} ({self._setup.factory}, {self._setup.args})") from error
+            raise RewardError(
+                f"the {self.what} process {problem} ({self._setup.factory}, {self._setup.args})"
+            ) from error
         if "error" in reply:
             self.close()
             raise RewardError(reply["error"])
@@ -177,7 +181,7 @@ class ForkedWorkers(WorkerSource):
             self._control.sendall(f"stop {worker.pid}".encode())
             return "its process " + frames.receive(self._control).decode()
         except (OSError, EOFError):
-            return "its process ended with the reward server"
+            return f"its process ended with the {self.what} server"
 
     def kill(self, worker: Worker) -> None:
         kill_group(worker.pid)  # the server reaps it in `stop`, so the id still belongs to this worker

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gspo.rollout.counter_noise import sequence_key
 from gspo.rollout.engine import GroupRequest, RolloutEngine, check_request, not_finite_error
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.rollout.vllm.core import Piece, VllmCore
@@ -148,7 +147,7 @@ class VllmEngine(RolloutEngine):
             name,
             (*sequence.context, *response.token_ids),
             request.params,
-            key=sequence_key(request.seed, request.submission, sequence.index),
+            key=sequence.key,
             position=len(sequence.begun.token_ids) + len(response.token_ids),
             stops=sequence.group.stops,
         )

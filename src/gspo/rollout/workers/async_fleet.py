@@ -29,12 +29,12 @@ from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest, check_generated
 from gspo.rollout.workers.connection import Args, Connection, Result
-from gspo.rollout.workers.fleet import Fleet, with_partial
+from gspo.rollout.workers.fleet import Fleet, with_begun
 from gspo.rollout.workers.lockstep_fleet import EVALUATION_TIMEOUTS
 from gspo.rollout.workers.weight_store import WeightsRef
 from gspo.rollout.workers.worker import RolloutWorker
 from gspo.rollout.workers.worker_slot import FATAL, WorkerSlot
-from gspo.types import Group, Rollout
+from gspo.types import Group
 
 PUMP_SECONDS = 0.05  # how long new weights wait for a worker, at most, in addition to one engine step
 NUM_PUMPS = 2  # pumps queued at a worker: one runs while the answer to the other travels
@@ -140,13 +140,16 @@ class AsyncFleet(Fleet):
                 self._send(slot, RolloutWorker.unfinished) for slot in self._slots_with_worker() if slot.assigned
             ]
         self._wait_for(answers)
-        begun: dict[int, tuple[Rollout, ...]] = {}
+        begun: dict[int, GroupRequest] = {}
         for answer in answers:
             begun |= {} if answer.exception() else answer.result()
         with self._lock:
-            found = [dataclasses.replace(request, partial=group.rollouts) for request, group in self._finished]
+            found = [
+                dataclasses.replace(request, prompt=group.prompt, partial=group.rollouts)
+                for request, group in self._finished
+            ]
             for slot in self._slots:
-                found += with_partial(slot.assigned.values(), begun)
+                found += with_begun(slot.assigned.values(), begun)
             found += self._abandoned
         return sorted(found, key=lambda request: request.submission)
 

@@ -14,7 +14,6 @@ LockstepFleet waits for its workers in every step; AsyncFleet does not.
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,6 @@ from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.rollout.workers.connection import Connection, FleetClosed, WorkersLost
 from gspo.rollout.workers.weight_store import WeightsRef, WeightStore
 from gspo.rollout.workers.worker_slot import WorkerSlot, WorkerSlotLost
-from gspo.types import Rollout
 
 WORKER_TIMEOUT = 300.0
 WeightSource = Callable[[], AbstractContextManager[Mapping[str, Tensor]]]
@@ -229,6 +227,6 @@ class Fleet(RolloutEngine):
         }
 
 
-def with_partial(requests: Iterable[GroupRequest], begun: Mapping[int, tuple[Rollout, ...]]) -> list[GroupRequest]:
-    """The requests with the responses that workers have begun, which are listed by submission."""
-    return [dataclasses.replace(r, partial=begun.get(r.submission, r.partial)) for r in requests]
+def with_begun(requests: Iterable[GroupRequest], begun: Mapping[int, GroupRequest]) -> list[GroupRequest]:
+    """The requests as workers returned them, with what they have begun; `begun` is by submission."""
+    return [begun.get(request.submission, request) for request in requests]

@@ -20,10 +20,10 @@ from typing import Any
 from torch import Tensor
 
 from gspo.rollout.engine import GroupRequest, check_generated
-from gspo.rollout.workers.fleet import Fleet, with_partial
+from gspo.rollout.workers.fleet import Fleet, with_begun
 from gspo.rollout.workers.worker import RolloutWorker
 from gspo.rollout.workers.worker_slot import WorkerSlot
-from gspo.types import Group, Rollout
+from gspo.types import Group
 
 EVALUATION_TIMEOUTS = 10.0  # how many timeouts one `generate` may take
 
@@ -80,11 +80,11 @@ class LockstepFleet(Fleet):
         for slot in everybody:
             slot.call(RolloutWorker.load_weights, self._ref, version)
             slot.call(RolloutWorker.take_back)
-        begun: dict[int, tuple[Rollout, ...]] = {}
+        begun: dict[int, GroupRequest] = {}
         for slot in everybody:
             begun |= self._or_give_up(slot, slot.answer) or {}
         requests = [request for slot in everybody for request in slot.take_assigned()] + self._abandoned
-        self._abandoned = with_partial(requests, begun)
+        self._abandoned = with_begun(requests, begun)
         for slot in self._slots:
             slot.reset_journal((RolloutWorker.load_weights, (self._ref, version)))
         for slot in removed:
@@ -100,7 +100,7 @@ class LockstepFleet(Fleet):
         found: list[GroupRequest] = []
         for slot in [s for s in self._slots if s.assigned]:
             begun = self._or_give_up(slot, slot.ask(RolloutWorker.unfinished)) or {}
-            found += with_partial(slot.assigned.values(), begun)
+            found += with_begun(slot.assigned.values(), begun)
         found += self._abandoned
         self._reassign_abandoned()
         return sorted(found, key=lambda request: request.submission)
@@ -125,7 +125,7 @@ class LockstepFleet(Fleet):
 
     def _withdraw(self, slot: WorkerSlot) -> list[GroupRequest]:
         begun = self._or_give_up(slot, slot.ask(RolloutWorker.take_back)) or {}
-        return with_partial(slot.take_assigned(), begun)
+        return with_begun(slot.take_assigned(), begun)
 
     def _assign(self, requests: Sequence[GroupRequest]) -> None:
         """Send groups to slots in order of submission, each to the least loaded."""

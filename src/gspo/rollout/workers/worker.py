@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from gspo.plugins import import_plugins
 from gspo.registry import Registry
 from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine, check_finished, check_list
-from gspo.types import Group, Rollout
+from gspo.types import Group
 
 if TYPE_CHECKING:
+    from gspo.rollout.episodes.settings import EpisodeSettings
     from gspo.rollout.workers.weight_store import WeightsRef
 
 BuildEngine = Callable[["EngineSpec"], RolloutEngine]
@@ -50,6 +51,7 @@ class EngineSpec:
     override_config: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the kind
     plugins: tuple[str, ...] = ()  # imported when the kind is not built in
+    episodes: EpisodeSettings | None = None  # the environment that rollouts talk to
 
     def on_device(self, device: str, *, shared: bool) -> EngineSpec:
         """The spec of a worker on `device`. One that shares it with no trainer rank keeps its cache during training."""
@@ -69,7 +71,15 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
     engine = ENGINES.find(spec.kind)(spec)
     if not isinstance(engine, RolloutEngine):
         raise EngineError(f"rollout.name={spec.kind!r} returned a {type(engine).__name__}; expected a RolloutEngine")
-    return engine
+    return engine if spec.episodes is None else _with_episodes(engine, spec, spec.episodes)
+
+
+def _with_episodes(engine: RolloutEngine, spec: EngineSpec, settings: EpisodeSettings) -> RolloutEngine:
+    from gspo.models.load import load_tokenizer
+    from gspo.rollout.episodes.settings import wrap_engine
+
+    tokenizer = load_tokenizer(spec.tokenizer, trust_remote_code=spec.trust_remote_code)
+    return wrap_engine(engine, settings, tokenizer, eos_token_ids=spec.eos_token_ids, max_length=spec.max_length)
 
 
 def build_native(spec: EngineSpec) -> RolloutEngine:
@@ -156,11 +166,11 @@ class RolloutWorker:
         """Free the memory that the engine can do without while the trainer uses the device."""
         self.engine.rest()
 
-    def unfinished(self) -> dict[int, tuple[Rollout, ...]]:
-        """The responses begun of the groups in flight, by submission."""
-        return {request.submission: request.partial for request in self.engine.unfinished()}
+    def unfinished(self) -> dict[int, GroupRequest]:
+        """The groups in flight with the responses begun, by submission."""
+        return {request.submission: request for request in self.engine.unfinished()}
 
-    def take_back(self) -> dict[int, tuple[Rollout, ...]]:
+    def take_back(self) -> dict[int, GroupRequest]:
         """Return what `unfinished` returns and forget these groups: they will be submitted again, here or elsewhere."""
         begun = self.unfinished()
         self.engine.clear()

@@ -12,7 +12,7 @@ from torch import Tensor
 from gspo.kernels.device_memory import upload
 from gspo.kernels.ragged import flat, padded, ranges
 from gspo.seeding import derive_seed, permutation
-from gspo.training.batch.packing import Layout, SpansOf, pack
+from gspo.training.batch.packing import Layout, SpansOf, pack, trained_slots
 from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks, spread
 from gspo.types import Group, Rollout, TrainBatch
 
@@ -20,23 +20,33 @@ from gspo.types import Group, Rollout, TrainBatch
 Kind = Literal["plain", "packed", "shared"]
 
 
-def collate(groups: Sequence[Group], order_seed: int | None = None, *, mask_truncated: bool = False) -> TrainBatch:
+def collate(
+    groups: Sequence[Group],
+    order_seed: int | None = None,
+    *,
+    mask_truncated: bool = False,
+    mask_malformed: bool = False,
+) -> TrainBatch:
     """A right-padded batch from groups. Rows keep the order of groups and of responses within them.
 
     `order_seed` shuffles the groups over mini-batches (see `group_order`). `mask_truncated` trains on no token of a
-    response that was cut at the length limit.
+    response that was cut at the length limit, `mask_malformed` on no turn whose tool call could not be read.
     """
     rows = [(i, group.prompt, rollout) for i, group in enumerate(groups) for rollout in group.rollouts]
     width = max(len(r.token_ids) for _, _, r in rows)
+    rollouts = [r for _, _, r in rows]
+    has_turns = any(r.turns for r in rollouts)
     return TrainBatch(
         prompt_ids=[p.token_ids for _, p, _ in rows],
         response_ids=[r.token_ids for _, _, r in rows],
-        mask=padded([() if mask_truncated and r.finish_reason == "length" else r.loss_mask for _, _, r in rows], width),
+        mask=padded([_trained(r, mask_truncated, mask_malformed) for r in rollouts], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
         scores=torch.tensor([r.reward.final for _, _, r in rows if r.reward is not None], dtype=torch.float64),
         rollout_log_probs=padded([r.log_probs for _, _, r in rows], width),
         kl_penalties=_kl_penalties([r for _, _, r in rows], width),
         order_seed=order_seed,
+        turn_ids=_turn_ids(rollouts, width) if has_turns else None,
+        turn_rewards=_turn_rewards(rollouts) if has_turns else None,
     )
 
 
@@ -51,6 +61,35 @@ def _kl_penalties(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
             by_token = rollout.reward.kl_by_token or (*(0.0,) * (size - 1), rollout.reward.kl_penalty)
             out[row, :size] = torch.tensor(by_token, dtype=torch.float64)
     return out
+
+
+def _trained(rollout: Rollout, mask_truncated: bool, mask_malformed: bool) -> tuple[int, ...]:
+    """The loss mask, without responses that were cut or turns whose tool call could not be read."""
+    if mask_truncated and rollout.finish_reason == "length":
+        return ()
+    if not mask_malformed:
+        return rollout.loss_mask
+    left_out = {i for turn in rollout.turns if turn.malformed for i in range(turn.start, turn.end)}
+    return tuple(0 if i in left_out else own for i, own in enumerate(rollout.loss_mask))
+
+
+def _turn_ids(rollouts: Sequence[Rollout], width: int) -> Tensor:
+    ids = torch.full((len(rollouts), width), -1, dtype=torch.int64)
+    for row, rollout in enumerate(rollouts):
+        for number, turn in enumerate(rollout.turns):
+            ids[row, turn.start : turn.end] = number
+    return ids
+
+
+def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor:
+    """[B,K] rewards by turn; a KL penalty belongs to the last one."""
+    rewards = torch.zeros(len(rollouts), max(len(r.turns) for r in rollouts), dtype=torch.float64)
+    for row, rollout in enumerate(rollouts):
+        if rollout.reward is not None and rollout.turns:
+            parts = rollout.reward.turns or (*[0.0] * (len(rollout.turns) - 1), rollout.reward.score)
+            rewards[row, : len(parts)] = torch.tensor(parts, dtype=torch.float64)
+            rewards[row, len(rollout.turns) - 1] -= rollout.reward.kl_penalty
+    return rewards
 
 
 def group_order(batch: TrainBatch, epoch: int) -> list[int] | None:
@@ -82,7 +121,7 @@ def mini_batches(group_ids: Tensor, num_groups: int, order: Sequence[int] | None
 class MicroBatch:
     """One forward: row numbers of the batch and their tokens, padded [b, L] or, with a `layout`, packed [1, N].
 
-    `positions` are the flat indices into `input_ids` whose next token is a response token (a shared prompt's last
+    `positions` are the flat indices into `input_ids` whose next token is a trained token (a shared prompt's last
     token counts once per response), `targets` are those tokens, and `slots` their indices in a flat [b, T].
     """
 
@@ -95,7 +134,7 @@ class MicroBatch:
     layout: Layout | None = None
 
     def hidden(self, decoder: Callable[..., Any]) -> Tensor:
-        """Hidden states [M, H] that predict the response tokens. A packed batch needs `swapped_attention` around it."""
+        """Hidden states [M, H] that predict the trained tokens. A packed batch needs `swapped_attention` around it."""
         if self.layout is None:
             out = decoder(input_ids=self.input_ids, use_cache=False).last_hidden_state
             return out.flatten(0, 1)[self.positions]
@@ -105,7 +144,7 @@ class MicroBatch:
         return self.layout.predicting(out.last_hidden_state[0])
 
     def scatter(self, values: Tensor) -> Tensor:
-        """Values [M] of the response tokens as [b, T], zero elsewhere; differentiable."""
+        """Values [M] of the trained tokens as [b, T], zero elsewhere; differentiable."""
         out = values.new_zeros(len(self.rows) * self.num_response)
         return out.index_put((self.slots,), values).view(len(self.rows), self.num_response)
 
@@ -204,11 +243,13 @@ def micro_batch(
         input_ids[i, : len(prompt) + len(response)] = flat([prompt, response])
     lengths = [len(batch.response_ids[row]) for row in rows]
     before = [i * length + len(batch.prompt_ids[row]) - 1 for i, row in enumerate(rows)]
+    slots = ranges([i * width for i in range(len(rows))], lengths)
+    trained = trained_slots(batch, rows, slots)
     return MicroBatch(
         rows=list(rows),
         input_ids=upload(input_ids, device),
-        positions=upload(ranges(before, lengths), device),
-        targets=upload(flat(batch.response_ids[row] for row in rows), device),
-        slots=upload(ranges([i * width for i in range(len(rows))], lengths), device),
+        positions=upload(ranges(before, lengths)[trained], device),
+        targets=upload(flat(batch.response_ids[row] for row in rows)[trained], device),
+        slots=upload(slots[trained], device),
         num_response=width,
     )

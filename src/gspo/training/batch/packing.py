@@ -134,7 +134,7 @@ class Block:
 class Layout:
     """The positions of a packed micro-batch's tokens and which tokens each attends to.
 
-    `own` are the packed tokens that predict one response token. `shared` are the last tokens of prompts that predict
+    `own` are the packed tokens that predict one trained token. `shared` are the last tokens of prompts that predict
     the first token of several responses; `shared_by` is the index into `shared` of each such response. The head's input
     are the hidden states of `own`, then those of `shared[shared_by]`.
     """
@@ -183,7 +183,10 @@ class _Sequence:
 def pack(
     batch: TrainBatch, rows: Sequence[int], device: torch.device | str, *, share: bool, spans_of: SpansOf | None = None
 ) -> tuple[Tensor, Layout, Tensor, Tensor]:
-    """Token ids [1,N] of these rows, their layout, and for each predicting token its target and slot in a flat [rows, T]."""
+    """Token ids [1,N] of these rows, their layout, and for each predicting token its target and slot in a flat [rows, T].
+
+    A token that is not trained on is not predicted.
+    """
     prompts, answers = _sequences(batch, rows, share)
     whole, spread = _cut(prompts, None), _cut(answers, [len(p.tokens) for p in prompts])
     ordered = [s for block in (*whole, *spread) for s in block]
@@ -198,7 +201,9 @@ def pack(
         blocks = [_block(b, None, device) for b in whole] + [_block(b, prompts, device) for b in spread]
     owners, readers = repeated([s.group for s in ordered], sizes), repeated([s.row for s in ordered], sizes)
     own, shared, shared_by = _predictions(batch, ordered, answers)
-    targets, slots = (upload(x, device) for x in _targets(batch, rows, ordered, answers))
+    targets, slots = _targets(batch, rows, ordered, answers)
+    trained = trained_slots(batch, rows, slots)
+    own, shared_by = own[trained[: len(own)]], shared_by[trained[len(own) :]]
     layout = Layout(
         position_ids=upload(positions[None], device),
         blocks=tuple(blocks),
@@ -206,10 +211,15 @@ def pack(
         response=upload(readers, device),
         own=upload(own, device),
         shared=upload(torch.tensor(shared, dtype=torch.long), device),
-        shared_by=upload(torch.tensor(shared_by, dtype=torch.long), device),
+        shared_by=upload(shared_by, device),
         spans=None if spans_of is None else spans_of([_extent(s, prompts) for s in ordered], device),
     )
-    return ids[None], layout, targets, slots
+    return ids[None], layout, upload(targets[trained], device), upload(slots[trained], device)
+
+
+def trained_slots(batch: TrainBatch, rows: Sequence[int], slots: Tensor) -> Tensor:
+    """Which of these indices into a flat [rows, T] are trained tokens; the others need no log-prob."""
+    return batch.mask[list(rows)].flatten()[slots].bool()
 
 
 def _sequences(batch: TrainBatch, rows: Sequence[int], share: bool) -> tuple[list[_Sequence], list[_Sequence]]:
@@ -246,7 +256,7 @@ def _extent(sequence: _Sequence, prompts: Sequence[_Sequence]) -> tuple[int, int
 
 def _predictions(
     batch: TrainBatch, ordered: Sequence[_Sequence], answers: Sequence[_Sequence]
-) -> tuple[Tensor, list[int], list[int]]:
+) -> tuple[Tensor, list[int], Tensor]:
     """`own`, `shared` and `shared_by` of the layout."""
     firsts: list[int] = []
     counts: list[int] = []
@@ -259,7 +269,8 @@ def _predictions(
         firsts.append(first)
         counts.append(len(batch.response_ids[s.row]) - skipped)
     order = {group: i for i, group in enumerate(last)}
-    return ranges(firsts, counts), list(last.values()), [order[s.group] for s in answers]
+    shared_by = torch.tensor([order[s.group] for s in answers], dtype=torch.long)
+    return ranges(firsts, counts), list(last.values()), shared_by
 
 
 def _targets(

@@ -1,0 +1,76 @@
+"""The environment of a run: from its keys to the settings of episodes, tried before any weights are loaded."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from gspo.config import TrainerConfig
+from gspo.environments.loading import EnvironmentSpec
+from gspo.environments.protocol import EnvironmentProblem
+from gspo.rewards import Scorer
+from gspo.rewards.turns import TurnScorer
+from gspo.rollout.episodes.dialogue import DialogueSettings
+from gspo.rollout.episodes.settings import EpisodeSettings
+
+
+def has_environment(config: TrainerConfig, made: Any = None) -> bool:
+    """Whether rollouts have turns."""
+    turns, environment = config.actor_rollout_ref.rollout.multi_turn, config.environment
+    named = environment.name or environment.path or turns.function_tool_path
+    if turns.enable and not named and made is None:
+        raise EnvironmentProblem(
+            "actor_rollout_ref.rollout.multi_turn.enable=true needs an environment; set environment.name or .path, or "
+            "multi_turn.function_tool_path"
+        )
+    return turns.enable is not False and (bool(named) or made is not None)
+
+
+def episode_settings(config: TrainerConfig, made: Any = None) -> EpisodeSettings | None:
+    """The settings of episodes; None without an environment. `made` is an object that replaces the named one."""
+    if not has_environment(config, made):
+        return None
+    turns, environment = config.actor_rollout_ref.rollout.multi_turn, config.environment
+    spec = EnvironmentSpec(
+        name=environment.name,
+        path=environment.path,
+        kwargs=dict(environment.kwargs),
+        function_tool_path=turns.function_tool_path,
+        plugins=tuple(config.trainer.plugins),
+        made=made,
+    )
+    return EpisodeSettings(
+        spec=spec,
+        dialogue=DialogueSettings(
+            max_turns=turns.max_assistant_turns,
+            max_observations=turns.max_user_turns,
+            max_calls=turns.max_parallel_calls,
+            max_observation=turns.max_tool_response_length,
+            truncate_side=turns.tool_response_truncate_side,
+        ),
+        tool_format=turns.format,
+        num_workers=environment.num_workers,
+        timeout=environment.timeout,
+        tool_timeout=environment.tool_timeout,
+        memory=environment.memory,
+        retries=environment.retries,
+        lag=environment.lag,
+        template_options=dict(config.data.apply_chat_template_kwargs),
+    )
+
+
+def require_sendable(settings: EpisodeSettings) -> None:
+    """Refuse an environment object that cannot be sent to rollout workers or trainer ranks."""
+    try:
+        pickle.dumps(settings)
+    except Exception as error:
+        raise EnvironmentProblem(
+            f"the environment {settings.spec.title!r} cannot be sent to other processes ({error}); put it into a file and "
+            "set environment.path"
+        ) from error
+
+
+def turn_scorer(config: TrainerConfig, scorer: Scorer, reward_fn: Any) -> Scorer:
+    """A scorer that gives rollouts their environment's rewards; a reward function that is set adds to them."""
+    named = reward_fn is not None or config.custom_reward_function.path is not None or bool(config.reward.functions)
+    return TurnScorer(scorer, adds_function=named)

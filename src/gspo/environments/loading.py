@@ -1,0 +1,123 @@
+"""Environments by name or by path, and the registry through which a user adds one."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from gspo.environments.protocol import Environment, EnvironmentProblem
+from gspo.environments.shapes import as_environment
+from gspo.environments.tools import ToolEnvironment
+from gspo.plugins import import_plugins
+from gspo.registry import Registry
+from gspo.rewards.functions import load_module
+from gspo.rewards.protocol import RewardError
+
+Make = Callable[[], Environment]
+_HOME = "gspo.environments.builtin"
+ENVIRONMENTS: Registry[Callable[..., Any]] = Registry(
+    "environment.name",
+    {
+        "calculator": f"{_HOME}:Calculator",
+        "gridworld": f"{_HOME}:GridWorld",
+        "gsm8k": f"{_HOME}:PythonTool",
+        "guess": f"{_HOME}:Guess",
+        "python": f"{_HOME}:PythonTool",
+    },
+    error=EnvironmentProblem,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentSpec:
+    """Where an environment is: a registered name, a name in a Python file or module, or a file of tool functions.
+
+    Only plain values, so that it can be sent to a worker; `made` is an object of this process that replaces the names.
+    """
+
+    name: str | None = None
+    path: str | None = None
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    function_tool_path: str | None = None
+    plugins: tuple[str, ...] = ()
+    made: Any = None
+
+    @property
+    def title(self) -> str:
+        """What messages call the environment."""
+        if self.made is not None:
+            return getattr(self.made, "__name__", type(self.made).__name__)
+        return self.name or self.path or self.function_tool_path or ""
+
+
+def environment(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register an environment, a class or a function that returns one, under a name for `environment.name`."""
+    return ENVIRONMENTS.register(name)
+
+
+def load_environment(spec: EnvironmentSpec) -> Make:
+    """A function that makes a new episode's environment; EnvironmentProblem when it cannot be found or made."""
+    found = find_named(spec)
+    title = spec.title
+
+    def make() -> Environment:
+        made = found(**spec.kwargs) if callable(found) and not isinstance(found, list) else found
+        return as_environment(made, title)
+
+    return make
+
+
+def find_named(spec: EnvironmentSpec) -> Any:
+    """The class, factory or list of functions that a spec names."""
+    if spec.made is not None:
+        return spec.made
+    if spec.function_tool_path is not None:
+        functions = _tool_functions(_import(spec.function_tool_path, "rollout.multi_turn.function_tool_path"))
+        return lambda **_: ToolEnvironment(functions)
+    if spec.path is None:
+        assert spec.name is not None
+        import_plugins(spec.plugins)
+        return ENVIRONMENTS.find(spec.name)
+    module = _import(spec.path, "environment.path")
+    if spec.name is None:
+        return _only_environment(module, spec.path)
+    found = getattr(module, spec.name, None)
+    if found is None:
+        names = sorted(name for name, value in vars(module).items() if callable(value) and not name.startswith("_"))
+        raise EnvironmentProblem(f"environment.path={spec.path!r} has no {spec.name!r}; it has {', '.join(names[:20])}")
+    return found
+
+
+def _import(path: str, key: str) -> ModuleType:
+    try:
+        return load_module(path, key)
+    except RewardError as error:
+        raise EnvironmentProblem(str(error)) from error
+
+
+def _only_environment(module: ModuleType, path: str) -> Any:
+    """The one class of a file that has `reset` and `step`; without any, its functions as tools."""
+    own = [value for value in vars(module).values() if getattr(value, "__module__", None) == module.__name__]
+    classes = [value for value in own if inspect.isclass(value) and hasattr(value, "reset")]
+    if len(classes) == 1:
+        return classes[0]
+    if classes:
+        names = ", ".join(each.__name__ for each in classes)
+        raise EnvironmentProblem(f"environment.path={path!r} has several environments ({names}); set environment.name")
+    functions = _tool_functions(module)
+    return lambda **_: ToolEnvironment(functions)
+
+
+def _tool_functions(module: ModuleType) -> list[Callable[..., Any]]:
+    """The public functions that a module defines."""
+    functions = [
+        value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    if not functions:
+        raise EnvironmentProblem(f"{module.__file__}: no functions to use as tools")
+    return functions

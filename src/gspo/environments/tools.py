@@ -1,0 +1,149 @@
+"""Functions as tools: their JSON schemas, and the environment that calls them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import signal
+import threading
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gspo.environments.protocol import Action, EnvironmentProblem, Message, Step, ToolCall
+from gspo.types import Prompt
+
+_TYPES = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    list: "array",
+    tuple: "array",
+    dict: "object",
+}
+
+
+class ToolError(Exception):
+    """Raised by a tool for a failure that the model should see as it is written."""
+
+
+class ToolEnvironment:
+    """Answers tool calls until a turn makes none, which ends the episode. It gives no reward.
+
+    A call fails when its tool raises, when it has wrong arguments or an unknown name, or after `tool_timeout` seconds;
+    the model sees the error as the tool's answer.
+    """
+
+    tool_timeout: float | None = None
+
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
+        self._functions = {function.__name__: function for function in functions}
+        if not self._functions:
+            raise EnvironmentProblem("an environment of tools needs at least one function")
+        self.tools: Sequence[Mapping[str, Any]] = [schema_of(function) for function in functions]
+
+    def reset(self, prompt: Prompt, seed: int) -> Sequence[Message]:
+        return ()
+
+    def step(self, action: Action) -> Step:
+        if not action.tool_calls:
+            return Step(done=True)
+        answers = [self._answer(call) for call in action.tool_calls]
+        messages = [
+            {"role": "tool", "name": call.name, "content": text} for call, (text, _) in zip(action.tool_calls, answers)
+        ]
+        return Step(messages, num_errors=sum(failed for _, failed in answers))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _answer(self, call: ToolCall) -> tuple[str, bool]:
+        """The text of a tool's answer, and whether the call failed."""
+        try:
+            return str(self._call(call)), False
+        except (ToolError, ToolTimeout) as error:
+            return f"error: {error}", True
+        except MemoryError:
+            return "error: out of memory", True
+        except (Exception, SystemExit) as error:
+            return f"error: {type(error).__name__}: {error}", True
+
+    def _call(self, call: ToolCall) -> Any:
+        if call.error is not None:
+            raise ToolError(call.error)
+        name = call.name or next(iter(self._functions))
+        function = self._functions.get(name)
+        if function is None:
+            raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(self._functions)}")
+        arguments = dict(call.arguments)
+        parameters = inspect.signature(function).parameters
+        if set(arguments) == {"input"} and "input" not in parameters:  # from a format that has one text per call
+            arguments = {next(iter(parameters), "input"): arguments["input"]}
+        try:
+            inspect.signature(function).bind(**arguments)
+        except TypeError as error:
+            raise ToolError(f"{name}: {error}") from None
+        with deadline(self.tool_timeout):
+            return function(**arguments)
+
+
+class ToolTimeout(BaseException):
+    """A tool ran past its deadline. Not an Exception, so that a tool's own handlers let it pass."""
+
+
+@contextmanager
+def deadline(seconds: float | None) -> Iterator[None]:
+    """Raise ToolTimeout in the block after `seconds`. Only a process's main thread can be interrupted."""
+    if seconds is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise ToolTimeout(f"no answer within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The JSON schema of a function: from its annotations, and the texts of its docstring (with an `Args:` part)."""
+    summary, texts = _read_docstring(inspect.getdoc(function) or "")
+    hints = typing.get_type_hints(function)
+    properties, required = {}, []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        properties[name] = _type_schema(hints.get(name, str)) | ({"description": texts[name]} if name in texts else {})
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    described = {"name": function.__name__, "description": summary, "parameters": parameters}
+    return {"type": "function", "function": described}
+
+
+def _type_schema(hint: Any) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        present = [argument for argument in arguments if argument is not type(None)]
+        return _type_schema(present[0]) if len(present) == 1 else {}
+    if origin is typing.Literal:
+        return {"type": _TYPES.get(type(arguments[0]), "string"), "enum": list(arguments)}
+    if origin in (list, tuple) and arguments:
+        return {"type": "array", "items": _type_schema(arguments[0])}
+    return {"type": _TYPES[origin or hint]} if (origin or hint) in _TYPES else {}
+
+
+def _read_docstring(text: str) -> tuple[str, dict[str, str]]:
+    """The text before `Args:`, and the description of each argument."""
+    summary, _, rest = text.partition("Args:")
+    section = re.split(r"\n\s*(?:Returns|Raises|Yields|Examples?):", rest)[0]
+    found = re.findall(r"^\s*(\w+)\s*(?:\([^)]*\))?:\s*(.+(?:\n\s{8,}.+)*)", section, re.MULTILINE)
+    return " ".join(summary.split()), {name: " ".join(description.split()) for name, description in found}

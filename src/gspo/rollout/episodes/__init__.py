@@ -1,0 +1,1 @@
+"""Episodes: rollouts of several turns, on any rollout engine."""

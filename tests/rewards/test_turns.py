@@ -1,0 +1,54 @@
+"""Rewards of turns, of a reward function, and of both."""
+
+from __future__ import annotations
+
+import pytest
+
+from gspo.rewards.scoring import make_scorer
+from gspo.rewards.turns import TurnScorer
+from gspo.types import Group, Prompt, Reward, Rollout, Turn
+
+
+def rollout(*rewards: float | None, failure: str | None = None, text: str = "7", acc: float | None = None) -> Rollout:
+    metrics = {} if acc is None else {"acc": acc, "depth": 2.0}
+    turns = tuple(Turn(i, i + 1, text, reward, metrics=metrics) for i, reward in enumerate(rewards))
+    size = len(rewards)
+    return Rollout((5,) * size, (-1.0,) * size, (1,) * size, (0,) * size, "environment", text, None, failure, turns)
+
+
+def score(group: Group, reward=None, *, adds: bool = False) -> list[Rollout]:
+    scorer = TurnScorer(make_scorer(reward), adds_function=adds)
+    scorer.submit(group)
+    scorer.submit(group)
+    first, second = scorer.collect()
+    assert first == second
+    scorer.close()
+    return list(first.rollouts)
+
+
+def test_the_environments_rewards_are_summed_and_kept_by_turn() -> None:
+    prompt = Prompt("p", (), (1,), "no such source", "7")
+    one, two = score(Group(prompt, (rollout(0.25, None, -0.5, acc=1.0), rollout(1.0)), 0, 0))
+    assert one.reward == Reward(-0.25, 1.0, {"depth": 2.0}, turns=(0.25, 0.0, -0.5))
+    assert two.reward == Reward(1.0, turns=(1.0,))
+
+
+def test_without_rewards_of_the_environment_the_function_grades_the_last_turn() -> None:
+    prompt = Prompt("p", (), (1,), "calculator", "7")
+    right, wrong = score(Group(prompt, (rollout(None, None), rollout(None, text="8")), 0, 0))
+    assert right.reward == Reward(1.0, 1.0, turns=(0.0, 1.0)) and wrong.reward == Reward(0.0, 0.0, turns=(0.0,))
+
+
+def test_a_function_that_is_set_adds_to_the_last_turn() -> None:
+    prompt = Prompt("p", (), (1,), "calculator", "7")
+    (both,) = score(Group(prompt, (rollout(0.5, -0.25, acc=0.0),), 0, 0), "exact", adds=True)
+    assert both.reward is not None and both.reward.turns == (0.5, 0.75)
+    assert both.reward.score == 1.25 and both.reward.acc == 1.0 and both.reward.extra == {"depth": 2.0}
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_failed_environment_is_a_missing_reward(adds: bool) -> None:
+    prompt = Prompt("p", (), (1,), "calculator", "7")
+    failed, fine = score(Group(prompt, (rollout(1.0, failure="gone"), rollout(None)), 0, 0), adds=adds)
+    assert failed.reward is None and failed.failure == "gone"
+    assert fine.reward is not None and fine.reward.score == 1.0
