@@ -80,7 +80,7 @@ DAMAGES = [
     (without("config.json"), "config.json is not in MANIFEST.json"),
     (lambda path: (path / "training" / "state.json").unlink(), "training/state.json is missing"),
     (lambda path: (path / checkpoint.MANIFEST).unlink(), "MANIFEST.json is missing"),
-    (lambda path: (path / checkpoint.MANIFEST).write_text("{"), "MANIFEST.json cannot be read"),
+    (lambda path: (path / checkpoint.MANIFEST).write_text("{"), "MANIFEST.json is not JSON"),
     (lambda path: edit_manifest(path, lambda m: m.update(format=2)), "has format 2"),
 ]
 
