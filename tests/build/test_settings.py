@@ -22,7 +22,7 @@ from gspo.build.settings import (
 from gspo.config import TrainerConfig, load
 from gspo.data.rows import DataError
 from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs_ahead
-from gspo.rewards.compose import Overlong
+from gspo.rewards.compose import Overlong, RewardScale
 from gspo.rollout.engine import SamplingParams
 from gspo.sampling.settings import SamplingSettings
 from gspo.seeding import derive_seed
@@ -319,6 +319,9 @@ SCORED = (
     "reward.repetition_penalty=0.25",
     "reward.sandbox_level=3",
     "reward.allow_unsandboxed_code=true",
+    "reward.scale=2",
+    "reward.bias=0.5",
+    "reward.clip=3",
     "reward_model.reward_manager=dapo",
     "reward_model.reward_kwargs.overlong_buffer_cfg.enable=true",
     "reward_model.reward_kwargs.overlong_buffer_cfg.len=5",
@@ -344,6 +347,7 @@ def test_the_scorer_gets_every_key_of_its_sections(monkeypatch, words, limit):
         "repetition_penalty": 0.25,
         "sandbox_level": 3,
         "allow_unsandboxed_code": True,
+        "scale": RewardScale(2.0, 0.5, 3.0),
     }
 
 

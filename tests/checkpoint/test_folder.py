@@ -7,19 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.folder import CheckpointError, Damage
-
-
-def save(folder: Path, step: int, **options) -> Path:
-    def write_model(path: Path) -> None:
-        (path / "config.json").write_text('{"model": 1}')
-
-    tensors = {"optimizer": {"step/w": torch.tensor(float(step))}}
-    state = checkpoint.state_text(step, {"config": {}})
-    return checkpoint.save(folder, step, write_model=write_model, tensors=tensors, state=state, **options)
+from tests.support.small_checkpoint import save
 
 
 def edit_manifest(path: Path, change) -> None:
@@ -89,7 +80,7 @@ DAMAGES = [
     (without("config.json"), "config.json is not in MANIFEST.json"),
     (lambda path: (path / "training" / "state.json").unlink(), "training/state.json is missing"),
     (lambda path: (path / checkpoint.MANIFEST).unlink(), "MANIFEST.json is missing"),
-    (lambda path: (path / checkpoint.MANIFEST).write_text("{"), "MANIFEST.json cannot be read"),
+    (lambda path: (path / checkpoint.MANIFEST).write_text("{"), "MANIFEST.json is not JSON"),
     (lambda path: edit_manifest(path, lambda m: m.update(format=2)), "has format 2"),
 ]
 

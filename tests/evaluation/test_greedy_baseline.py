@@ -19,7 +19,7 @@ class Scores:
     def submit(self, group: Group) -> None:
         self.groups.append(group)
 
-    def collect(self) -> list[Group]:
+    def collect(self, num: int | None = None) -> list[Group]:
         groups, self.groups = self.groups, []
         return [g.with_rollouts(tuple(r.with_reward(self._reward(g)) for r in g.rollouts)) for g in groups]
 

@@ -31,7 +31,7 @@ def model(tmp_path_factory):
 
 
 def steps_in(folder) -> set[int]:
-    return {step_of(path.name) for path in folder.iterdir() if not path.name.startswith(".")}
+    return {step_of(path.name) for path in folder.glob("step-*")}
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ class Inner:
     def submit(self, group: Group) -> None:
         self.groups.append(group)
 
-    def collect(self) -> list[Group]:
-        groups, self.groups = self.groups, []
+    def collect(self, num: int | None = None) -> list[Group]:
+        groups, self.groups = self.groups[:num], [] if num is None else self.groups[num:]
         return groups
 
     def close(self) -> None: ...

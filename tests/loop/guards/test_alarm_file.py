@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from gspo.checkpoint import folder as checkpoint
 from gspo.loop.guards import alarms
 from gspo.loop.guards.alarms import RULES, Alarms, AlarmWatch, checkpoint_before
 from gspo.runs.folder import RunFolder
 from tests.loop.guards.test_alarms import HEALTHY, names
+from tests.support import small_checkpoint
 
 
 @pytest.fixture
@@ -21,13 +21,7 @@ def run(tmp_path):
 
 
 def save(run: RunFolder, step: int) -> None:
-    def write_model(folder):
-        (folder / "config.json").write_text("{}")
-
-    tensors = {"optimizer": {}}
-    checkpoint.save(
-        run.checkpoints, step, write_model=write_model, tensors=tensors, state=checkpoint.state_text(step, {})
-    )
+    small_checkpoint.save(run.checkpoints, step)
 
 
 def made(*steps: int):
