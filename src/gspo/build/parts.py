@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from gspo.algo.objective import Objective
 from gspo.build.fingerprint import check_fingerprint
@@ -21,6 +21,45 @@ from gspo.sampling.sampler import Sampler
 from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
 from gspo.training.roles import LocalRoles, PolicyFacts, Roles
+
+
+class Parts(Protocol):
+    """What every run needs of its objects: the models and their tokenizer, its length, its state, and their end."""
+
+    tokenizer: Any
+    roles: Roles
+    total_steps: int
+    fingerprint: dict[str, Any]
+
+    def publish(self, version: int) -> None:
+        """Let the engine use the policy's current weights."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state at a step boundary besides tensors."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
+        """Refuse to resume when the model, the data or the machine's arithmetic differs."""
+        ...
+
+    def summary(self, path: Path, total_steps: int) -> str:
+        """A few lines about the run that is about to start."""
+        ...
+
+    def stacks(self) -> str:
+        """The stacks of the run's other processes."""
+        ...
+
+    def kill(self) -> None:
+        """End the run's other processes at once."""
+        ...
+
+    def close(self) -> None:
+        """Close every part, whatever one of them raises."""
+        ...
 
 
 @dataclass
@@ -49,6 +88,9 @@ class RunParts:
         """The policy in this process. One on other ranks is reached through `roles`."""
         assert isinstance(self.roles, LocalRoles)
         return cast(LocalRoles, self.roles).policy
+
+    def publish(self, version: int) -> None:
+        self.engine.load_weights(None, version=version)
 
     def state_dict(self) -> dict[str, Any]:
         """The state at a step boundary besides tensors. The sampler comes first: it collects rewards, which updates KL."""
