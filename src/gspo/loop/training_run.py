@@ -46,6 +46,7 @@ class TrainingRun(ABC, Generic[P]):
     """One run from its config to its result. Subclasses build its parts, train a step and evaluate."""
 
     command = "train"  # of gspo
+    name_prefix = ""  # of runs without a name
 
     def __init__(
         self,
@@ -67,7 +68,7 @@ class TrainingRun(ABC, Generic[P]):
         self.clock, self.stop = Clock(), StopRequest()
         self.num_rank_failures = 0  # since the last whole step
         self.backend = backend or choose_backend(self.config)
-        resume: Resume = find_resume(self.resolved)
+        resume: Resume = find_resume(self.resolved, self.name_prefix)
         self.run = resume.run.open()
         try:
             self._open(resume, sinks)
