@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +18,7 @@ from gspo.data.examples import Example, ExampleOrder
 from gspo.data.rows import DataError
 from gspo.distributed.backend import Backend
 from gspo.evaluation.evaluator import Evaluator
+from gspo.models.load import load_config
 from gspo.plugins import import_plugins
 from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
@@ -91,6 +92,7 @@ def build_supervised(
     if num_left_out:
         limit = f"data.max_length={config.data.max_length} tokens"
         notes.insert(0, f"{num_left_out:,} examples are longer than {limit} and are left out")
+    _check_positions(config, [*examples, *held_out])
     seed = config.trainer.seed if config.data.seed is None else config.data.seed
     order = ExampleOrder(examples, config.data.train_batch_size, seed=seed, shuffle=config.data.shuffle)
     num_steps = total_steps(config, len(examples))
@@ -123,6 +125,19 @@ def _held_out(config: TrainerConfig, tokenizer: Any, inputs: Inputs) -> tuple[li
         if given is not None or config.data.val_files is not None:
             raise
         return [], [f"no held-out examples: {error}"]
+
+
+def _check_positions(config: TrainerConfig, examples: Sequence[Example]) -> None:
+    """Refuse examples that are longer than the model's context."""
+    c = config.actor_rollout_ref.model
+    model = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code).get_text_config()
+    limit, longest = getattr(model, "max_position_embeddings", None), max(examples, key=lambda e: e.num_tokens)
+    if limit is not None and longest.num_tokens > limit:
+        raise DataError(
+            longest.prompt.uid,
+            f"is {longest.num_tokens} tokens with its answer; the model has max_position_embeddings={limit}. Set "
+            f"data.max_length to at most {limit}",
+        )
 
 
 def _evaluator(
