@@ -17,51 +17,16 @@ from typer.testing import CliRunner
 
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.commands.sft import app
-from gspo.config import load_supervised
 from gspo.data.rows import DataError, Row, user_message
-from gspo.loop.supervised import SupervisedTrainer
 from gspo.models.load import load_model, load_tokenizer
-from gspo.runs.console import Console
 from tests.loop.runs import train as train_by_rewards
+from tests.loop.supervised_runs import LORA, SMALL, train, trainer
 from tests.support.small_run import final_state, make_model
-
-SMALL = (
-    "trainer.experiment_name=run",
-    "trainer.total_training_steps=4",
-    "trainer.save_freq=1",
-    "trainer.num_threads=1",
-    "data.num_train_samples=64",
-    "data.num_val_samples=16",
-    "data.train_batch_size=8",
-    "actor_rollout_ref.actor.optim.lr=1e-2",
-)
-LORA = ("actor_rollout_ref.model.lora_rank=4",)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
-
-
-def trainer(folder: Path, model: Path, *overrides: str, **options: Any) -> SupervisedTrainer:
-    paths = (f"actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={folder}")
-    return SupervisedTrainer(
-        load_supervised(None, [*paths, *SMALL, *overrides]), console=Console(enabled=False), **options
-    )
-
-
-def train(folder: Path, model: Path, *overrides: str, stop_after: int | None = None, **options: Any) -> dict[str, Any]:
-    """Train to the end, or to a stop after a step; the result."""
-    t = trainer(folder, model, *overrides, **options)
-    step = t.train_step
-
-    def stopping() -> None:
-        step()
-        if stop_after is not None and t.step >= stop_after:
-            t.stop.signal = 15
-
-    t.train_step = stopping
-    return t.fit()
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -12,27 +12,28 @@ from gspo.data.examples import Example
 from gspo.kernels.ragged import padded
 from gspo.metrics import Metric, Metrics
 from gspo.training.roles import PolicyRole
-from gspo.types import AdvantageBatch, LossInputs, LossOutput
+from gspo.types import AdvantageBatch, LossInputs, LossOutput, TrainBatch
 
 
-def answer_batch(examples: Sequence[Example]) -> AdvantageBatch:
-    """The examples as a batch of groups of one. What only reinforcement learning needs is 0."""
+def example_batch(examples: Sequence[Example]) -> TrainBatch:
+    """The examples as groups of one response each, whose tokens are all trained on."""
     answers = [e.answer_ids for e in examples]
     width = max(map(len, answers))
-    nothing = torch.zeros(len(answers), width)
-    return AdvantageBatch(
+    return TrainBatch(
         prompt_ids=[e.prompt.token_ids for e in examples],
         response_ids=answers,
         mask=padded([(1,) * len(a) for a in answers], width),
         group_ids=torch.arange(len(answers)),
         scores=torch.zeros(len(answers), dtype=torch.float64),
-        rollout_log_probs=nothing,
-        old_log_probs=nothing,
-        entropy=None,  # the update measures it
-        unscored_rows=(),
-        advantages=nothing,
-        returns=nothing,
+        rollout_log_probs=torch.zeros(len(answers), width),
     )
+
+
+def answer_batch(examples: Sequence[Example]) -> AdvantageBatch:
+    """The examples as a batch for an update with `answer_loss`. What only reinforcement learning needs is 0."""
+    batch = example_batch(examples)
+    nothing = batch.rollout_log_probs
+    return batch.with_old(nothing).with_advantages(nothing, nothing)
 
 
 def answer_loss(x: LossInputs) -> LossOutput:
@@ -45,7 +46,7 @@ def held_out_loss(policy: PolicyRole, examples: Sequence[Example], batch_size: i
     """`val/loss`, the mean negative log-prob per answer token, and `val/perplexity`, its exponential."""
     total, count = 0.0, 0.0
     for start in range(0, len(examples), batch_size):
-        batch = answer_batch(examples[start : start + batch_size])
+        batch = example_batch(examples[start : start + batch_size])
         log_probs, _ = policy.log_probs(batch)
         total -= float(torch.where(batch.mask.bool(), log_probs, 0.0).double().sum())
         count += float(batch.mask.sum())
