@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gspo.data.datasets import dataset
     from gspo.loop.callbacks import Callback, callback
     from gspo.loop.run import train
+    from gspo.loop.supervised import SupervisedTrainer
     from gspo.loop.trainer import Trainer
     from gspo.rewards.builtin import reward
     from gspo.rollout.workers.worker import engine
@@ -31,6 +32,7 @@ __all__ = [
     "Prompt",
     "Reward",
     "Rollout",
+    "SupervisedTrainer",
     "Trainer",
     "TrainerConfig",
     "advantage_estimator",
@@ -51,6 +53,7 @@ _HOMES = {
     "Prompt": "gspo.types:Prompt",
     "Reward": "gspo.types:Reward",
     "Rollout": "gspo.types:Rollout",
+    "SupervisedTrainer": "gspo.loop.supervised:SupervisedTrainer",
     "Trainer": "gspo.loop.trainer:Trainer",
     "TrainerConfig": "gspo.config:TrainerConfig",
     "advantage_estimator": "gspo.algo.advantages:advantage_estimator",

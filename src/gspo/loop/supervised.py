@@ -29,7 +29,7 @@ MEAN_STEPS = 10  # of the losses in the result
 class SupervisedTrainer(TrainingRun[SupervisedParts]):
     """Trains on answers: `SupervisedTrainer(cfg, train_dataset=…, val_dataset=…, out=…).fit()`.
 
-    `cfg` is a TrainerConfig or what `gspo.config.load_supervised` returns. Datasets are lists of rows with answers;
+    `cfg` is a TrainerConfig, or what `gspo.config.load_supervised` or `gspo.load_config` returns. Datasets are lists of rows with answers;
     without them the config's files are read. The trained model is also written to `out`, a new or empty folder.
     """
 
@@ -58,7 +58,7 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
             tokenizer=tokenizer,
         )
         self._made: tuple[int, AdvantageBatch] | None = None  # the latest batch and its step
-        resolved = cfg if isinstance(cfg, ResolvedConfig) else load_supervised(base=cfg)
+        resolved = cfg if isinstance(cfg, ResolvedConfig) and cfg.for_sft else load_supervised(base=cfg)
         every = resolved.config.trainer.console_table_freq
         console = console or Console(every=every, columns=SUPERVISED_COLUMNS)
         super().__init__(resolved, inputs, sinks=sinks, callbacks=callbacks, console=console, backend=backend)

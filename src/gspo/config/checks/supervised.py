@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gspo.config.loading import tree
-from gspo.config.loading.settings import Settings
+from gspo.config.loading.settings import Layer, Origin, Settings
 from gspo.config.problems import Problem
 from gspo.config.schema import TrainerConfig
 
@@ -40,8 +40,10 @@ def drop_unused(settings: Settings) -> list[Problem]:
         setting, value = settings[key], _value(key, leaf.default, settings)
         if setting.origin.explicit and setting.value != value:
             found.append(setting.problem(f"has no effect: {reason}", "remove it", "warning"))
-        if setting.value != value:
-            settings.derive(key, value, reason)
+        if value != leaf.default:
+            settings.derive(key, value, "a step is one mini-batch")
+        elif setting.value != value:
+            settings.put(key, value, Origin(Layer.DEFAULT, "default"))
     return found
 
 

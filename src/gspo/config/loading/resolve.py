@@ -56,6 +56,7 @@ class ResolvedConfig:
     config: TrainerConfig
     origins: dict[str, Origin]
     warnings: tuple[Problem, ...] = field(default=())
+    for_sft: bool = False  # made by `load_supervised`
 
     def origin(self, key: str) -> str:
         """Where the value of a key came from: `default`, `recipe embedded`, `file:line`, `flag --…`."""
@@ -180,7 +181,7 @@ def _resolve(
     problems += _cross_field(config, table, problems, rules.SUPERVISED_RULES if for_sft else rules.RULES)
     if any(p.level == "error" for p in problems):
         raise ConfigErrors(problems)
-    return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems))
+    return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems), for_sft)
 
 
 def _model(written: list[Setting], recipe: list[Setting]) -> Any:
