@@ -14,6 +14,7 @@ from gspo.data.rows import DataError
 from gspo.distributed.backend import Backend
 from gspo.loop import ending
 from gspo.loop.callbacks import Callback
+from gspo.loop.guards.alarms import SUPERVISED_RULES
 from gspo.loop.training_run import TrainingRun
 from gspo.metrics import Metric, Metrics, merge_metrics
 from gspo.runs.console import SUPERVISED_COLUMNS, Console
@@ -34,6 +35,7 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
     """
 
     command, name_prefix = "sft", "sft-"
+    alarm_rules = SUPERVISED_RULES
 
     def __init__(
         self,

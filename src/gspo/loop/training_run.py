@@ -24,7 +24,7 @@ from gspo.distributed.run_layout import runs_ahead
 from gspo.loop import ending, recovery
 from gspo.loop.callbacks import Callback, open_callbacks
 from gspo.loop.counters import Counters
-from gspo.loop.guards.alarms import LR_FACTOR, Alarms, Paused
+from gspo.loop.guards.alarms import LR_FACTOR, RULES, Alarms, Paused
 from gspo.loop.guards.bad_numbers import BadNumbers, check_numbers, skipped_updates
 from gspo.loop.guards.stop_request import StopRequest
 from gspo.loop.guards.watchdog import Watchdog
@@ -47,6 +47,7 @@ class TrainingRun(ABC, Generic[P]):
 
     command = "train"  # of gspo
     name_prefix = ""  # of runs without a name
+    alarm_rules = RULES
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class TrainingRun(ABC, Generic[P]):
         for note in resume.notes:
             self.console.say(note)
         trainer = self.config.trainer
-        self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn)
+        self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn, self.alarm_rules)
         self.writer = BackgroundWriter(self.clock, self.console.warn)
         self.saver = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer)
         self.recorder = Recorder(
@@ -234,6 +235,7 @@ class TrainingRun(ABC, Generic[P]):
         self.writer.wait()
 
     def _begin_save(self) -> None:
+        self.run.sync_metrics()
         self.saver.begin(self.step, self.parts.roles, self.parts.tokenizer, self._state)
         self.callbacks.on_save(self, self.step)
 
