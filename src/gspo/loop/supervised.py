@@ -30,8 +30,9 @@ MEAN_STEPS = 10  # of the losses in the result
 class SupervisedTrainer(TrainingRun[SupervisedParts]):
     """Trains on answers: `SupervisedTrainer(cfg, train_dataset=…, val_dataset=…, out=…).fit()`.
 
-    `cfg` is a TrainerConfig, or what `gspo.config.load_supervised` or `gspo.load_config` returns. Datasets are lists of rows with answers;
-    without them the config's files are read. The trained model is also written to `out`, a new or empty folder.
+    `cfg` is a TrainerConfig, or what `gspo.config.load_supervised` or `gspo.load_config` returns. Datasets are lists of
+    rows with answers; without them the config's files are read. The trained model is also written to `out`, a new or
+    empty folder.
     """
 
     command, name_prefix = "sft", "sft-"
