@@ -1,4 +1,4 @@
-"""Make the embedded model: random Llama weights from a fixed seed, warmed up on `arithmetic` by `gspo sft`'s function.
+"""Make the embedded model: random Llama weights from a fixed seed, warmed up on `arithmetic` by `gspo sft`'s trainer.
 
     python scripts/make_embedded_model.py OUT [--device cpu|cuda] [--threads 2]
 
@@ -10,10 +10,8 @@ times and the results.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,17 +21,42 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from gspo.config import load_supervised
 from gspo.data.chat_template import encode_prompt
 from gspo.data.datasets import load_rows
 from gspo.data.rows import Row
 from gspo.data.tasks.arithmetic import score
+from gspo.loop.supervised import SupervisedTrainer
 from gspo.models.load import load_model, load_tokenizer
-from gspo.training.sft import ProgressLine, SftConfig, warm_start
 
 SEED = 0
 NUM_EXAMPLES = 40_000
 SHAPE = {"hidden_size": 144, "num_hidden_layers": 4, "intermediate_size": 384, "num_attention_heads": 4}
-SFT = SftConfig(steps=2800, lr=2e-3, batch_size=128, seed=SEED, max_length=256)
+# The settings under the names of the recipe, and the key of each.
+SFT: dict[str, Any] = {
+    "steps": 2800,
+    "lr": 2e-3,
+    "batch_size": 128,
+    "max_tokens_per_micro_batch": 2048,
+    "warmup_steps": None,  # a twentieth of the steps
+    "min_lr_ratio": 0.1,
+    "weight_decay": 0.01,
+    "grad_clip": 1.0,
+    "max_length": 256,
+    "seed": SEED,
+}
+KEYS = {
+    "steps": "trainer.total_training_steps",
+    "lr": "actor_rollout_ref.actor.optim.lr",
+    "batch_size": "data.train_batch_size",
+    "max_tokens_per_micro_batch": "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "warmup_steps": "actor_rollout_ref.actor.optim.lr_warmup_steps",
+    "min_lr_ratio": "actor_rollout_ref.actor.optim.min_lr_ratio",
+    "weight_decay": "actor_rollout_ref.actor.optim.weight_decay",
+    "grad_clip": "actor_rollout_ref.actor.grad_clip",
+    "max_length": "data.max_length",
+    "seed": "trainer.seed",
+}
 
 PAD, EOS, SYSTEM, USER, ASSISTANT = "<pad>", "<eos>", "<system>", "<user>", "<assistant>"
 SPECIAL_TOKENS = (PAD, EOS, SYSTEM, USER, ASSISTANT)
@@ -90,6 +113,15 @@ def save_random_model(folder: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def warm_up(model: str, runs: str, out: Path, args: argparse.Namespace) -> None:
+    """Train the model on the answers of `arithmetic`."""
+    words = [f"{KEYS[name]}={value}" for name, value in SFT.items() if value is not None]
+    words += [f"actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={runs}"]
+    words += [f"trainer.device={args.device}", f"trainer.num_threads={args.threads}"]
+    words += ["actor_rollout_ref.model.dtype=float32", f"data.num_train_samples={NUM_EXAMPLES}", "trainer.save_freq=-1"]
+    SupervisedTrainer(load_supervised(None, words), out=out).fit()
+
+
 def answer(model: Any, tokenizer: Any, rows: list[Row], *, sample: bool) -> list[str]:
     """One answer a row from `transformers` generate, greedy or at temperature 1."""
     texts: list[str] = []
@@ -126,17 +158,9 @@ def main() -> None:
     out: Path = args.out
     torch.set_num_threads(args.threads)
     start = time.monotonic()
-    rows = load_rows("arithmetic", limit=NUM_EXAMPLES, seed=SEED)
-    with tempfile.TemporaryDirectory() as untrained:
-        save_random_model(untrained)
-        warm_start(
-            untrained,
-            rows,
-            out,
-            SFT,
-            device=args.device,
-            on_step=ProgressLine(SFT.steps, lambda line: print(line, file=sys.stderr)),
-        )
+    with tempfile.TemporaryDirectory() as folder:
+        save_random_model(f"{folder}/untrained")
+        warm_up(f"{folder}/untrained", f"{folder}/runs", out, args)
     seconds = time.monotonic() - start
     model, tokenizer = load_model(str(out)), load_tokenizer(str(out))
     held_out = load_rows("arithmetic", "val", seed=SEED)
@@ -146,7 +170,7 @@ def main() -> None:
         "shape": SHAPE,
         "data": "arithmetic",
         "num_examples": NUM_EXAMPLES,
-        "sft": dataclasses.asdict(SFT),
+        "sft": SFT,
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "sha256": hashlib.sha256(weights).hexdigest(),
         "device": torch.cuda.get_device_name() if args.device.startswith("cuda") else "cpu",

@@ -11,6 +11,8 @@ import pytest
 import gspo
 
 SIGNATURES = {
+    "SupervisedTrainer": "(cfg, train_dataset=None, val_dataset=None, *, out=None, reward_fn=None, tokenizer=None, "
+    "sinks=(), callbacks=(), console=None, backend=None)",
     "Trainer": "(cfg, reward_fn=None, train_dataset=None, val_dataset=None, *, val_reward_fn=None, tokenizer=None, "
     "sinks=(), callbacks=(), group_filter=None, environment=None, console=None, backend=None)",
     "advantage_estimator": "(name, *, options=())",

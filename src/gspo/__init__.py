@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gspo.environments.loading import environment
     from gspo.loop.callbacks import Callback, callback
     from gspo.loop.run import train
+    from gspo.loop.supervised import SupervisedTrainer
     from gspo.loop.trainer import Trainer
     from gspo.rewards.builtin import reward
     from gspo.rollout.workers.worker import engine
@@ -32,6 +33,7 @@ __all__ = [
     "Prompt",
     "Reward",
     "Rollout",
+    "SupervisedTrainer",
     "Trainer",
     "TrainerConfig",
     "advantage_estimator",
@@ -53,6 +55,7 @@ _HOMES = {
     "Prompt": "gspo.types:Prompt",
     "Reward": "gspo.types:Reward",
     "Rollout": "gspo.types:Rollout",
+    "SupervisedTrainer": "gspo.loop.supervised:SupervisedTrainer",
     "Trainer": "gspo.loop.trainer:Trainer",
     "TrainerConfig": "gspo.config:TrainerConfig",
     "advantage_estimator": "gspo.algo.advantages:advantage_estimator",

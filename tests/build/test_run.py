@@ -160,6 +160,6 @@ def test_a_group_filter_needs_no_metric_of_the_reward(tmp_path, model):
 
 @pytest.mark.parametrize("key", ["algorithm.adv_estimator", "actor_rollout_ref.actor.policy_loss.loss_mode"])
 def test_a_name_that_no_plugin_registered_is_refused_before_the_weights_are_loaded(tmp_path, model, monkeypatch, key):
-    monkeypatch.setattr("gspo.build.run._build_models", None)
+    monkeypatch.setattr("gspo.build.run.build_models", None)
     with pytest.raises(PluginError, match=rf"{key.rpartition('.')[2]}='nobody' is unknown"):
         open_trainer(tmp_path, model, "trainer.plugins=[json]", f"{key}=nobody", reward=even_first_byte)

@@ -75,7 +75,7 @@ class Program:
                 if scope.name == scope.module.name:
                     scope.module.own[node.name] = ("class" if is_class else "function", name)
                 if is_class:
-                    self.bases[name] = node.bases
+                    self.bases[name] = [b.value if isinstance(b, ast.Subscript) else b for b in node.bases]
                 owner = name if is_class else scope.owner if scope.node is None else None
                 self._declare(Scope(name, scope.module, node.body, around, owner, None if is_class else node))
 

@@ -15,7 +15,7 @@ import pytest
 
 from gspo.loop import ending
 from tests.distributed.cases import CASES
-from tests.distributed.runs import LORA, LOW, PPO, SHUFFLE, Launch, train
+from tests.distributed.runs import LORA, LOW, PPO, SFT, SHUFFLE, Launch, train, train_sft
 from tests.loop.test_moe import make_moe
 from tests.support.small_run import make_model
 
@@ -74,6 +74,9 @@ def here(work, model) -> Path:
             train(folder / "lora", model, *STEPS, *LORA)
             train(folder / "lora begun", model, *STEPS, *LORA, stop_after=1)
             train(folder / "lora low begun", model, *STEPS, *LORA, *LOW, stop_after=1)
+            train_sft(folder / "sft", model, *SFT)
+            train_sft(folder / "sft lora", model, *SFT, LORA[0])
+            train_sft(folder / "sft begun", model, *SFT, stop_after=1)
             train(folder / "moe", make_moe(folder / "moe model", "mixtral"), *STEPS, stop_after=1)
 
     once(work / "here", make)
@@ -97,11 +100,17 @@ def two(work, model, here) -> Launched:
     launch.add(folder / "lora low", model, *STEPS, *LORA, *LOW, stop_after=1)
     launch.add(folder / "lora from one", model, *STEPS, *LORA)
     launch.add(folder / "lora low from one", model, *STEPS, *LORA, *LOW)
+    launch.add(folder / "sft", model, *SFT, program="sft")
+    launch.add(folder / "sft lora", model, *SFT, LORA[0], program="sft")
+    launch.add(folder / "sft from one", model, *SFT, program="sft")
+    launch.add(folder / "sft again", model, *SFT, stop_after=2, program="sft")
+    launch.add(folder / "sft again", model, *SFT, program="sft")
     launch.add(folder / "again", model, *STEPS, stop_after=2)
     launch.add(folder / "again", model, *STEPS)
 
     def make(folder: Path) -> list[int]:
         shutil.copytree(here / "begun", folder / "from one")
+        shutil.copytree(here / "sft begun", folder / "sft from one")
         shutil.copytree(here / "lora begun", folder / "lora from one")
         shutil.copytree(here / "lora low begun", folder / "lora low from one")
         return launch.run()

@@ -21,7 +21,7 @@ from gspo.distributed import rank_worker, torchrun_ranks
 from gspo.distributed.rank_group import RankFailed
 from gspo.loop import ending
 from tests.distributed.cases import CASES
-from tests.distributed.runs import train
+from tests.distributed.runs import PROGRAMS
 
 
 class FragileWorker(rank_worker.RankWorker):
@@ -57,6 +57,7 @@ def run(plan: dict[str, Any], rank: int) -> int:
         return ranks.follow()
     with torchrun_ranks.launched_rank_group():
         for one in plan["runs"]:
+            train = PROGRAMS[one["program"]]
             train(Path(one["folder"]), Path(one["model"]), *one["overrides"], stop_after=one["stop_after"])
         if plan["fault"]:
             try:

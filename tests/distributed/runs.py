@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.loop.runs import train as train_here
+from tests.loop.supervised_runs import train as train_sft
 
 FSDP = "actor_rollout_ref.actor.strategy=fsdp2"
 SLOTS = "actor_rollout_ref.rollout.max_num_seqs=64"  # enough for all groups, however they are spread
@@ -30,6 +31,14 @@ LORA = (  # the reference is the policy without its adapters
     "actor_rollout_ref.actor.kl_loss_coef=0.1",
 )
 SHUFFLE = ("actor_rollout_ref.actor.shuffle=true", "actor_rollout_ref.actor.ppo_epochs=2")
+SFT = (
+    "trainer.val_accuracy=true",
+    "data.max_prompt_length=24",
+    "data.max_response_length=6",
+    "data.num_val_samples=5",
+    "data.train_batch_size=9",  # does not divide by the ranks
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",
+)
 LOW = ("actor_rollout_ref.model.dtype=bfloat16",)
 
 
@@ -37,9 +46,12 @@ def train(folder: Path, model: Path, *overrides: str, stop_after: int | None = N
     return train_here(folder, model, SLOTS, *NO_EVALUATION, *overrides, stop_after=stop_after)
 
 
+PROGRAMS = {"train": train, "sft": train_sft}
+
+
 @dataclass
 class Launch:
-    """Ranks that train together. `runs` are (folder, model, overrides, stop after a step)."""
+    """Ranks that train together. `runs` are (program, folder, model, overrides, stop after a step)."""
 
     world: int
     out: Path
@@ -47,10 +59,11 @@ class Launch:
     runs: list[dict[str, Any]] = field(default_factory=list)
     fault: str | None = None
 
-    def add(self, folder: Path, model: Path, *overrides: str, stop_after: int | None = None) -> None:
-        self.runs.append(
-            {"folder": str(folder), "model": str(model), "overrides": [FSDP, *overrides], "stop_after": stop_after}
-        )
+    def add(
+        self, folder: Path, model: Path, *overrides: str, stop_after: int | None = None, program: str = "train"
+    ) -> None:
+        words = {"folder": str(folder), "model": str(model), "overrides": [FSDP, *overrides]}
+        self.runs.append({"program": program, **words, "stop_after": stop_after})
 
     def run(self, timeout: float = 240.0) -> list[int]:
         """Run the launch to its end. Returns exit codes by rank; the ranks' output is in `out`/rank-N.log."""

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gspo.config import load
+from gspo.config import load, load_supervised
+from gspo.loop.supervised import SupervisedTrainer
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 
@@ -54,6 +55,10 @@ RUNS: dict[str, tuple[str, ...]] = {
         "trainer.total_training_steps=3",
     ),
 }
+SUPERVISED = (
+    *("trainer.total_training_steps=2", "trainer.num_threads=1", "data.num_val_samples=4", "data.train_batch_size=4"),
+    *("trainer.val_accuracy=true", "data.max_response_length=12", "data.max_prompt_length=32"),
+)
 # Documented metrics that need what the runs above do not have: bad numbers, a mixture of experts and a group filter.
 NOT_RUN = {"actor/nonfinite_loss", "actor/nonfinite_gradient", "actor/router_change", "train/groups_filtered"}
 
@@ -84,9 +89,17 @@ def logged(tmp_path_factory) -> set[str]:
         folder = tmp_path_factory.mktemp(f"run-{number}")
         config = load(overrides=[*SMALL, f"trainer.default_local_dir={folder}", *extra])
         Trainer(config, console=Console(enabled=False)).fit()
-        (rows,) = folder.glob("*/metrics.jsonl")
-        found |= {name for line in rows.read_text().splitlines() for name in json.loads(line)}
-    return found - {"step"}
+        found |= names_in(folder)
+    folder = tmp_path_factory.mktemp("supervised")
+    config = load_supervised(overrides=[*SUPERVISED, f"trainer.default_local_dir={folder}"])
+    SupervisedTrainer(config, console=Console(enabled=False)).fit()
+    return (found | names_in(folder)) - {"step"}
+
+
+def names_in(folder: Path) -> set[str]:
+    """Every metric of the one run in a folder."""
+    (rows,) = folder.glob("*/metrics.jsonl")
+    return {name for line in rows.read_text().splitlines() for name in json.loads(line)}
 
 
 def test_every_logged_metric_is_documented(logged):

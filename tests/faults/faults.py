@@ -8,6 +8,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from gspo.checkpoint import folder as checkpoint
+
 POINTS = (
     "save:begin",
     "save:model",
@@ -34,7 +36,6 @@ def kill_at(trainer_module: Any, point: str, count: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if point.startswith("save:"):
-        checkpoint = trainer_module.checkpoint
         checkpoint.save = functools.partial(checkpoint.save, hook=lambda name: reach() if name == point else None)
         return
     trainer = trainer_module.Trainer

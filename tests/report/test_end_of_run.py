@@ -35,7 +35,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def finish(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
     """The outcome of a run that ends now, and what it printed."""
-    outcome = ending.finished(Console(), run, 2, Counters(), num_examples=2)
+    outcome = ending.finished(Console(), run, ending.result(run, 2, Counters()), num_examples=2)
     assert json.loads(run.result_file.read_text()) == outcome
     return outcome, " ".join(capsys.readouterr().out.split())
 

@@ -305,3 +305,23 @@ def test_no_torch_for_looking(finished_run: Path) -> None:
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("losses", "tone", "start"), [((2.0, 1.0), "good", "fell"), ((1.0, 2.0), "bad", "rose")])
+def test_a_supervised_run_is_judged_by_its_held_out_loss(tmp_path: Path, losses: Any, tone: str, start: str) -> None:
+    rows = [{"step": 0, "val/loss": losses[0]}]
+    rows += [{"step": i, "train/loss": 1.5, "actor/grad_norm": 1.0, "timing_s/step": 1.0} for i in (1, 2)]
+    rows[-1] |= {"val/loss": losses[1], "val/perplexity": 2.7}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"data.train_files": "gsm8k", "actor_rollout_ref.actor.policy_loss.loss_mode": "gspo"}
+    records = [{"key": key, "value": value, "origin": "default"} for key, value in settings.items()]
+    (tmp_path / "config.json").write_text(json.dumps(records))
+    run = read_run(tmp_path)
+    verdict = judge(run)
+    assert (verdict.tone, verdict.headline) == (tone, f"Held-out loss {start} from {losses[0]:.3f} to {losses[1]:.3f}")
+    assert "the answers of gsm8k" in verdict.sentences[0] and "GSPO" not in " ".join(verdict.sentences)
+    assert [tile["label"] for tile in overview(run)["tiles"]][:2] == ["Held-out loss", "Training loss, last step"]
+    build_report(tmp_path)
+    card = (tmp_path / "RUN.md").read_text()
+    assert "supervised-fine-tuning" in card and "gspo sft config.yaml" in card and "advantage" not in card
+    assert (tmp_path / "plots" / "learning.png").is_file()

@@ -74,7 +74,7 @@ def test_the_console_and_the_result_know_a_source_with_a_slash(tmp_path):
     run = RunFolder(tmp_path / "run").open()
     run.append_metrics(0, {**ROW, "val-core/openai/gsm8k/acc/mean@4": 0.125})
     run.append_metrics(1, ROW)
-    ending.finished(Console(enabled=False), run, 1, Counters(), num_examples=0)
+    ending.finished(Console(enabled=False), run, ending.result(run, 1, Counters()), num_examples=0)
     run.close()
     result = json.loads(run.result_file.read_text())
     assert (result["start_acc"], result["final_acc"]) == (0.125, 0.25)

@@ -1,170 +1,175 @@
-"""The warm start: the loss is on answers only, splits do not matter, and the same run gives the same bits."""
+"""Supervised steps of the policy: the loss and gradients of the answers, however they are packed and split."""
 
 from __future__ import annotations
 
-import itertools
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
-from typer.testing import CliRunner
+from torch import Tensor
 
-from gspo.data.datasets import load_rows
-from gspo.data.rows import DataError, Row, user_message
-from gspo.models.load import load_model, load_tokenizer
-from gspo.models.output_head import Head
-from gspo.training.sft import ProgressLine, SftConfig, SftStep, answer_log_probs, encode_examples, train_sft
+from gspo.data.examples import Example
+from gspo.training import forward
+from gspo.training.batch.batching import MicroBatch, micro_batch
+from gspo.training.optim.adamw import MasterOptimizer, StepResult
+from gspo.training.policy import Policy, PolicySettings
+from gspo.training.schedule import Schedule
+from gspo.training.sft import answer_batch, answer_loss, held_out_loss
+from gspo.types import Prompt, TrainBatch
+from tests.training.models import VOCAB, gemma2, llama
 
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("embedded")
-
-
-def tiny(seed: int = 0) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=261,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            pad_token_id=0,
-            bos_token_id=None,
-            eos_token_id=1,
-        )
-    )
+SIZES = ((5, 3), (2, 9), (11, 1), (1, 4), (7, 7), (3, 2))  # prompt and answer tokens
 
 
-def test_the_loss_is_cross_entropy_of_answer_tokens_and_eos(tokenizer: Any) -> None:
-    model, rows = tiny(), load_rows("arithmetic", limit=6)
-    examples = encode_examples(rows, tokenizer, max_length=64)
-    ours = -answer_log_probs(model, Head.of(model), examples)
-    expected = []
-    for row, example in zip(rows, examples):
-        text = f"<user>{row.messages[0]['content']}<assistant>{row.answer}<eos>"
-        ids = tokenizer(text, return_tensors="pt")["input_ids"]
-        labels = ids.clone()
-        labels[0, : len(example.prompt.token_ids)] = -100
-        logits = model(input_ids=ids).logits[0, :-1]
-        expected.append(F.cross_entropy(logits, labels[0, 1:], reduction="none", ignore_index=-100))
-    wanted = torch.cat(expected)
-    torch.testing.assert_close(ours, wanted[wanted != 0], atol=2e-6, rtol=1e-5)
+class RecordingOptimizer(MasterOptimizer):
+    """Keeps the summed gradients of each step."""
+
+    def step(self, lr: float, loss: Tensor | None = None) -> StepResult:
+        self.grads = {name: m.grad.double() for name, m in self.masters.items() if m.grad is not None}
+        return super().step(lr, loss)
 
 
-def test_one_step_moves_by_the_gradient_of_the_mean(tokenizer: Any) -> None:
-    """With warm-up over and no decay, AdamW's first step is lr * sign(gradient of the mean token loss)."""
-    examples = encode_examples(load_rows("arithmetic", limit=4), tokenizer, max_length=64)
-    model, reference = tiny(), tiny()
-    loss = -answer_log_probs(reference, Head.of(reference), examples).mean()
+def make_examples(seed: int = 0, sizes: Sequence[tuple[int, int]] = SIZES) -> list[Example]:
+    numbers = torch.Generator().manual_seed(seed)
+
+    def tokens(num: int) -> tuple[int, ...]:
+        return tuple(torch.randint(VOCAB, (num,), generator=numbers).tolist())
+
+    return [Example(Prompt(str(i), (), tokens(p)), tokens(a)) for i, (p, a) in enumerate(sizes)]
+
+
+def policy(model: Any, *, grad_clip: float = 1e9, **settings: Any) -> Policy:
+    optimizer = RecordingOptimizer(model.named_parameters(), lr=1e-3, weight_decay=0.0, grad_clip=grad_clip)
+    kept = {"mini_batch_groups": 1000, "layout": "shared", **settings}
+    return Policy(model, optimizer, Schedule(1e-3), PolicySettings(**kept))
+
+
+def reference(model: Any, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients in float64, one padded row per example, by transformers' own forward."""
+    model = model.double()
+    model.zero_grad()
+    width = max(e.num_tokens for e in examples)
+    ids, labels = torch.zeros(len(examples), width, dtype=torch.long), torch.full((len(examples), width), -100)
+    for i, e in enumerate(examples):
+        ids[i, : e.num_tokens] = torch.tensor(e.prompt.token_ids + e.answer_ids)
+        labels[i, len(e.prompt.token_ids) : e.num_tokens] = torch.tensor(e.answer_ids)
+    logits = model(input_ids=ids).logits  # padding is at the end, where causal attention never looks
+    loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
     loss.backward()
-    cfg = SftConfig(steps=1, lr=1e-3, batch_size=4, weight_decay=0.0, grad_clip=1e9)
-    (step,) = train_sft(model, examples, cfg)
-    assert step.loss == pytest.approx(loss.item(), rel=1e-5)
-    for new, old in zip(model.parameters(), reference.parameters()):
-        assert old.grad is not None
-        sure = old.grad.abs() > 1e-5
-        moved = (new - old)[sure]
-        torch.testing.assert_close(moved, -1e-3 * old.grad[sure].sign(), atol=2e-6, rtol=2e-3)
+    return float(loss.detach()), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def test_micro_batches_do_not_change_the_result(tokenizer: Any) -> None:
-    examples = encode_examples(load_rows("arithmetic", limit=32), tokenizer, max_length=64)
-    whole, split = tiny(), tiny()
-    a = train_sft(whole, examples, SftConfig(steps=3, batch_size=16, max_tokens_per_micro_batch=10_000))
-    b = train_sft(split, examples, SftConfig(steps=3, batch_size=16, max_tokens_per_micro_batch=60))
-    assert [s.loss for s in a] == pytest.approx([s.loss for s in b], rel=1e-4)
+def step(p: Policy, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
+    update = p.update(answer_batch(examples), answer_loss, step=0)
+    return update.metrics["train/loss"].result(), p.optimizer.grads  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_does_not(tokenizer: Any) -> None:
-    examples = encode_examples(load_rows("arithmetic", limit=64), tokenizer, max_length=64)
-    models = [tiny() for _ in range(3)]
-    for model, seed in zip(models, (0, 0, 1)):
-        train_sft(model, examples, SftConfig(steps=4, batch_size=8, seed=seed))
-    first, second, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
-    assert torch.equal(first, second)
-    assert not torch.equal(first, other)
+@pytest.mark.parametrize("make", [llama, gemma2])
+@pytest.mark.parametrize("budget", [10_000, 24, 1], ids=["one forward", "some", "one example each"])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-5), (torch.float64, 1e-6)])
+def test_loss_and_gradients_are_those_of_padded_rows_in_float64(
+    make: Any, budget: int, dtype: Any, close: float
+) -> None:
+    examples = make_examples()
+    loss, grads = reference(make(), examples)
+    found, packed = step(policy(make().to(dtype), micro_batch_tokens=budget), examples)
+    assert found == pytest.approx(loss, rel=close)
+    assert set(packed) == set(grads)
+    for name, grad in grads.items():
+        torch.testing.assert_close(packed[name], grad, rtol=0, atol=close * float(grad.abs().max()), msg=name)
 
 
-def test_it_learns(tokenizer: Any) -> None:
-    rows = [Row(str(i), user_message(f"{i}?"), answer="yes" if i % 2 else "no") for i in range(8)]
-    model = tiny()
-    history = train_sft(
-        model, encode_examples(rows, tokenizer, max_length=64), SftConfig(steps=80, lr=1e-2, batch_size=8)
-    )
-    assert history[0].loss > 4.0
-    assert history[-1].loss < 0.1
-    ids = tokenizer("<user>3?<assistant>", return_tensors="pt")["input_ids"]
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
-    assert tokenizer.decode(out[0]) == "<user>3?<assistant>yes<eos>"
+def test_an_example_does_not_see_its_neighbours() -> None:
+    """An example's log-probs are the same alone and between others, in any order."""
+    examples, p = make_examples(), policy(llama())
+    together, _ = p.log_probs(answer_batch(examples))
+    reversed_, _ = p.log_probs(answer_batch(examples[::-1]))
+    for i, example in enumerate(examples):
+        alone, _ = p.log_probs(answer_batch([example]))
+        size = len(example.answer_ids)
+        torch.testing.assert_close(together[i, :size], alone[0], atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(reversed_[len(examples) - 1 - i, :size], alone[0], atol=2e-6, rtol=1e-5)
 
 
-def test_learning_rates_warm_up_and_fall(tokenizer: Any) -> None:
-    examples = encode_examples(load_rows("arithmetic", limit=4), tokenizer, max_length=64)
-    cfg = SftConfig(steps=20, lr=1e-3, batch_size=1, warmup_steps=5, min_lr_ratio=0.1)
-    rates = [s.lr for s in train_sft(tiny(), examples, cfg)]
-    assert rates[:5] == pytest.approx([2e-4, 4e-4, 6e-4, 8e-4, 1e-3])
-    assert all(a >= b for a, b in itertools.pairwise(rates[5:]))
-    assert 1e-4 <= rates[-1] < 1.2e-4
+@pytest.mark.parametrize("layout", ["plain", "packed", "shared"])
+def test_every_layout_gives_the_same_step(layout: Any) -> None:
+    examples = make_examples()
+    loss, grads = step(policy(llama()), examples)
+    other, found = step(policy(llama(), layout=layout, micro_batch_tokens=30), examples)
+    assert other == pytest.approx(loss, rel=1e-5)
+    for name, grad in grads.items():
+        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6)
 
 
-def test_rows_that_cannot_be_imitated_are_named(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match="r1: field 'answer' is missing"):
-        encode_examples([Row("r1", user_message("x"))], tokenizer, max_length=9)
-    with pytest.raises(DataError, match=r"r2: field 'answer' is 14 tokens.*at most 9"):
-        encode_examples([Row("r2", user_message("x"), answer="0123456789")], tokenizer, max_length=9)
-    with pytest.raises(ValueError, match="lr is 0"):
-        SftConfig(lr=0.0)
+def test_equal_prompts_are_examples_of_their_own() -> None:
+    first, second = make_examples(sizes=((4, 3), (4, 5)))
+    same = Example(first.prompt, second.answer_ids)
+    loss, grads = reference(llama(), [first, same])
+    found, packed = step(policy(llama()), [first, same])
+    assert found == pytest.approx(loss, rel=2e-5)
+    for name, grad in grads.items():
+        torch.testing.assert_close(packed[name], grad, rtol=0, atol=2e-5 * float(grad.abs().max()))
 
 
-def test_progress_line_says_what_is_left() -> None:
-    times = iter([0.0, 0.5, 2.0, 2.1])
-    lines: list[str] = []
-    progress = ProgressLine(4, lines.append, clock=lambda: next(times))
-    for i in range(2):
-        progress(SftStep(i, 1.5, 1.0, 1e-3, 10))
-    assert len(lines) == 1
-    assert lines[0].startswith("step 2/4  loss 1.5000")
-    assert "10 answer tokens/s" in lines[0]
-    assert lines[0].endswith("2 s left")
+def test_the_first_step_moves_by_the_sign_of_the_gradient() -> None:
+    """Without decay and clipping AdamW's first step is lr · sign(gradient)."""
+    examples, start = make_examples(), llama()
+    p = policy(llama())
+    _, grads = step(p, examples)
+    for name, new in p.model.named_parameters():
+        moved = new.detach() - start.get_parameter(name).detach()
+        sure = grads[name].abs() > 1e-4
+        torch.testing.assert_close(moved[sure], -1e-3 * grads[name][sure].sign().float(), atol=2e-6, rtol=2e-3)
 
 
-def test_the_command_trains_any_file_with_answers_and_saves_a_loadable_folder(tmp_path: Path) -> None:
-    from gspo.commands.sft import app
-
-    file = tmp_path / "a.jsonl"
-    file.write_text("".join(json.dumps({"q": f"{i}+1=", "a": str(i + 1)}) + "\n" for i in range(8)))
-    out = tmp_path / "out"
-    words = ["--data", str(file), "--out", str(out), "--steps", "3", "--batch-size", "4", "--device", "cpu"]
-    result = CliRunner().invoke(app, [*words, "--prompt-key", "q", "--answer-key", "a"])
-    assert result.exit_code == 0, result.output
-    summary = json.loads(result.stdout.splitlines()[-1].removeprefix("result: "))
-    assert (summary["steps"], summary["num_examples"], summary["skipped_steps"]) == (3, 8, 0)
-    trained, start = load_model(str(out)), load_model("embedded")
-    assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), start.parameters()))
-    again = CliRunner().invoke(app, words)
-    assert again.exit_code == 2
-    assert "not an empty folder" in again.output
+def test_gradients_are_clipped() -> None:
+    p, q = policy(llama(), grad_clip=1e9), policy(llama(), grad_clip=1e-3)
+    norms = [one.update(answer_batch(make_examples()), answer_loss, step=0) for one in (p, q)]
+    assert norms[0].metrics["actor/grad_norm"].result() == norms[1].metrics["actor/grad_norm"].result() > 1e-3
+    first = [next(iter(one.optimizer.adamw.state.values()))["exp_avg"].norm() for one in (p, q)]
+    assert first[1] < 0.01 * first[0]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--data", "nope"], "is not a dataset"),
-        (["--model", "no_such_folder_or/name/x"], "cannot be loaded"),
-        (["--dtype", "int8"], "float32 or bfloat16"),
-        (["--lr", "-1"], "lr is -1"),
-    ],
-)
-def test_bad_words_end_with_2(tmp_path: Path, words: list[str], message: str) -> None:
-    from gspo.commands.sft import app
+def test_the_next_batch_is_made_ahead_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `upcoming`, steps have the same bits, and an update finds the micro-batches of its batch ready."""
+    batches = [answer_batch(make_examples(seed)) for seed in range(3)]
+    plain, ahead = policy(llama(), micro_batch_tokens=24), policy(llama(), micro_batch_tokens=24)
+    for i, batch in enumerate(batches):
+        plain.update(batch, answer_loss, step=i)
+    made: list[int] = []
 
-    result = CliRunner().invoke(app, ["--out", str(tmp_path / "o"), "--steps", "1", "--num-train-samples", "4", *words])
-    assert result.exit_code == 2, result.output
-    assert message in result.output
+    def recording(batch: TrainBatch, rows: Sequence[int], *args: Any, **kwargs: Any) -> MicroBatch:
+        made.append(next(i for i, b in enumerate(batches) if b.prompt_ids is batch.prompt_ids))
+        return micro_batch(batch, rows, *args, **kwargs)
+
+    monkeypatch.setattr(forward, "micro_batch", recording)
+    for i, batch in enumerate(batches):
+        made.append(-1)  # an update begins
+        following = batches[(i + 1) % 3]
+        ahead.update(batch, answer_loss, step=i, upcoming=lambda following=following: following)
+    sizes = [len(ahead.plan(batch)[0]) for batch in batches]
+    assert min(sizes) > 1
+    assert made == [-1, *[0] * sizes[0], *[1] * sizes[1], -1, *[2] * sizes[2], -1, *[0] * sizes[0]]
+    assert all(torch.equal(a, b) for a, b in zip(plain.model.parameters(), ahead.model.parameters()))
+
+
+def test_held_out_loss_is_the_mean_over_all_answer_tokens() -> None:
+    examples = make_examples()
+    loss, _ = reference(llama(), examples)
+    for size in (1, 4, 100):
+        metrics = held_out_loss(policy(llama()), examples, size)
+        assert metrics["val/loss"].result() == pytest.approx(loss, rel=1e-5)
+        assert metrics["val/perplexity"].result() == pytest.approx(torch.tensor(loss).exp().item(), rel=1e-5)
+
+
+def test_a_step_that_is_not_finite_is_skipped_and_counted() -> None:
+    model = llama()
+    p = policy(model)
+    with torch.no_grad():
+        model.get_parameter("model.norm.weight")[0] = float("inf")
+    before = [p.clone() for p in model.parameters()]
+    update = p.update(answer_batch(make_examples()), answer_loss, step=0)
+    assert update.metrics["actor/skipped_updates"].result() == 1
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -15,16 +15,22 @@ from gspo.training.roles import PolicyFacts
 from gspo.types import Prompt
 
 RANKS = "trainer ranks"
+TRAINED_ON = "trained on"
 ARITHMETIC = (RANKS, "threads", "device")
+EARLIER = {TRAINED_ON: "rollouts"}  # of checkpoints without the key
 
 
 def fingerprint(
-    config: TrainerConfig, facts: PolicyFacts, prompts: Sequence[Prompt], total_steps: int
+    config: TrainerConfig,
+    facts: PolicyFacts,
+    rows: Sequence[Any],
+    total_steps: int,
+    trained_on: Literal["rollouts", "answers"] = "rollouts",
 ) -> dict[str, Any]:
-    """The model, the data and the machine's arithmetic, in words or digests that can be compared."""
-    rows = [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
+    """The model, the data (as JSON values) and the machine's arithmetic, in words or digests that can be compared."""
     optim = config.actor_rollout_ref.actor.optim
     return {
+        TRAINED_ON: trained_on,
         "model shape": _digest(facts.shapes),
         "weights that stay as they are (LoRA's base, the reference)": facts.frozen_digest,
         RANKS: facts.num_ranks,
@@ -35,11 +41,17 @@ def fingerprint(
     }
 
 
+def prompt_rows(prompts: Sequence[Prompt]) -> list[Any]:
+    """What identifies prompts as training data."""
+    return [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
+
+
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Refuse to resume when the model, the data or the machine's arithmetic differs.
 
     Another number of ranks adds up in another order, so values that only affect the last bits are not compared then.
     """
+    saved = EARLIER | dict(saved)
     other_ranks = saved.get(RANKS) != current[RANKS]
     lines = [
         f"  {key}: {saved.get(key)!r} in the checkpoint, {now!r} now"

@@ -13,6 +13,7 @@ from gspo.config import TrainerConfig
 from gspo.data.chat_template import encode_prompts
 from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
+from gspo.data.examples import Example, encode_examples
 from gspo.data.rows import DataError, Row
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
 from gspo.rewards.builtin import by_source
@@ -79,6 +80,31 @@ def _with_prompt(item: Any, key: str) -> Any:
     if not isinstance(item, Mapping) or key in item or "raw_prompt" not in item:
         return item
     return {**{k: v for k, v in item.items() if k != "raw_prompt"}, key: list(item["raw_prompt"])}
+
+
+def load_examples(
+    config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None
+) -> tuple[list[Example], int]:
+    """The examples of a split ("train" or "val") and how many rows were left out because they are too long.
+
+    Rows need a text to imitate, but no ground truth.
+    """
+    c = config.data
+    if given is None and c.custom_cls.path is not None:
+        given = custom_dataset(config, tokenizer, split)
+    columns = Columns(c.prompt_key, None, c.data_source_key, c.response_key)
+    rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
+    if not rows and split == "train":
+        raise DataError("data.train_files" if given is None else "train_dataset", "has no rows; expected at least one")
+    examples = encode_examples(
+        rows,
+        tokenizer,
+        max_length=c.max_length,
+        truncation=c.truncation,
+        filter_overlong=c.filter_overlong_prompts,
+        **c.apply_chat_template_kwargs,
+    )
+    return examples, len(rows) - len(examples)
 
 
 def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:

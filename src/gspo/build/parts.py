@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from gspo.algo.objective import Objective
 from gspo.build.fingerprint import check_fingerprint
@@ -21,6 +21,45 @@ from gspo.sampling.sampler import Sampler
 from gspo.training.kl_reward import KlScorer
 from gspo.training.policy import Policy
 from gspo.training.roles import LocalRoles, PolicyFacts, Roles
+
+
+class Parts(Protocol):
+    """What every run needs of its objects: the models and their tokenizer, its length, its state, and their end."""
+
+    tokenizer: Any
+    roles: Roles
+    total_steps: int
+    fingerprint: dict[str, Any]
+
+    def publish(self, version: int) -> None:
+        """Let the engine use the policy's current weights."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state at a step boundary besides tensors."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
+        """Refuse to resume when the model, the data or the machine's arithmetic differs."""
+        ...
+
+    def summary(self, path: Path, total_steps: int) -> str:
+        """A few lines about the run that is about to start."""
+        ...
+
+    def stacks(self) -> str:
+        """The stacks of the run's other processes."""
+        ...
+
+    def kill(self) -> None:
+        """End the run's other processes at once."""
+        ...
+
+    def close(self) -> None:
+        """Close every part, whatever one of them raises."""
+        ...
 
 
 @dataclass
@@ -50,6 +89,9 @@ class RunParts:
         assert isinstance(self.roles, LocalRoles)
         return cast(LocalRoles, self.roles).policy
 
+    def publish(self, version: int) -> None:
+        self.engine.load_weights(None, version=version)
+
     def state_dict(self) -> dict[str, Any]:
         """The state at a step boundary besides tensors. The sampler comes first: it collects rewards, which updates KL."""
         state = {"sampler": self.sampler.state_dict(), "objective": self.objective.state_dict()}
@@ -70,14 +112,12 @@ class RunParts:
         c = self.config
         actor = c.actor_rollout_ref.actor
         facts = self.roles.facts()
-        trained, num = facts.num_trained, facts.num_parameters
-        size = f"{num:,} parameters" if trained == num else f"{trained:,} of {num:,} parameters trained"
         updates = -(-c.data.train_batch_size // actor.ppo_mini_batch_size) * actor.ppo_epochs
         return (
-            f"{c.actor_rollout_ref.model.path} ({size}) on {self.data}, "
-            f"{resolved_loss(actor)}, {c.algorithm.adv_estimator} advantages, {_where(facts)}\n"
+            f"{c.actor_rollout_ref.model.path} ({model_size(facts)}) on {self.data}, "
+            f"{resolved_loss(actor)}, {c.algorithm.adv_estimator} advantages, {where(facts)}\n"
             f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
-            f"{updates} optimiser steps each; files in {path}{self._rollouts()}{self._fallback()}"
+            f"{updates} optimiser steps each; files in {path}{self._rollouts()}{layout_note(facts)}"
         )
 
     def _rollouts(self) -> str:
@@ -87,11 +127,6 @@ class RunParts:
             return ""
         how = f"at most {bound} versions ahead of training" if runs_ahead(self.config) else "in lockstep"
         return f"\nrollouts in {count} worker process{'es' * (count > 1)}, {how}"
-
-    def _fallback(self) -> str:
-        """A line that says why training does not share prompts or pack, where the config asks for it."""
-        reason = self.roles.facts().layout_problem
-        return f"\ntraining in padded rows: {reason}" if reason else ""
 
     def stacks(self) -> str:
         """The stacks of the run's other processes: trainer ranks, then rollout workers."""
@@ -111,7 +146,19 @@ class RunParts:
             stack.callback(self.engine.close)
 
 
-def _where(facts: PolicyFacts) -> str:
+def model_size(facts: PolicyFacts) -> str:
+    """How many parameters the policy has, and how many of them are trained."""
+    trained, num = facts.num_trained, facts.num_parameters
+    return f"{num:,} parameters" if trained == num else f"{trained:,} of {num:,} parameters trained"
+
+
+def where(facts: PolicyFacts) -> str:
+    """The device of the policy, or its ranks."""
     if facts.num_ranks is None:
         return facts.device
     return f"{facts.num_ranks} rank{'s' * (facts.num_ranks > 1)} on {facts.device}"
+
+
+def layout_note(facts: PolicyFacts) -> str:
+    """A line that says why training does not share prompts or pack, where the config asks for it; "" otherwise."""
+    return f"\ntraining in padded rows: {facts.layout_problem}" if facts.layout_problem else ""

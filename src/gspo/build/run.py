@@ -18,7 +18,7 @@ from gspo.algo.losses import POLICY_LOSSES
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
 from gspo.build.environments import episode_settings, has_environment, require_sendable, turn_scorer
-from gspo.build.fingerprint import fingerprint
+from gspo.build.fingerprint import fingerprint, prompt_rows
 from gspo.build.inputs import build_scorer, check_code_tests, grades, load_prompts, reward_lag, try_reward
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
@@ -110,8 +110,8 @@ def build(
     ADVANTAGE_ESTIMATORS.check(config.algorithm.adv_estimator)
     POLICY_LOSSES.check(config.actor_rollout_ref.actor.policy_loss.loss_mode)
     keep = _group_filter(config, inputs)
-    device = _prepare_process(config)
-    tokenizer = inputs.tokenizer or _load_tokenizer(config)
+    device = prepare_process(config)
+    tokenizer = inputs.tokenizer or load_run_tokenizer(config)
     episodes, reward_fn = episode_settings(config, inputs.environment), inputs.reward_fn
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
         pool = None
@@ -132,7 +132,7 @@ def build(
         if train and (episodes is None or grades(config, train[0], reward_fn)):
             try_reward(config, scorer, train[0], uses_metric=keep is None and episodes is None)
         num_steps = total_steps(config, len(train))
-        roles, build_own_engine = _build_models(
+        roles, build_own_engine = build_models(
             config, tokenizer, device, num_steps, weights_from, backend, episodes, pool
         )
         started.callback(roles.close)
@@ -158,10 +158,10 @@ def build(
             sampler=_build_sampler(
                 config, train, engine, kl_reward or scorer, record, watch, keep, reward_lag(config, scorer, train)
             ),
-            evaluator=_evaluator(config, engine, val_scorer, held_out) if held_out else None,
+            evaluator=build_evaluator(config, engine, val_scorer, held_out) if held_out else None,
             objective=build_objective(config),
             total_steps=num_steps,
-            fingerprint=fingerprint(config, roles.facts(), train, num_steps),
+            fingerprint=fingerprint(config, roles.facts(), prompt_rows(train), num_steps),
             scorers=[scorer, val_scorer],
             data=inputs.facts().get("train_dataset") or str(config.data.train_files),
             kl_reward=kl_reward,
@@ -188,7 +188,7 @@ def _group_filter(config: TrainerConfig, inputs: Inputs) -> GroupFilter | None:
     return given
 
 
-def _prepare_process(config: TrainerConfig) -> torch.device:
+def prepare_process(config: TrainerConfig) -> torch.device:
     """Set the threads and determinism of this process; returns its device."""
     torch.set_num_threads(config.trainer.num_threads or default_threads())
     if config.trainer.deterministic:  # else as the caller has set it
@@ -196,7 +196,7 @@ def _prepare_process(config: TrainerConfig) -> torch.device:
     return choose_device(config.trainer.device)
 
 
-def _load_tokenizer(config: TrainerConfig) -> Any:
+def load_run_tokenizer(config: TrainerConfig) -> Any:
     c = config.actor_rollout_ref.model
     return load_tokenizer(c.tokenizer_path or c.path, trust_remote_code=c.trust_remote_code)
 
@@ -236,17 +236,20 @@ def _start_ranks(config: TrainerConfig, backend: Backend | None) -> RankGroup | 
     return TorchrunRanks.join(config.trainer.device)
 
 
-def _build_models(
+def build_models(
     config: TrainerConfig,
     tokenizer: Any,
     device: torch.device,
     num_steps: int,
     weights_from: Path | None,
     backend: Backend | None,
-    episodes: EpisodeSettings | None,
-    pool: EpisodePool | None,
+    episodes: EpisodeSettings | None = None,
+    pool: EpisodePool | None = None,
 ) -> tuple[Roles, Callable[[], RolloutEngine]]:
-    """The models, here or on the trainer's ranks, and a function that builds the engine over them."""
+    """The models, here or on the trainer's ranks, and a function that builds the engine over them.
+
+    Without a tokenizer the ranks build no engine.
+    """
     ranks = _start_ranks(config, backend)
     if ranks is None:
         local = build_roles(config, device, num_steps, weights_from)
@@ -310,7 +313,7 @@ def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int]
     return lambda: groups_held(config, engine.num_workers)
 
 
-def _evaluator(config: TrainerConfig, engine: RolloutEngine, scorer: Scorer, prompts: list[Prompt]) -> Evaluator:
+def build_evaluator(config: TrainerConfig, engine: RolloutEngine, scorer: Scorer, prompts: list[Prompt]) -> Evaluator:
     return Evaluator(
         engine,
         scorer,

@@ -123,6 +123,18 @@ def save(
     return final
 
 
+def export(path: Path, out: Path) -> None:
+    """Copy the model and tokenizer of a checkpoint to `out`, a new or empty folder. It is complete or not there."""
+    temporary = out.with_name(f".tmp-{out.name}")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(path, temporary, ignore=lambda folder, names: {"training", MANIFEST} & set(names))
+        os.rename(temporary, out)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise CheckpointError(f"{out}: could not write the model: {error}; it is in {path}") from error
+
+
 def state_text(step: int, state: Mapping[str, Any]) -> str:
     """The content of `state.json` at a step boundary."""
     return json.dumps({"format": FORMAT, "step": step, **state})

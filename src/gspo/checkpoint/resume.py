@@ -38,14 +38,17 @@ class Resume:
         return checkpoint.load(path)
 
 
-def find_resume(resolved: ResolvedConfig) -> Resume:
-    """Choose folder and checkpoint according to `trainer.resume_mode`. Notes name damaged checkpoints."""
+def find_resume(resolved: ResolvedConfig, prefix: str = "") -> Resume:
+    """Choose folder and checkpoint according to `trainer.resume_mode`. Notes name damaged checkpoints.
+
+    The name of a run without a name begins with `prefix`.
+    """
     trainer = resolved.config.trainer
     if trainer.resume_mode not in ("auto", "disable"):
         return _from_path(resolved, Path(trainer.resume_mode))
     runs = Path(trainer.default_local_dir)
     if trainer.experiment_name is None:
-        return _unnamed(resolved, runs)
+        return _unnamed(resolved, runs, prefix + base_name(resolved.config))
     run = RunFolder(runs / trainer.experiment_name)
     if trainer.resume_mode == "disable":
         return Resume(run, notes=_move_aside(run))
@@ -85,9 +88,8 @@ def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
     return Resume(home, loaded, [f"going on from {path} in {home.path}"], chosen=True)
 
 
-def _unnamed(resolved: ResolvedConfig, runs: Path) -> Resume:
+def _unnamed(resolved: ResolvedConfig, runs: Path, base: str) -> Resume:
     """A run without a name: the last one of its base name if it has the same config and is unfinished, else a new one."""
-    base = base_name(resolved.config)
     folders = [p.name for p in runs.iterdir() if p.is_dir()] if runs.is_dir() else []
     matches = [re.fullmatch(rf"{re.escape(base)}-(\d+)", name) for name in folders]
     last = max((int(m.group(1)) for m in matches if m), default=0)
@@ -112,7 +114,8 @@ def _same(run: RunFolder, resolved: ResolvedConfig) -> bool:
         saved = untrusted.read_yaml(run.config_file)
     except (OSError, untrusted.Unreadable):
         return False
-    ours, theirs = flatten(resolved.to_dict()), flatten(saved if isinstance(saved, dict) else {})
+    ours = _defaults() | flatten(resolved.to_dict())
+    theirs = _defaults() | flatten(saved if isinstance(saved, dict) else {})  # keys may be newer than the run
     for name in ("trainer.experiment_name", "trainer.resume_mode"):
         ours.pop(name, None)
         theirs.pop(name, None)
@@ -137,8 +140,7 @@ def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: P
 
     A key that the checkpoint does not have had its default: it is newer than the checkpoint.
     """
-    defaults = {key: leaf.default for key, leaf in tree.leaves().items()}
-    old, new = defaults | flatten(saved), defaults | flatten(now)
+    old, new = _defaults() | flatten(saved), _defaults() | flatten(now)
     lines = [
         f"  {key}: {old.get(key, 'unset')!r} in the checkpoint, {new.get(key, 'unset')!r} now"
         for key in sorted(old.keys() | new.keys())
@@ -150,6 +152,10 @@ def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: P
             "Set them back, give the new run another trainer.experiment_name, or use its weights as "
             "actor_rollout_ref.model.path"
         )
+
+
+def _defaults() -> dict[str, Any]:
+    return {key: leaf.default for key, leaf in tree.leaves().items()}
 
 
 def _may_change(key: str) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,11 +28,14 @@ def load_arguments(
     arguments: Sequence[str] | None,
     config: Path | None = None,
     *,
-    recipe: str | Path | None = None,
-    system: str | None = None,
     show_warnings: bool = True,
+    load: Callable[..., ResolvedConfig] = load,
+    **options: Any,
 ) -> ResolvedConfig:
-    """The config that the words describe. On errors, prints all of them and exits with code 2."""
+    """The config that the words describe, loaded by `load` with these options.
+
+    On errors, prints all of them and exits with code 2.
+    """
     words, overrides, flags = split_arguments(arguments or ())
     hydra, flags = take_hydra_config(flags)
     if config is None and words:
@@ -43,7 +46,7 @@ def load_arguments(
         for word in words
     ]
     try:
-        resolved = load(config, overrides, flags, recipe=recipe, system=system)
+        resolved = load(config, overrides, flags, **options)
     except ConfigErrors as errors:
         problems += errors.problems
         resolved = None

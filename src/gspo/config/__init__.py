@@ -1,7 +1,7 @@
 """The configuration: a typed schema, loading with origins, names of other systems, rules between keys."""
 
 from gspo.config.batch_plan import BatchPlan
-from gspo.config.loading.resolve import ResolvedConfig, load
+from gspo.config.loading.resolve import ResolvedConfig, load, load_supervised
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.resolved_loss import ResolvedLoss, resolved_loss
 from gspo.config.schema import ActorRolloutRefConfig, TrainerConfig
@@ -49,5 +49,6 @@ __all__ = [
     "TrainerConfig",
     "ValKwargs",
     "load",
+    "load_supervised",
     "resolved_loss",
 ]

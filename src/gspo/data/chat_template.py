@@ -88,15 +88,24 @@ def encode_prompts(
 
 
 def _shorten(prompt: Prompt, limit: int, truncation: Truncation) -> Prompt:
-    """The prompt cut to `limit` tokens: `left` drops its beginning, `right` its end, `middle` its middle."""
-    ids = prompt.token_ids
+    """The prompt cut to `limit` tokens."""
     if truncation == "error":
-        raise DataError(
-            prompt.uid,
-            f"is {len(ids)} tokens; expected at most data.max_prompt_length={limit}. Raise it, set "
-            "data.filter_overlong_prompts=true, or data.truncation to left, right or middle",
-            field="prompt",
-        )
+        size = f"is {len(prompt.token_ids)} tokens"
+        raise overlong(prompt.uid, size, f"data.max_prompt_length={limit}", field="prompt")
+    return dataclasses.replace(prompt, token_ids=cut(prompt.token_ids, limit, truncation))
+
+
+def cut(ids: tuple[int, ...], limit: int, truncation: Truncation) -> tuple[int, ...]:
+    """The tokens cut to `limit`: `left` drops their beginning, `right` their end, `middle` their middle."""
     head = {"left": 0, "right": limit, "middle": limit // 2}[truncation]
-    kept = ids[:head] + ids[len(ids) - (limit - head) :]
-    return dataclasses.replace(prompt, token_ids=kept)
+    return ids[:head] + ids[len(ids) - (limit - head) :]
+
+
+def overlong(uid: str, size: str, limit: str, *, field: str) -> DataError:
+    """The error of a row that is longer than its limit and may not be cut."""
+    return DataError(
+        uid,
+        f"{size}; expected at most {limit}. Raise it, set data.filter_overlong_prompts=true, or data.truncation to "
+        "left, right or middle",
+        field=field,
+    )

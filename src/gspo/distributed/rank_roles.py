@@ -20,7 +20,7 @@ from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_worker import MakeModels, RankScores, RankUpdate, RankWorker
 from gspo.metrics import Metrics
 from gspo.training.parallel.ranks import merge_ranks
-from gspo.training.policy import LossFunction, Regulariser, Update
+from gspo.training.policy import LossFunction, Regulariser, Upcoming, Update
 from gspo.training.roles import PolicyFacts
 from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
 
@@ -97,7 +97,13 @@ class RankRoles:
         return self._facts
 
     def update_policy(
-        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
+        self,
+        batch: AdvantageBatch,
+        loss: LossFunction,
+        *,
+        step: int,
+        regulariser: Regulariser | None = None,
+        upcoming: Upcoming | None = None,  # the ranks have no batch but the one that is sent
     ) -> Update:
         parts: list[RankUpdate] = self._ranks.call(RankWorker.update, batch, loss, step, regulariser)
         if rows := [row for part in parts for row in part.scored_rows]:

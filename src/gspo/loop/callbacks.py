@@ -11,7 +11,7 @@ from gspo.registry import PluginError, Registry, user_code
 
 if TYPE_CHECKING:
     from gspo.evaluation.evaluator import Evaluation
-    from gspo.loop.trainer import Trainer
+    from gspo.loop.training_run import TrainingRun
 
 
 class Callback:
@@ -21,19 +21,19 @@ class Callback:
     (plain JSON) is part of every checkpoint and is given back on resume.
     """
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: TrainingRun[Any]) -> None:
         """Before the first step of this process, also after a resume."""
 
-    def on_step_end(self, trainer: Trainer, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step_end(self, trainer: TrainingRun[Any], step: int, metrics: Mapping[str, float]) -> None:
         """After a step is recorded and before its checkpoint begins. `metrics` is its row of metrics.jsonl."""
 
-    def on_evaluate(self, trainer: Trainer, step: int, evaluation: Evaluation) -> None:
+    def on_evaluate(self, trainer: TrainingRun[Any], step: int, evaluation: Evaluation) -> None:
         """After an evaluation on held-out prompts."""
 
-    def on_save(self, trainer: Trainer, step: int) -> None:
+    def on_save(self, trainer: TrainingRun[Any], step: int) -> None:
         """When the checkpoint of a step is started; it is written in the background."""
 
-    def on_train_end(self, trainer: Trainer, result: Mapping[str, Any]) -> None:
+    def on_train_end(self, trainer: TrainingRun[Any], result: Mapping[str, Any]) -> None:
         """After the run is finished or was stopped; `result` is what `fit` returns."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,19 +48,19 @@ class Callbacks(Callback):
     def __init__(self, members: Sequence[Callback]) -> None:
         self.members = list(members)
 
-    def on_train_begin(self, trainer: Trainer) -> None:
+    def on_train_begin(self, trainer: TrainingRun[Any]) -> None:
         self._call("on_train_begin", trainer)
 
-    def on_step_end(self, trainer: Trainer, step: int, metrics: Mapping[str, float]) -> None:
+    def on_step_end(self, trainer: TrainingRun[Any], step: int, metrics: Mapping[str, float]) -> None:
         self._call("on_step_end", trainer, step, metrics)
 
-    def on_evaluate(self, trainer: Trainer, step: int, evaluation: Evaluation) -> None:
+    def on_evaluate(self, trainer: TrainingRun[Any], step: int, evaluation: Evaluation) -> None:
         self._call("on_evaluate", trainer, step, evaluation)
 
-    def on_save(self, trainer: Trainer, step: int) -> None:
+    def on_save(self, trainer: TrainingRun[Any], step: int) -> None:
         self._call("on_save", trainer, step)
 
-    def on_train_end(self, trainer: Trainer, result: Mapping[str, Any]) -> None:
+    def on_train_end(self, trainer: TrainingRun[Any], result: Mapping[str, Any]) -> None:
         self._call("on_train_end", trainer, result)
 
     def state_dict(self) -> dict[str, Any]:

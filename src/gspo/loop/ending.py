@@ -9,7 +9,6 @@ from gspo import report
 from gspo.exit_codes import EXIT_PAUSED
 from gspo.loop.counters import Counters
 from gspo.loop.guards.alarms import Paused
-from gspo.loop.step_records import evaluation_file
 from gspo.runs.console import Console
 from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder, step_of
@@ -17,7 +16,7 @@ from gspo.runs.metric_names import accuracy_interval, held_out_accuracy
 from gspo.runs.reading import read_groups
 
 if TYPE_CHECKING:
-    from gspo.loop.trainer import Trainer
+    from gspo.loop.training_run import TrainingRun
 
 
 def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
@@ -36,33 +35,32 @@ def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
     }
 
 
-def finished(console: Console, run: RunFolder, step: int, counters: Counters, num_examples: int) -> dict[str, Any]:
+def finished(console: Console, run: RunFolder, outcome: dict[str, Any], num_examples: int) -> dict[str, Any]:
     """Write the result of a finished run, print what changed, and write the report."""
-    outcome = result(run, step, counters)
     write_json(run.result_file, outcome)
     show_change(console, run, outcome, num_examples)
     write_report(console, run)
     return outcome
 
 
-def paused(trainer: Trainer, cause: Paused) -> dict[str, Any]:
+def paused(trainer: TrainingRun[Any], cause: Paused) -> dict[str, Any]:
     """Print how to continue a run that an alarm paused. It is saved."""
     run = trainer.run
     trainer.console.say(
         f"{cause}; saved in {run.path}, the alarm is in {trainer.alarms.file.name}. Continue as it is with the same "
         f"command, or from an earlier checkpoint of {run.checkpoints} under another trainer.experiment_name"
     )
-    return {**result(run, trainer.step, trainer.counters), "stopped": EXIT_PAUSED}
+    return {**trainer.result(), "stopped": EXIT_PAUSED}
 
 
-def stopped(trainer: Trainer) -> dict[str, Any]:
+def stopped(trainer: TrainingRun[Any]) -> dict[str, Any]:
     """Print how to continue a run that a signal stopped. It is saved."""
     run = trainer.run
     trainer.console.say(
         f"stopped at step {trainer.step} of {trainer.total_steps}; saved in {run.path}. Continue with the same command, "
-        f"or: gspo train {run.config_file} trainer.experiment_name={run.name}"
+        f"or: gspo {trainer.command} {run.config_file} trainer.experiment_name={run.name}"
     )
-    return {**result(run, trainer.step, trainer.counters), "stopped": trainer.stop.exit_code}
+    return {**trainer.result(), "stopped": trainer.stop.exit_code}
 
 
 def write_report(console: Console, run: RunFolder) -> None:
@@ -70,11 +68,6 @@ def write_report(console: Console, run: RunFolder) -> None:
     page = report.write_report(run.path, console.warn)
     if page is not None:
         console.say(f"report: {page}")
-
-
-def is_evaluated(run: RunFolder, step: int) -> bool:
-    """Whether the evaluation of a step is in the run folder."""
-    return evaluation_file(run, step).exists()
 
 
 def _interval(row: Mapping[str, Any]) -> list[float] | None:

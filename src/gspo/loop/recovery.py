@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.contents import CheckpointError
@@ -13,12 +13,12 @@ from gspo.models import ModelError
 from gspo.untrusted import Unreadable
 
 if TYPE_CHECKING:
-    from gspo.loop.trainer import Trainer
+    from gspo.loop.training_run import TrainingRun
 
 RANK_RESTARTS = 3  # trainer ranks replaced without a step in between
 
 
-def assemble_newest(trainer: Trainer, resume: Resume) -> None:
+def assemble_newest(trainer: TrainingRun[Any], resume: Resume) -> None:
     """Build the parts from the chosen checkpoint, or from the newest older one whose content fits this run."""
     loaded = resume.checkpoint
     while True:
@@ -34,7 +34,7 @@ def assemble_newest(trainer: Trainer, resume: Resume) -> None:
             trainer.console.say(f"DAMAGED checkpoint {error}; it is not used\ngoing on from {loaded.path}")
 
 
-def roll_back(trainer: Trainer) -> None:
+def roll_back(trainer: TrainingRun[Any]) -> None:
     """Go back to the last checkpoint before this step, with a lower learning rate."""
     path = checkpoint_before(trainer.run.checkpoints, trainer.step)
     assert path is not None  # an alarm asks for a rollback only when there is one
@@ -45,7 +45,7 @@ def roll_back(trainer: Trainer) -> None:
     )
 
 
-def replace_ranks(trainer: Trainer, failure: RankFailed) -> None:
+def replace_ranks(trainer: TrainingRun[Any], failure: RankFailed) -> None:
     """Continue from the last checkpoint with new ranks. Raises `failure` where the backend cannot start any."""
     trainer.num_rank_failures += 1
     trainer.writer.wait()

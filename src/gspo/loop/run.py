@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from gspo.exit_codes import (
 )
 from gspo.loop.guards.bad_numbers import BadNumbers
 from gspo.loop.trainer import Trainer
+from gspo.loop.training_run import TrainingRun
 from gspo.models.load import ModelError
 from gspo.models.output_head import UnsupportedModel
 from gspo.registry import PluginError
@@ -39,6 +40,7 @@ from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSamplin
 from gspo.training.lora import MissingPeft
 from gspo.training.parallel.fsdp import ShardError
 
+MakeTrainer = Callable[..., TrainingRun[Any]]
 AnyConfig = TrainerConfig | ResolvedConfig | Mapping[str, Any]
 EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...] = (
     (
@@ -85,17 +87,17 @@ def train(
     return Trainer(resolved, **options).fit()
 
 
-def run_program(resolved: ResolvedConfig, **options: Any) -> int:
-    """Train as `gspo train` does: print the result line and return the exit code. `options` go to the Trainer.
+def run_program(resolved: ResolvedConfig, trainer: MakeTrainer = Trainer, **options: Any) -> int:
+    """Train as `gspo train` does: print the result line and return the exit code. `options` go to the trainer.
 
     Of the processes that torchrun starts, all but rank 0 follow the calls of rank 0 until it ends.
     """
-    code = _run_program(resolved, **options)
+    code = _run_program(resolved, trainer, **options)
     report_exit_code(code)
     return code
 
 
-def _run_program(resolved: ResolvedConfig, **options: Any) -> int:
+def _run_program(resolved: ResolvedConfig, trainer: MakeTrainer, **options: Any) -> int:
     try:
         if launched_ranks() > 1:
             check_launch(resolved.config)
@@ -103,7 +105,7 @@ def _run_program(resolved: ResolvedConfig, **options: Any) -> int:
             if ranks.rank > 0:
                 return ranks.follow()
         with launched_rank_group():
-            result = Trainer(resolved, **options).fit()
+            result = trainer(resolved, **options).fit()
     except Exception as error:
         code = exit_code(error)
         if code is None:

@@ -119,8 +119,12 @@ def _rollout_gap(batch: ScoredBatch) -> Metrics:
 def speed(values: Mapping[str, float], *, overlapped: bool) -> dict[str, float]:
     """`perf/throughput`: tokens of the groups that ended in a step, over its whole time; `perf/rollout_throughput`: over
     the time of its stage `gen`, unless generation is `overlapped` with training, where that stage only waits.
+
+    Supervised training counts the tokens of its examples, over the time without evaluations.
     """
     tokens, step, gen = (values.get(name) for name in ("train/generated_tokens", "timing_s/step", "timing_s/gen"))
+    if tokens is None:
+        tokens, step = values.get("train/tokens"), (step or 0.0) - values.get("timing_s/testing", 0.0)
     if tokens is None or not step:
         return {}
     found = {"perf/throughput": tokens / step}

@@ -50,6 +50,8 @@ def tiles(run: Run) -> list[dict[str, str]]:
     """The main figures for the top of the page, each with a label and a line of detail."""
     makers = {
         "Held-out accuracy": _accuracy,
+        "Held-out loss": _held_out_loss,
+        "Training loss, last step": _loss,
         "Reward, last step": _reward,
         "Time": _time,
         "Generated tokens": _tokens,
@@ -69,6 +71,19 @@ def _accuracy(run: Run) -> Tile:
         detail = f"95 % interval {words.interval(*final)}" if final else ""
         return f"{100 * ends[0]:.1f} → {words.percent(ends[1])}", detail
     return (words.percent(run.accuracy[-1][1]), f"at step {run.accuracy[-1][0]}") if run.accuracy else None
+
+
+def _held_out_loss(run: Run) -> Tile:
+    losses, perplexity = run.values("val/loss"), run.last("val/perplexity")
+    if not losses:
+        return None
+    span = f"{losses[0]:.3f} → {losses[-1]:.3f}" if len(losses) > 1 else f"{losses[0]:.3f}"
+    return span, "" if perplexity is None else f"perplexity {perplexity:.3g}"
+
+
+def _loss(run: Run) -> Tile:
+    loss = run.last("train/loss")
+    return None if loss is None else (f"{loss:.3f}", "per answer token")
 
 
 def _reward(run: Run) -> Tile:

@@ -84,7 +84,10 @@ def _lines(ax: Any, run: Run, title: str, metrics: Sequence[tuple[str, str, str,
 def _learning(run: Run) -> Figure | None:
     figure, (left, right) = _figure(2)
     trained = ("critic/score/mean", "trained groups", GREEN, "--")
-    _lines(left, run, "Reward", [("critic/score_all/mean", "all groups", BLUE, "-"), trained])
+    if run.is_supervised:
+        _lines(left, run, "Loss", [("train/loss", "training", BLUE, "-"), ("val/loss", "held out", ORANGE, "o-")])
+    else:
+        _lines(left, run, "Reward", [("critic/score_all/mean", "all groups", BLUE, "-"), trained])
     for name, color in zip((n for n in run.names() if is_accuracy(n)), STAGES):
         source = held_out_source(name) or name
         x, y = _series(run, name)

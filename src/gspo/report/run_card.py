@@ -36,7 +36,7 @@ def _front_matter(run: Run) -> str:
     model = run.setting("actor_rollout_ref.model.path")
     data = None if run.given("train_dataset") else run.setting("data.train_files")
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    lines += ["tags:", "- gspo", "- reinforcement-learning"]
+    lines += ["tags:", "- gspo", f"- {'supervised-fine-tuning' if run.is_supervised else 'reinforcement-learning'}"]
     if isinstance(model, str) and _is_hub_name(model):
         lines.append(f"base_model: {model}")
     sets = [d for d in (data if isinstance(data, list) else [data]) if isinstance(d, str) and _is_hub_name(d)]
@@ -56,7 +56,10 @@ def _verdict(run: Run) -> str:
 
 
 def _result(run: Run) -> str:
-    ends = start_and_end(run)
+    ends, losses = start_and_end(run), run.values("val/loss")
+    if ends is None and len(losses) >= 2:
+        rows = [["start", f"{losses[0]:.4f}"], ["end", f"{losses[-1]:.4f}"]]
+        return _grid(["held-out loss per answer token", "value"], rows)
     if ends is None:
         return "No held-out evaluation at both ends."
     rows = []
@@ -71,6 +74,16 @@ def _result(run: Run) -> str:
 
 def _training(run: Run) -> list[tuple[str, Any]]:
     s = run.setting
+    if run.is_supervised:
+        return [
+            ("base model", s("actor_rollout_ref.model.path")),
+            ("training data", f"answers of {words.name_of(s('data.train_files'))}"),
+            ("held-out data", words.name_of(s("data.val_files") or "the task's own held-out split")),
+            ("steps", run.last_step),
+            ("examples per step", s("data.train_batch_size")),
+            ("learning rate", s(f"{ACTOR}.optim.lr")),
+            ("seed", s("trainer.seed")),
+        ]
     loss = s(f"{ACTOR}.policy_loss.loss_mode")
     reward = s("custom_reward_function.path")
     return [
@@ -134,7 +147,7 @@ def _reproduce(run: Run) -> str:
     lines = [
         "The run folder's `config.yaml` contains every value that was used:",
         "```",
-        "gspo train config.yaml",
+        f"gspo {'sft' if run.is_supervised else 'train'} config.yaml",
         "```",
     ]
     if isinstance(argv, list) and argv:
@@ -146,6 +159,8 @@ def _reproduce(run: Run) -> str:
 def _limits(run: Run) -> str:
     names = [name for name in run.names() if name.startswith(CORE)]
     sources = sorted({source for name in names if (source := held_out_source(name)) is not None})
+    if not sources and run.values("val/loss"):
+        return "Only the loss of held-out answers was measured; what the model answers by itself was not."
     if not sources:
         return "The model was not evaluated on held-out questions; its abilities are unknown."
     return (

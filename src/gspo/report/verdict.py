@@ -60,7 +60,7 @@ def start_and_end(run: Run) -> tuple[float, float] | None:
 def _headline(run: Run) -> tuple[str, str]:
     ends = start_and_end(run)
     if ends is None:
-        return _reward_headline(run)
+        return _loss_headline(run) if run.is_supervised else _reward_headline(run)
     start, final = ends
     span = f"from {words.percent(start)} to {words.percent(final)}"
     clear = run.change.clear if run.change else _apart(run)
@@ -75,6 +75,17 @@ def _apart(run: Run) -> bool:
     """Whether the intervals of start and end do not overlap; for runs without recorded questions."""
     a, b = run.interval("start"), run.interval("final")
     return bool(a and b and (a[1] < b[0] or b[1] < a[0]))
+
+
+def _loss_headline(run: Run) -> tuple[str, str]:
+    for name, title in (("val/loss", "Held-out loss"), ("train/loss", "Training loss")):
+        values = run.values(name)
+        if len(values) >= 2:
+            fell = values[-1] < values[0]
+            verb = "fell" if fell else "rose" if values[-1] > values[0] else "stayed"
+            tone = "none" if name == "train/loss" else "good" if fell else "bad"
+            return f"{title} {verb} from {values[0]:.3f} to {values[-1]:.3f}", tone
+    return f"Step {run.last_step}: nothing to judge yet", "none"
 
 
 def _reward_headline(run: Run) -> tuple[str, str]:
@@ -94,8 +105,9 @@ def _what(run: Run) -> str:
     if model is None and data is None:
         return ""
     states = {"running": "is being trained", "stopped": "was trained (stopped before its end)"}
-    text = f"The model {words.name_of(model)} {states.get(run.status, 'was trained')} on {words.name_of(data)}"
-    if loss:
+    what = f"the answers of {words.name_of(data)}" if run.is_supervised else words.name_of(data)
+    text = f"The model {words.name_of(model)} {states.get(run.status, 'was trained')} on {what}"
+    if loss and not run.is_supervised:
         text += f" with {LOSS_NAMES.get(str(loss), str(loss))}"
     total = run.setting("trainer.total_training_steps")
     steps = f"{run.last_step} step" + ("" if run.last_step == 1 else "s")

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from gspo.runs.metric_names import held_out_score
 
-COLUMNS = (
+Column = tuple[str, str | None, str]  # title, metric, format
+COLUMNS: tuple[Column, ...] = (
     ("step", None, "{:.0f}"),
     ("reward", "critic/score_all/mean", "{:.3f}"),
     ("held-out", "val", "{:.3f}"),
@@ -24,14 +25,24 @@ COLUMNS = (
     ("tok/s", "speed", "{:,.0f}"),
     ("s/step", "timing_s/step", "{:.2f}"),
 )
+SUPERVISED_COLUMNS: tuple[Column, ...] = (
+    ("step", None, "{:.0f}"),
+    ("loss", "train/loss", "{:.4f}"),
+    ("held-out loss", "val/loss", "{:.4f}"),
+    ("held-out", "val", "{:.3f}"),
+    ("lr", "actor/lr", "{:.2e}"),
+    ("grad", "actor/grad_norm", "{:.3f}"),
+    ("tok/s", "perf/throughput", "{:,.0f}"),
+    ("s/step", "timing_s/step", "{:.2f}"),
+)
 
 
 class Console:
     """Progress on standard output. `say` is for sentences, `step` for one row of metrics."""
 
-    def __init__(self, *, every: int = 5, enabled: bool = True) -> None:
+    def __init__(self, *, every: int = 5, enabled: bool = True, columns: Sequence[Column] = COLUMNS) -> None:
         self.rich = RichConsole(quiet=not enabled, highlight=False, soft_wrap=True)
-        self.every = every
+        self.every, self._columns = every, columns
         self._rows: list[Mapping[str, float]] = []
         self._live = None
         self._started = time.monotonic()
@@ -57,7 +68,7 @@ class Console:
         self._rows.append(row)
         if len(self._rows) >= self.every or step == total:
             self.stop()
-            self.rich.print(_table(self._rows))
+            self.rich.print(_table(self._columns, self._rows))
             self._rows.clear()
         else:
             self._show(self._line(row, total))
@@ -68,7 +79,7 @@ class Console:
             self._show(f"{_position(step, total)}  generating: {kept} of {needed} groups kept")
 
     def _line(self, row: Mapping[str, float], total: int | None) -> str:
-        values = [(title, row.get(key or ""), form) for title, key, form in COLUMNS[1:]]
+        values = [(title, row.get(key or ""), form) for title, key, form in self._columns[1:]]
         parts = [_position(row["step"], total), *(f"{t} {form.format(v)}" for t, v, form in values if v is not None)]
         if total and self._first is not None:
             spent = time.monotonic() - self._started
@@ -103,11 +114,11 @@ def _position(step: float, total: int | None) -> str:
     return f"step {step:.0f}" + (f"/{total}" if total else "")
 
 
-def _table(rows: Sequence[Mapping[str, float]]) -> Table:
+def _table(columns: Sequence[Column], rows: Sequence[Mapping[str, float]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title, _, _ in COLUMNS:
+    for title, _, _ in columns:
         table.add_column(title, justify="right")
     for row in rows:
-        values = [(row.get(key or "step"), form) for _, key, form in COLUMNS]
+        values = [(row.get(key or "step"), form) for _, key, form in columns]
         table.add_row(*("" if value is None else form.format(value) for value, form in values))
     return table

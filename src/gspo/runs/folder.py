@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from gspo.runs.files import write_atomic, write_json
+from gspo.runs.files import sync_file, write_atomic, write_json
+
+SYNC_SECONDS = 1.0  # between two syncs of metric rows
 
 
 class RunLocked(RuntimeError):
@@ -35,6 +37,7 @@ class RunFolder:
         self.environment_file = self.path / "environment.json"
         self.result_file = self.path / "result.json"
         self._lock: TextIO | None = None
+        self._synced = -math.inf  # when the metrics were synced
 
     @property
     def name(self) -> str:
@@ -82,12 +85,21 @@ class RunFolder:
         return False
 
     def append_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the row of one step durably. A number that is not finite is stored as null."""
+        """Append the row of one step. A number that is not finite is stored as null.
+
+        Rows are synced as they come, but at most once per second: a sync may take longer than a short step.
+        """
         row = {"step": step, **{k: v if math.isfinite(v) else None for k, v in values.items()}}
         with open(self.metrics_file, "a", encoding="utf-8") as f:
             f.write(json.dumps(row) + "\n")
-            f.flush()
-            os.fsync(f.fileno())
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self.sync_metrics()
+
+    def sync_metrics(self) -> None:
+        """Make all rows durable, as before a checkpoint that follows them."""
+        if self.metrics_file.exists():
+            sync_file(self.metrics_file)
+        self._synced = time.monotonic()
 
     def amend_metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Add values to the row of a step that is already written."""

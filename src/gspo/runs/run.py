@@ -67,6 +67,11 @@ class Run:
         """The metric rows, each with its step and the numbers that it has."""
         return list(self.metrics.rows())
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether it trains on the answers of a dataset (`gspo sft`)."""
+        return any("train/loss" in row for row in self.rows)
+
     def column(self, name: str) -> list[float | None]:
         """A metric, one value per row, None where the row has none."""
         return self.metrics.column(name)

@@ -26,6 +26,7 @@ from gspo.training.schedule import Schedule
 from gspo.types import AdvantageBatch, BatchTotals, LossInputs, LossOutput, ScoredBatch, TrainBatch
 
 LossFunction = Callable[[LossInputs], LossOutput]
+Upcoming = Callable[[], TrainBatch]
 Seen = tuple[list[int], Tensor, Tensor | None]  # rows, their log-probs and entropies
 # (log_probs, ref_log_probs or None, entropy or None, mask, totals) → extra loss terms and their metrics
 Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotals], LossOutput | None]
@@ -176,9 +177,18 @@ class Policy(TokenScorer):
         return s.old_log_prob_source == "first_pass" and not moves
 
     def update(
-        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
+        self,
+        batch: AdvantageBatch,
+        loss: LossFunction,
+        *,
+        step: int,
+        regulariser: Regulariser | None = None,
+        upcoming: Upcoming | None = None,
     ) -> Update:
-        """One optimizer step per mini-batch. One with a non-finite loss or gradient is skipped and counted."""
+        """One optimizer step per mini-batch. One with a non-finite loss or gradient is skipped and counted.
+
+        `upcoming` makes the batch of the next update. Its micro-batches are made while a GPU works on this one.
+        """
         metrics: Metrics = {}
         seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)
         lr = self.schedule.at(step)
@@ -188,6 +198,8 @@ class Policy(TokenScorer):
             later = {row for micros in plan[1:] for row in _rows_of(micros)}
             assert later.isdisjoint(batch.unscored_rows), "only the first mini-batch's forward is π_old"
             done = [self._mini_batch(batch, micros, loss, regulariser, lr) for micros in plan]
+            if upcoming is not None and epoch == self.settings.num_epochs - 1:
+                self._prepare(upcoming())
             batch = _with_first_pass(batch, done[0].seen)
             for index, one in enumerate(done):  # after the last step, so that the loop never waits for a GPU
                 for rows, log_probs, _ in one.seen:
@@ -199,6 +211,11 @@ class Policy(TokenScorer):
         if batch.entropy is not None:
             metrics |= entropy_metric(batch.entropy, batch.mask)
         return Update(metrics, seen_log_probs, batch)
+
+    def _prepare(self, batch: TrainBatch) -> None:
+        """Make the micro-batches of a batch, which the next update finds ready."""
+        for rows in (rows for micros in self.plan(batch) for rows in micros):
+            self.micro(batch, rows)
 
     def _mini_batch(
         self,

@@ -25,7 +25,7 @@ from gspo.training.critic import Critic
 from gspo.training.lora import Adapters, num_trained
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.parallel.fsdp import full
-from gspo.training.policy import LossFunction, Policy, Regulariser, Update
+from gspo.training.policy import LossFunction, Policy, Regulariser, Upcoming, Update
 from gspo.training.reference import Reference
 from gspo.training.router_change import RouterWatch
 from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
@@ -102,9 +102,15 @@ class Roles(SavedModels, Protocol):
         ...
 
     def update_policy(
-        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
+        self,
+        batch: AdvantageBatch,
+        loss: LossFunction,
+        *,
+        step: int,
+        regulariser: Regulariser | None = None,
+        upcoming: Upcoming | None = None,
     ) -> Update:
-        """Train the policy on a batch."""
+        """Train the policy on a batch. `upcoming` makes the next one; it may be called while this one is trained on."""
         ...
 
     def scale_lr(self, factor: float) -> None:
@@ -164,11 +170,17 @@ class LocalRoles:
         )
 
     def update_policy(
-        self, batch: AdvantageBatch, loss: LossFunction, *, step: int, regulariser: Regulariser | None = None
+        self,
+        batch: AdvantageBatch,
+        loss: LossFunction,
+        *,
+        step: int,
+        regulariser: Regulariser | None = None,
+        upcoming: Upcoming | None = None,
     ) -> Update:
         """Train the policy on a batch. Metrics of a mixture of experts include `actor/router_change`."""
         with self.routers.watching(batch) as routing:
-            update = self.policy.update(batch, loss, step=step, regulariser=regulariser)
+            update = self.policy.update(batch, loss, step=step, regulariser=regulariser, upcoming=upcoming)
         return dataclasses.replace(update, metrics=update.metrics | routing)
 
     def scale_lr(self, factor: float) -> None:

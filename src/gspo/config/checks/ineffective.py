@@ -170,7 +170,7 @@ def model(c: TrainerConfig) -> Iterator[NoEffect]:
     if c.actor_rollout_ref.model.lora_rank == 0:
         keys = ("lora_alpha", "lora_dropout", "target_modules", "exclude_modules")
         yield unused("LoRA is off", f"set {MODEL}.lora_rank, or remove it", *(f"{MODEL}.{key}" for key in keys))
-    reason = "dropout is always off in reinforcement learning, so that ratios compare like with like"
+    reason = "dropout is always off in training, so that ratios compare like with like"
     yield unused(reason, "remove it", f"{MODEL}.lora_dropout")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from gspo.algo.settings import length_weighting_note
 from gspo.config.batch_plan import BatchPlan, roles
-from gspo.config.checks import ineffective
+from gspo.config.checks import ineffective, supervised
 from gspo.config.loading.names import nearest_choice
 from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
@@ -27,13 +27,13 @@ Report = Callable[..., Problem]
 Rule = Callable[[TrainerConfig, Report], Iterator[Problem]]
 
 
-def check(config: TrainerConfig, settings: Settings) -> list[Problem]:
+def check(config: TrainerConfig, settings: Settings, rules: Sequence[Rule]) -> list[Problem]:
     """A problem for every rule that the config breaks, errors first."""
 
     def report(key: str, *problem: Any) -> Problem:
         return settings[key].problem(*problem)
 
-    found = [problem for rule in RULES for problem in rule(config, report)]
+    found = [problem for rule in rules for problem in rule(config, report)]
     found += ineffective.find(config, settings)
     return sorted(found, key=lambda p: p.level != "error")
 
@@ -50,9 +50,6 @@ def batch_sizes(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if micro is not None and not actor.use_dynamic_bsz and micro > mini * n:
         message = f"is larger than the mini-batch of {mini} prompts x {n} responses = {mini * n}"
         yield report(f"{ACTOR}.ppo_micro_batch_size_per_gpu", message, f"set it to at most {mini * n}")
-    if micro is None and not actor.use_dynamic_bsz:
-        remedy = f"set {ACTOR}.ppo_micro_batch_size_per_gpu, or use_dynamic_bsz=true"
-        yield report(f"{ACTOR}.use_dynamic_bsz", "without it a micro-batch size is needed", remedy)
     critic_mini = c.critic.ppo_mini_batch_size
     if critic_mini is not None and train % critic_mini:
         message = f"must divide data.train_batch_size = {train}"
@@ -66,6 +63,14 @@ def batch_sizes(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         message = f"{mini} prompts x {n} responses are fewer than the {world} devices, so some have nothing to do"
         remedy = f"raise it or {ROLLOUT}.n until their product is at least {world}"
         yield report(f"{ACTOR}.ppo_mini_batch_size", message, remedy, "warning")
+
+
+def micro_batches(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Forward passes are filled by tokens or have a fixed number of rows."""
+    actor = c.actor_rollout_ref.actor
+    if actor.ppo_micro_batch_size_per_gpu is None and not actor.use_dynamic_bsz:
+        remedy = f"set {ACTOR}.ppo_micro_batch_size_per_gpu, or use_dynamic_bsz=true"
+        yield report(f"{ACTOR}.use_dynamic_bsz", "without it a micro-batch size is needed", remedy)
 
 
 def _largest_divisor(number: int, limit: int) -> int:
@@ -223,6 +228,10 @@ def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if c.actor_rollout_ref.actor.use_kl_loss and c.actor_rollout_ref.actor.kl_loss_coef == 0:
         message = "the KL term has weight 0 and only costs a forward pass of the reference"
         yield report(f"{ACTOR}.kl_loss_coef", message, f"set {ACTOR}.use_kl_loss=false", "warning")
+
+
+def optimisers(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """AdamW's constants."""
     for key, betas in (
         (f"{ACTOR}.optim.betas", c.actor_rollout_ref.actor.optim.betas),
         ("critic.optim.betas", c.critic.optim.betas),
@@ -319,13 +328,36 @@ def turns(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(f"{ROLLOUT}.multi_turn.max_tool_response_length", message, remedy, "warning")
 
 
+def only_supervised(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Keys of `gspo sft`."""
+    for key, is_set in (
+        ("data.max_length", c.data.max_length is not None),
+        ("data.response_key", c.data.response_key is not None),
+        ("trainer.val_accuracy", c.trainer.val_accuracy),
+    ):
+        if is_set:
+            yield report(key, "has no effect: only gspo sft uses it", "remove it", "warning")
+
+
 RULES: tuple[Rule, ...] = (
     batch_sizes,
+    micro_batches,
     lengths,
     dynamic_sampling,
     clipping,
     off_policy,
     estimators,
+    optimisers,
+    rewards,
+    files,
+    run_settings,
+    devices,
+    only_supervised,
+)
+SUPERVISED_RULES: tuple[Rule, ...] = (
+    micro_batches,
+    supervised.lengths,
+    optimisers,
     rewards,
     files,
     run_settings,

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gspo.config.checks import rules
+from gspo.config.checks import rules, supervised
 from gspo.config.compat.aliases import aliases
 from gspo.config.compat.defaults import SYSTEM_DEFAULTS
 from gspo.config.loading import names, tree
@@ -23,7 +23,14 @@ from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.loading.derive import derive
 from gspo.config.loading.flags import read_flags
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
-from gspo.config.loading.sources import embedded_recipe, read_overrides, read_python, read_yaml, without_deleted
+from gspo.config.loading.sources import (
+    embedded_recipe,
+    read_overrides,
+    read_python,
+    read_yaml,
+    sft_recipe,
+    without_deleted,
+)
 from gspo.config.loading.tree import Leaf
 from gspo.config.problems import ConfigErrors, Problem
 from gspo.config.schema import TrainerConfig
@@ -49,6 +56,7 @@ class ResolvedConfig:
     config: TrainerConfig
     origins: dict[str, Origin]
     warnings: tuple[Problem, ...] = field(default=())
+    for_sft: bool = False  # made by `load_supervised`
 
     def origin(self, key: str) -> str:
         """Where the value of a key came from: `default`, `recipe embedded`, `file:line`, `flag --…`."""
@@ -90,20 +98,13 @@ def load(
     program this replaces: values that nobody sets are then that system's, where it has others (SYSTEM_DEFAULTS).
     """
     problems: list[Problem] = []
-    written: list[Setting] = []
     defaults: list[Setting] = []
     if recipe is not None:
         settings = read_yaml(Path(recipe), Layer.RECIPE, problems, f"recipe {Path(recipe).name}")
         defaults = _full_keys(settings, problems)
-    if config_path is not None:
-        written += read_yaml(Path(config_path), Layer.FILE, problems)
     if isinstance(base, ResolvedConfig):
         defaults += [s for s in base.settings() if s.origin.layer == Layer.RECIPE]
-        written += [s for s in base.settings() if s.origin.explicit]
-    elif base is not None:
-        written += read_python(base, problems)
-    typed = [*read_flags(flags, problems), *read_overrides(overrides, problems)]
-    written = [*without_deleted(written, overrides), *typed]
+    written = _read(config_path, overrides, flags, base, problems)
     return _resolve(written, problems, defaults, system or _system_of(written))
 
 
@@ -116,6 +117,36 @@ def _system_of(written: list[Setting]) -> str | None:
     """AReaL for a file with its sections: its loss has a ratio per token unless the file says otherwise."""
     files = [s.name for s in written if s.origin.layer == Layer.FILE]
     return "AReaL" if any(name == "actor.path" or name.startswith("gconfig.") for name in files) else None
+
+
+def load_supervised(
+    config_path: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    flags: Sequence[str] = (),
+    *,
+    base: TrainerConfig | ResolvedConfig | Mapping[str, Any] | None = None,
+) -> ResolvedConfig:
+    """The config of `gspo sft`: as `load`, with that command's defaults. Keys that it does not use keep their defaults."""
+    problems: list[Problem] = []
+    written = _read(config_path, overrides, flags, base, problems)
+    return _resolve(written, problems, sft_recipe(), None, for_sft=True)
+
+
+def _read(
+    config_path: str | Path | None,
+    overrides: Sequence[str],
+    flags: Sequence[str],
+    base: TrainerConfig | ResolvedConfig | Mapping[str, Any] | None,
+    problems: list[Problem],
+) -> list[Setting]:
+    """What a person set: in a file, in Python, by flags and by overrides, in this order."""
+    written = [] if config_path is None else read_yaml(Path(config_path), Layer.FILE, problems)
+    if isinstance(base, ResolvedConfig):
+        written += [s for s in base.settings() if s.origin.explicit]
+    elif base is not None:
+        written += read_python(base, problems)
+    typed = [*read_flags(flags, problems), *read_overrides(overrides, problems)]
+    return [*without_deleted(written, overrides), *typed]
 
 
 def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
@@ -133,12 +164,12 @@ def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting
 
 
 def _resolve(
-    written: list[Setting], problems: list[Problem], recipe: list[Setting], system: str | None
+    written: list[Setting], problems: list[Problem], recipe: list[Setting], system: str | None, *, for_sft: bool = False
 ) -> ResolvedConfig:
     table = Settings()
     for key, leaf in tree.leaves().items():
         table.put(key, leaf.default, Origin(Layer.DEFAULT, "default"))
-    if _model(written, recipe) == "embedded":
+    if not for_sft and _model(written, recipe) == "embedded":
         recipe = [*recipe, *embedded_recipe()]
     translated, deferred = names.translate(_interpolate(written, recipe, problems), problems)
     usual = SYSTEM_DEFAULTS[system] if system else {}
@@ -146,12 +177,16 @@ def _resolve(
     # Plugins come first: they may bring the names that other keys use.
     for setting in [*recipe, *others, *sorted(translated, key=lambda s: s.name != "trainer.plugins")]:
         _set(table, setting, problems)
+    if for_sft:
+        problems += supervised.drop_unused(table)
     derive(table, deferred, problems, system)
+    if for_sft:  # what was derived for keys that have no effect
+        supervised.drop_unused(table)
     config = _build(table)
-    problems += _cross_field(config, table, problems)
+    problems += _cross_field(config, table, problems, rules.SUPERVISED_RULES if for_sft else rules.RULES)
     if any(p.level == "error" for p in problems):
         raise ConfigErrors(problems)
-    return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems))
+    return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems), for_sft)
 
 
 def _model(written: list[Setting], recipe: list[Setting]) -> Any:
@@ -161,10 +196,12 @@ def _model(written: list[Setting], recipe: list[Setting]) -> Any:
     return values[-1] if values else tree.leaves()[MODEL].default
 
 
-def _cross_field(config: TrainerConfig, table: Settings, problems: list[Problem]) -> list[Problem]:
+def _cross_field(
+    config: TrainerConfig, table: Settings, problems: list[Problem], which: Sequence[rules.Rule]
+) -> list[Problem]:
     """Problems between keys, without those that name a key whose value was refused before."""
     refused = {p.key for p in problems if p.level == "error"}  # the config does not have their values
-    found = rules.check(config, table)
+    found = rules.check(config, table, which)
     return [p for p in found if refused.isdisjoint({p.key, *re.findall(r"[\w.]*\w", p.message)})]
 
 

@@ -20,6 +20,7 @@ from gspo.config.problems import Problem
 from gspo.config.schema.fields import Section, explicit_fields
 
 RECIPE = Path(__file__).parents[1] / "embedded.yaml"
+SFT_RECIPE = Path(__file__).parents[1] / "sft.yaml"
 WHOLE = ("model_init_kwargs",)  # mappings of other systems that one function converts
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
@@ -80,11 +81,21 @@ def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | No
 
 
 def embedded_recipe() -> list[Setting]:
-    """The settings of the recipe in this package. Without them a run would silently use other defaults."""
+    """The defaults of a run with the embedded model."""
+    return _package_recipe(RECIPE, "recipe embedded")
+
+
+def sft_recipe() -> list[Setting]:
+    """The defaults of `gspo sft`."""
+    return _package_recipe(SFT_RECIPE, "recipe sft")
+
+
+def _package_recipe(path: Path, label: str) -> list[Setting]:
+    """The settings of a recipe in this package. Without them a run would silently use other defaults."""
     problems: list[Problem] = []
-    settings = read_yaml(RECIPE, Layer.RECIPE, problems, "recipe embedded")
+    settings = read_yaml(path, Layer.RECIPE, problems, label)
     if problems or not settings:
-        reason = problems[0] if problems else f"{RECIPE} is empty"
+        reason = problems[0] if problems else f"{path} is empty"
         raise RuntimeError(f"the recipe of gspo is missing or broken; reinstall gspo\n{reason}")
     return settings
 

@@ -45,6 +45,11 @@ class DataConfig(Section):
         doc="Column with the correct answer; dots reach into nested records. Without it, `ground_truth` and `answer` "
         "are tried. '' = the reward function needs none.",
     )
+    response_key: str | None = key(
+        default=None,
+        doc="For gspo sft: column with the text to imitate; null = `answer`, `response`, `completion` or "
+        "`extra_info.answer`.",
+    )
     data_source_key: str = key(
         default="data_source", doc="Column with the name of the task, which selects the built-in reward."
     )
@@ -53,6 +58,9 @@ class DataConfig(Section):
     )
     max_prompt_length: int = key(default=512, doc="Longest prompt.", gt=0, unit="tokens")
     max_response_length: int = key(default=512, doc="Longest response.", gt=0, unit="tokens")
+    max_length: int | None = key(
+        default=None, doc="For gspo sft: longest prompt with its answer; null = no limit.", gt=0, unit="tokens"
+    )
     train_batch_size: int = key(default=1024, doc="Prompts (groups) per training step.", gt=0, unit="prompts")
     gen_batch_size: int | None = key(
         default=None,
@@ -67,11 +75,14 @@ class DataConfig(Section):
         default=True, doc="Shuffle the training prompts in every epoch. The order depends on the seed only."
     )
     seed: int | None = key(default=None, doc="Seed of the shuffle; null = trainer.seed.", ge=0)
-    filter_overlong_prompts: bool = key(default=True, doc="Leave out prompts longer than max_prompt_length.")
+    filter_overlong_prompts: bool = key(
+        default=True,
+        doc="Leave out prompts longer than max_prompt_length; in gspo sft, examples longer than max_length.",
+    )
     truncation: Literal["error", "left", "right", "middle"] = key(
         default="error",
-        doc="With filter_overlong_prompts=false: stop at a prompt that is too long, or drop its left, right or middle "
-        "part.",
+        doc="With filter_overlong_prompts=false: stop at a prompt (in gspo sft: an example) that is too long, or drop its "
+        "left, right or middle part.",
     )
     custom_cls: CustomDatasetConfig = key(factory=CustomDatasetConfig, doc="Your own dataset class.")
     apply_chat_template_kwargs: dict[str, Any] = key(

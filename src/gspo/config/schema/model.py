@@ -45,7 +45,7 @@ class ModelConfig(Section):
     lora_rank: int = key(default=0, doc="Rank of LoRA adapters; 0 = train all weights.", ge=0)
     lora_alpha: float = key(default=16.0, doc="Scale of LoRA: updates are multiplied by lora_alpha / lora_rank.", gt=0)
     lora_dropout: float = key(
-        default=0.0, doc="Dropout of LoRA. Has no effect: dropout is always off in reinforcement learning.", ge=0, lt=1
+        default=0.0, doc="Dropout of LoRA. Has no effect: dropout is always off in training.", ge=0, lt=1
     )
     target_modules: str | list[str] = key(
         default="all-linear",

@@ -55,6 +55,12 @@ class PPOTrainerConfig(Section):
     )
     val_before_train: bool = key(default=True, doc="Evaluate before the first step.", may_change_on_resume=True)
     val_after_train: bool = key(default=True, doc="Evaluate after the last step.", may_change_on_resume=True)
+    val_accuracy: bool = key(
+        default=False,
+        doc="For gspo sft: evaluations also answer the held-out prompts and grade the answers, as gspo eval does. gspo "
+        "train always does.",
+        may_change_on_resume=True,
+    )
     test_freq: int = key(
         default=-1,
         doc="Evaluate every N training steps; 0 or less = only before and after training.",

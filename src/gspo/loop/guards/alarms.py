@@ -56,14 +56,15 @@ class Alarm:
 class AlarmWatch:
     """Judges metric rows one after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Mapping[str, Rule] | None = None) -> None:
+        self._rules = RULES if rules is None else rules
         self._rows: list[Row] = []
         self._active: set[str] = set()
 
     def observe(self, row: Row) -> list[Alarm]:
         """The alarms that begin with this row."""
         self._rows.append(row)
-        found = {name: text for name, rule in RULES.items() if (text := rule(self._rows)) is not None}
+        found = {name: text for name, rule in self._rules.items() if (text := rule(self._rows)) is not None}
         new = [name for name in found if name not in self._active]
         self._active = set(found)
         return [Alarm(int(row["step"]), name, found[name]) for name in new]
@@ -72,18 +73,21 @@ class AlarmWatch:
 class Alarms:
     """The alarms of one run, with their file `alarms.jsonl` in the run folder."""
 
-    def __init__(self, run: RunFolder, on_alarm: str, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: RunFolder, on_alarm: str, warn: Callable[[str], None], rules: Mapping[str, Rule] | None = None
+    ) -> None:
         self.file = run.path / "alarms.jsonl"
         self._checkpoints = run.checkpoints
         self._on_alarm, self._warn = on_alarm, warn
-        self._watch = AlarmWatch()
+        self._rules = rules
+        self._watch = AlarmWatch(rules)
 
     def restore(self, step: int, rows: Sequence[Row]) -> None:
         """Continue after `step`: forget later alarms, except those that led to a rollback, and look at the rows again."""
         kept = [a for a in self.read() if a.step <= step or a.action == "rollback"]
         if self.file.exists():
             write_atomic(self.file, "".join(json.dumps(asdict(a)) + "\n" for a in kept).encode())
-        self._watch = AlarmWatch()
+        self._watch = AlarmWatch(self._rules)
         for row in rows:
             if int(row["step"]) <= step:
                 self._watch.observe(row)
@@ -295,3 +299,4 @@ RULES: dict[str, Rule] = {
     "answers_cut": answers_cut,
     "reward_hacking": reward_hacking,
 }
+SUPERVISED_RULES: dict[str, Rule] = {"not_finite": not_finite}  # the others read what only rollouts have

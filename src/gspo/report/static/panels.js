@@ -39,6 +39,21 @@ G.panels = (function () {
     );
   }
 
+  function loss(columns) {
+    return lines(
+      columns,
+      {
+        id: "loss",
+        title: "Loss",
+        note: "Mean negative log-probability per answer token: of the examples of a step, and of the held-out examples.",
+      },
+      [
+        ["train/loss", "training", { color: "--p0" }],
+        ["val/loss", "held out", { color: "--p1", points: true, spanGaps: true }],
+      ],
+    );
+  }
+
   function accuracy(columns) {
     const names = Object.keys(columns).filter(G.accuracySource);
     const { present, x, of } = rows(columns, names);
@@ -231,7 +246,7 @@ G.panels = (function () {
       {
         id: "learning",
         title: "Learning",
-        charts: [accuracy(c), reward(c), G.groupPanels.difficulty(index), length(c)],
+        charts: [accuracy(c), loss(c), reward(c), G.groupPanels.difficulty(index), length(c)],
       },
       { id: "sampling", title: "Sampling", charts: [fates(c), tokens(c)] },
       {

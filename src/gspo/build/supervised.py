@@ -1,0 +1,150 @@
+"""From a config to the objects of a supervised run: the examples, the policy and, for accuracy, an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo.build.fingerprint import check_fingerprint, fingerprint
+from gspo.build.inputs import build_scorer, check_code_tests, load_examples, load_prompts
+from gspo.build.parts import layout_note, model_size, where
+from gspo.build.run import NOTHING, Inputs, build_evaluator, build_models, load_run_tokenizer, prepare_process
+from gspo.build.settings import total_steps
+from gspo.config import TrainerConfig
+from gspo.data.examples import Example, ExampleOrder
+from gspo.data.rows import DataError
+from gspo.distributed.backend import Backend
+from gspo.evaluation.evaluator import Evaluator
+from gspo.models.load import load_config
+from gspo.plugins import import_plugins
+from gspo.rewards import Scorer
+from gspo.rollout.engine import RolloutEngine
+from gspo.training.roles import Roles
+
+
+@dataclass
+class SupervisedParts:
+    """The objects of one supervised run. Without `trainer.val_accuracy` there is no engine."""
+
+    config: TrainerConfig
+    tokenizer: Any
+    roles: Roles
+    order: ExampleOrder
+    held_out: list[Example]
+    total_steps: int
+    fingerprint: dict[str, Any]
+    engine: RolloutEngine | None = None
+    scorer: Scorer | None = None
+    evaluator: Evaluator | None = None
+    notes: list[str] = field(default_factory=list)  # for the user, about the data
+
+    def publish(self, version: int) -> None:
+        if self.engine is not None:
+            self.engine.load_weights(None, version=version)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the order of the examples is a function of the step."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to restore."""
+
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
+        check_fingerprint(saved, self.fingerprint)
+
+    def summary(self, path: Path, total_steps: int) -> str:
+        c, facts = self.config, self.roles.facts()
+        lines = [
+            f"{c.actor_rollout_ref.model.path} ({model_size(facts)}) on the answers of {c.data.train_files}, "
+            f"{where(facts)}",
+            f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} out of "
+            f"{len(self.order.examples):,} examples, {len(self.held_out):,} held out; files in {path}",
+            *self.notes,
+        ]
+        return "\n".join(lines) + layout_note(facts)
+
+    def stacks(self) -> str:
+        return self.roles.stacks()
+
+    def kill(self) -> None:
+        """Nothing to end: ranks of torchrun end with their launcher."""
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            stack.callback(self.roles.close)
+            for part in (self.scorer, self.engine):
+                if part is not None:
+                    stack.callback(part.close)
+
+
+def build_supervised(
+    config: TrainerConfig, inputs: Inputs = NOTHING, *, weights_from: Path | None = None, backend: Backend | None = None
+) -> SupervisedParts:
+    """Everything a supervised run needs. The data is read before the weights are loaded."""
+    import_plugins(config.trainer.plugins)
+    device = prepare_process(config)
+    tokenizer = inputs.tokenizer or load_run_tokenizer(config)
+    examples, num_left_out = load_examples(config, tokenizer, "train", inputs.train_dataset)
+    held_out, notes = _held_out(config, tokenizer, inputs)
+    if num_left_out:
+        limit = f"data.max_length={config.data.max_length} tokens"
+        notes.insert(0, f"{num_left_out:,} examples are longer than {limit} and are left out")
+    _check_positions(config, [*examples, *held_out])
+    seed = config.trainer.seed if config.data.seed is None else config.data.seed
+    order = ExampleOrder(examples, config.data.train_batch_size, seed=seed, shuffle=config.data.shuffle)
+    num_steps = total_steps(config, len(examples))
+    rows = [(e.prompt.uid, e.prompt.token_ids, e.answer_ids) for e in examples]
+    with_answers = config.trainer.val_accuracy and bool(held_out)
+    with ExitStack() as started:  # ends what runs already when a later part cannot be built
+        scorer = build_scorer(config, inputs.val_reward_fn or inputs.reward_fn) if with_answers else None
+        if scorer is not None:
+            started.callback(scorer.close)
+        engine_tokenizer = tokenizer if with_answers else None
+        roles, build_engine = build_models(config, engine_tokenizer, device, num_steps, weights_from, backend)
+        started.callback(roles.close)
+        facts = fingerprint(config, roles.facts(), rows, num_steps, trained_on="answers")
+        parts = SupervisedParts(config, tokenizer, roles, order, held_out, num_steps, facts, notes=notes)
+        if scorer is not None:
+            parts.scorer, parts.engine = scorer, build_engine()
+            parts.evaluator = _evaluator(config, inputs, tokenizer, parts.engine, scorer)
+        started.pop_all()
+        return parts
+
+
+def _held_out(config: TrainerConfig, tokenizer: Any, inputs: Inputs) -> tuple[list[Example], list[str]]:
+    """The held-out examples, and notes about them. Only those that the user names must exist."""
+    given = inputs.val_dataset
+    if inputs.train_dataset is not None and given is None and config.data.val_files is None:
+        given = []  # held-out rows of the default task say nothing about the caller's data
+    try:
+        return load_examples(config, tokenizer, "val", given)[0], []
+    except DataError as error:
+        if given is not None or config.data.val_files is not None:
+            raise
+        return [], [f"no held-out examples: {error}"]
+
+
+def _check_positions(config: TrainerConfig, examples: Sequence[Example]) -> None:
+    """Refuse examples that are longer than the model's context."""
+    c = config.actor_rollout_ref.model
+    model = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code).get_text_config()
+    limit, longest = getattr(model, "max_position_embeddings", None), max(examples, key=lambda e: e.num_tokens)
+    if limit is not None and longest.num_tokens > limit:
+        raise DataError(
+            longest.prompt.uid,
+            f"is {longest.num_tokens} tokens with its answer; the model has max_position_embeddings={limit}. Set "
+            f"data.max_length to at most {limit}",
+        )
+
+
+def _evaluator(
+    config: TrainerConfig, inputs: Inputs, tokenizer: Any, engine: RolloutEngine, scorer: Scorer
+) -> Evaluator:
+    """Answers the held-out prompts and grades the answers."""
+    prompts = load_prompts(config, tokenizer, "val", inputs.val_dataset)
+    if inputs.reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
+        check_code_tests(prompts)
+    return build_evaluator(config, engine, scorer, prompts)
