@@ -24,7 +24,8 @@ MAX_STEP = 10**9
 MAX_STATE = 4096 * untrusted.MiB
 MAX_HEADER = 100 * untrusted.MiB  # the limit of the safetensors format
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
-MAPPINGS = ("config", "fingerprint", "counters", "sampler", "objective")  # of the state
+MAPPINGS = ("config", "fingerprint", "counters")  # of the state of every run
+ROLLOUTS, EXAMPLES = ("sampler", "objective"), ("examples",)  # of one that trains on rollouts, or on examples
 _BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 OPTIMIZERS = ("optimizer", "critic/optimizer")
 SHOWN = 3  # names in a message
@@ -47,7 +48,7 @@ def find_problem(path: Path, files: Mapping[str, Any]) -> str | None:
     try:
         state = read_state(path)
         _check_step(path, state)
-        for name in MAPPINGS:
+        for name in (*MAPPINGS, *(EXAMPLES if EXAMPLES[0] in state else ROLLOUTS)):
             if not isinstance(state.get(name), dict):
                 return f"{STATE} has no mapping {name!r}"
         for name, value in state["counters"].items():
