@@ -27,9 +27,11 @@ class TurnScorer:
         if graded:
             self.inner.submit(group.with_rollouts(tuple(group.rollouts[i] for i in graded)))
 
-    def collect(self) -> list[Group]:
-        pending, self._pending = self._pending, []
-        done = iter(self.inner.collect()) if any(graded for _, graded in pending) else iter(())
+    def collect(self, num: int | None = None) -> list[Group]:
+        pending = self._pending[:num]
+        self._pending = self._pending[len(pending) :]
+        num_graded = sum(bool(graded) for _, graded in pending)
+        done = iter(self.inner.collect(num_graded) if num_graded else ())
         return [self._with_rewards(group, graded, next(done) if graded else None) for group, graded in pending]
 
     def close(self) -> None:
