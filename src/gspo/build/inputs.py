@@ -23,7 +23,7 @@ from gspo.rewards.graders.code import read_tests
 from gspo.rewards.scoring import PoolScorer
 from gspo.types import Prompt
 
-POOL_LAG = 4  # engine steps, where rewards are computed in other processes or threads
+POOL_LAG = 4  # engine steps on a GPU, where rewards are computed in other processes or threads
 
 
 def load_prompts(
@@ -136,10 +136,12 @@ def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
     return rows[:limit]
 
 
-def reward_lag(config: TrainerConfig, scorer: Scorer, prompts: Sequence[Prompt]) -> int:
-    """Engine steps after which rewards are collected: by key, else 1 where all of them are computed in this process."""
+def reward_lag(config: TrainerConfig, scorer: Scorer, prompts: Sequence[Prompt], *, on_gpu: bool) -> int:
+    """Engine steps after which rewards are collected: by key, else 1 on a CPU, whose steps are long, or for cheap rewards."""
     if config.reward.lag is not None:
         return config.reward.lag
+    if not on_gpu:
+        return 1
     here = isinstance(scorer, PoolScorer) and all(map(scorer.grades_here, {p.data_source for p in prompts}))
     return 1 if here else POOL_LAG
 

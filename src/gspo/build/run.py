@@ -150,14 +150,13 @@ def build(
         )
         started.callback(engine.close)
         kl_reward = _kl_reward(config, scorer, roles)
+        lag = reward_lag(config, scorer, train, on_gpu=device.type == "cuda")
         parts = RunParts(
             config=config,
             tokenizer=tokenizer,
             roles=roles,
             engine=engine,
-            sampler=_build_sampler(
-                config, train, engine, kl_reward or scorer, record, watch, keep, reward_lag(config, scorer, train)
-            ),
+            sampler=_build_sampler(config, train, engine, kl_reward or scorer, record, watch, keep, lag),
             evaluator=build_evaluator(config, engine, val_scorer, held_out) if held_out else None,
             objective=build_objective(config),
             total_steps=num_steps,

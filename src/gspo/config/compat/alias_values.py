@@ -37,7 +37,9 @@ def _pick(value: Any, table: Mapping[Any, Mapping[str, Any]]) -> Mapping[str, An
 
 
 def tool_iterations(value: Any) -> Mapping[str, Any]:
-    """Rounds of tool calls; the model has one turn more, for its answer."""
+    """Rounds of tool calls; the model has one turn more, for its answer. None is no limit."""
+    if value is None:
+        return {f"{ROLLOUT}.multi_turn.max_assistant_turns": None}
     return {f"{ROLLOUT}.multi_turn.max_assistant_turns": int(_number(value)) + 1}
 
 
@@ -141,6 +143,8 @@ def trl_model_init(value: Any) -> Mapping[str, Any]:
     """Arguments of from_pretrained: dtype, attn_implementation, trust_remote_code and device_map."""
     keys = {"dtype": "dtype", "torch_dtype": "dtype", "attn_implementation": "attn_implementation"}
     keys["trust_remote_code"] = "trust_remote_code"
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError("expected a mapping")
     unknown = sorted(set(value or {}) - set(keys) - {"device_map", "use_cache"})
     if unknown:
         raise ValueError(f"{', '.join(unknown)} is not supported; set it in {MODEL}.override_config")

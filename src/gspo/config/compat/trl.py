@@ -221,7 +221,6 @@ FIXED: dict[str, Fixed] = {
     "use_bias_correction_kl": Fixed((False,), "set actor.kl_loss_type=k3+, whose gradient is that of the KL"),
     "vllm_structured_outputs_regex": Fixed((), "reward the format instead: reward.format_weight"),
     "vllm_importance_sampling_clip_min": Fixed((0,), "weights have an upper bound only; remove it"),
-    "max_tool_calling_iterations": Fixed((), "a response is one turn; remove it"),
     "push_to_hub": Fixed((False,), _HUB),
     "load_best_model_at_end": Fixed((False,), "every checkpoint is a model folder; choose by metrics.jsonl"),
     "neftune_noise_alpha": Fixed((), "remove it"),

@@ -94,6 +94,7 @@ def expand(text: str, variables: dict[str, str]) -> str:
             return expand(match["default"], variables)
         return "" if name == "@" else UNKNOWN
 
+    text = re.sub(r'"(\$\{\w+\[[@*]\]\})"', r"\1", text)  # an array is its words, each with its own quotes
     parts = re.split(r"""("(?:\\.|[^"\\])*"|'[^']*')""", text)  # odd ones are quoted
     return "".join(p if i % 2 and p.startswith("'") else EXPANSION.sub(replace, p) for i, p in enumerate(parts))
 

@@ -66,7 +66,7 @@ class RewardConfig(Section):
     lag: int | None = key(
         default=None,
         doc="Engine steps that a finished group waits for its rewards; generation then waits for those that are not "
-        "ready. A larger lag hides slower rewards. null = 1 for cheap built-in rewards, 4 for all others.",
+        "ready. A larger lag hides slower rewards. null = 1; on a GPU 4, except for cheap built-in rewards.",
         ge=1,
         unit="engine steps",
     )
