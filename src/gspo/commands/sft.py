@@ -92,5 +92,5 @@ def sft(
     from gspo.loop.run import run_program
     from gspo.loop.supervised import SupervisedTrainer
 
-    code = launch(resolved.config, sys.argv[1:])  # several ranks on this machine
+    code = launch(resolved.config, ["-m", "gspo", *sys.argv[1:]])  # several ranks on this machine
     raise typer.Exit(run_program(resolved, SupervisedTrainer, out=out) if code is None else code)
