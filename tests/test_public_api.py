@@ -21,7 +21,7 @@ SIGNATURES = {
     "engine": "(name)",
     "environment": "(name)",
     "group_filter": "(name)",
-    "load_config": "(config_path=None, overrides=(), flags=(), *, base=None, recipe=None)",
+    "load_config": "(config_path=None, overrides=(), flags=(), *, base=None, recipe=None, system=None)",
     "policy_loss": "(name, *, clip_low=0.2, clip_high=0.2, aggregation='token-mean', "
     "levels=('token', 'sequence', 'sequence_token', 'turn'))",
     "reward": "(name, *, sources=(), cheap=False, preload=())",
