@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from gspo.algo.objective import BoundLoss
 from gspo.algo.settings import LossSettings
 from gspo.checkpoint import folder as checkpoint
-from gspo.checkpoint.contents import MAPPINGS
+from gspo.checkpoint.contents import MAPPINGS, ROLLOUTS
 from gspo.training.batch.batching import collate
 from gspo.training.critic import Critic, CriticSettings, ValueModel
 from gspo.training.optim.adamw import MasterOptimizer
@@ -125,7 +125,7 @@ class RolesContract:
             write_model=roles.save_model,
             tensors=roles.tensors(),
             write_shards=roles.write_shards,
-            state=checkpoint.state_text(1, {name: {} for name in MAPPINGS}),
+            state=checkpoint.state_text(1, {name: {} for name in (*MAPPINGS, *ROLLOUTS)}),
         )
         old = train(roles, 1).log_probs
         expected = weights(roles)

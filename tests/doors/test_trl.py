@@ -116,7 +116,7 @@ def test_saving_and_evaluating_by_strategy(here):
     )
     GRPOTrainer(MODELS[0], even, args, ROWS, eval_dataset=ROWS[:2]).train()
     run = here / "out" / "run"
-    assert sorted(p.name for p in (run / "evals").iterdir()) == [f"step-00000{i}.jsonl.gz" for i in (1, 2)]
+    assert sorted(p.name for p in (run / "evals").glob("step-*")) == [f"step-00000{i}.jsonl.gz" for i in (1, 2)]
     assert [p.name for p in (run / "checkpoints").glob("step-*")] == ["step-000002"]
 
 

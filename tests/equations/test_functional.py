@@ -50,6 +50,7 @@ def test_signatures():
         "gamma",
         "lam",
         "norm_adv_by_std_in_grpo",
+        "std_level",
         "kw",
     ]
     assert list(inspect.signature(algo.kl_penalty).parameters) == ["kind", "log_probs", "ref_log_probs"]

@@ -218,11 +218,12 @@ def test_groups_in_flight_follow_the_workers_there_are(model, tmp_path, in_threa
     t = trainer(tmp_path, model, *settings)
     fleet, sampler = t.parts.engine, t.parts.sampler
     assert isinstance(fleet, AsyncFleet) and isinstance(sampler, Producer)
-    seen = [sampler._sampler._room()]
+    admission, report = sampler._sampler._admission, sampler._sampler._report
+    seen = [admission.room(report, 0, 0, 0, 0)]
     fleet.add_worker()
-    seen.append(sampler._sampler._room())
+    seen.append(admission.room(report, 0, 0, 0, 0))
     fleet.remove_worker()
     fleet.remove_worker()
-    seen.append(sampler._sampler._room())
+    seen.append(admission.room(report, 0, 0, 0, 0))
     t.close()
     assert seen == [4, 6, 2]

@@ -32,7 +32,7 @@ class Recorder:
         console: Console,
         *,
         save_groups: bool,
-        overlapped: bool,
+        overlapped: bool = False,
     ) -> None:
         self._run, self._clock, self._writer, self._console = run, clock, writer, console
         self._save_groups, self._overlapped = save_groups, overlapped

@@ -19,7 +19,7 @@ def scalar(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(scalar(v) for v in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(str(k))}: {scalar(v)}' for k, v in value.items())}}}"
+        return f"{{{', '.join(f'{json.dumps(str(k), ensure_ascii=False)}: {scalar(v)}' for k, v in value.items())}}}"
     return json.dumps(value, ensure_ascii=False)
 
 

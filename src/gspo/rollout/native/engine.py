@@ -97,8 +97,10 @@ class NativeEngine(RolloutEngine):
         check_request(request, self._max_length)
         self._pool.submit(request)
 
-    def num_wanted(self, limit: int) -> int:
-        """With pages a few more than the slots hold: their prompts are prefilled ahead."""
+    def num_wanted(self, limit: int) -> int | None:
+        """With pages a few more than the slots hold: their prompts are prefilled ahead. None without pages."""
+        if self._paged is None:
+            return None
         most = min(limit, self._num_slots)
         return most + self._num_ahead * most // self._num_slots - self._pool.num_responses
 
