@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from gspo.config.loading import tree
 
 if TYPE_CHECKING:
     from gspo.config.loading.resolve import ResolvedConfig
+
+ESCAPED = re.compile("[^\\x20-\\x7e\\xa0-\\u2027\\u202a-\\ud7ff\\ue000-\\ufefe\\uff00-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 def scalar(value: Any) -> str:
@@ -19,8 +22,13 @@ def scalar(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(scalar(v) for v in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(str(k), ensure_ascii=False)}: {scalar(v)}' for k, v in value.items())}}}"
-    return json.dumps(value, ensure_ascii=False)
+        return f"{{{', '.join(f'{_quoted(str(k))}: {scalar(v)}' for k, v in value.items())}}}"
+    return _quoted(value)
+
+
+def _quoted(value: Any) -> str:
+    """A string, number, boolean or None as YAML reads it back; characters that YAML refuses or folds are escaped."""
+    return ESCAPED.sub(lambda match: f"\\U{ord(match[0]):08x}", json.dumps(value, ensure_ascii=False))
 
 
 def to_yaml(resolved: ResolvedConfig, with_origins: bool = True, only: set[str] | None = None) -> str:
