@@ -60,8 +60,8 @@ def test_metrics_of_a_batch_in_numbers():
         "critic/advantages/mean": (3 * 1.0 - 2 * 1.0 + 0.5) / 6,  # over trained tokens
         "critic/advantages/min": -1.0,
         "critic/returns/max": 2.0,
-        "response_length/mean": 7 / 3,
-        "response_length/max": 4.0,
+        "response_length/mean": 2.0,
+        "response_length/max": 3.0,
         "response_length/clip_ratio": 1 / 3,
         "prompt_length/mean": 8 / 3,
         "prompt_length/min": 2.0,

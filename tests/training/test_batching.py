@@ -50,15 +50,15 @@ def test_mini_batches_are_whole_groups_and_the_last_may_be_smaller():
 
 
 def test_padded_positions_predict_the_token_after_them():
-    """The hidden state at position p predicts token p + 1: the first response token follows the prompt's last."""
+    """The hidden state at position p predicts token p + 1. Tokens that are not trained on (mask 0) are not predicted."""
     micro = micro_batch(collate(two_groups()), [0, 2], "cpu")
     assert micro.input_ids.tolist() == [[1, 2, 10, 11, 12], [3, 4, 5, 10, 11]]
-    assert micro.positions.tolist() == [1, 2, 3, 5 + 2, 5 + 3]
-    assert micro.targets.tolist() == [10, 11, 12, 10, 11]
+    assert micro.positions.tolist() == [2, 3, 5 + 2]
+    assert micro.targets.tolist() == [11, 12, 10]
     flat = micro.input_ids.flatten()
     assert flat[micro.positions + 1].tolist() == micro.targets.tolist()
-    values = torch.arange(1.0, 6.0)
-    assert micro.scatter(values).tolist() == [[1, 2, 3], [4, 5, 0]]
+    values = torch.arange(1.0, 4.0)
+    assert micro.scatter(values).tolist() == [[0, 1, 2], [3, 0, 0]]
 
 
 def test_budgets_are_kept_to_the_token():
