@@ -72,7 +72,7 @@ def test_masters_of_one_process_reach_a_rank_unrounded(here, model, tmp_path):
     worker.join(RankPlace(0, 1, 0, "127.0.0.1", free_port(), "cpu"))
     try:
         settings = config(tmp_path, model, FSDP, *LORA, *LOW).config
-        worker.build(functools.partial(build_rank, settings, 3, path, None))
+        worker.build(functools.partial(build_rank, settings, 3, path, None, None))
         worker.load_shards(str(path / "training"))
         found = {name: full(p.detach()).clone() for name, p in worker.roles.policy.optimizer.parameters.items()}
     finally:

@@ -43,6 +43,7 @@ def small(folder: Path, *overrides: str):
             "actor_rollout_ref.actor.ppo_mini_batch_size=2",
             "actor_rollout_ref.rollout.n=4",
             "reward.num_workers=1",
+            "actor_rollout_ref.actor.policy_loss.loss_mode=gspo",  # the default of verl's door is vanilla
             *overrides,
         ]
     )
