@@ -73,7 +73,8 @@ def test_masters_of_one_process_reach_a_rank_unrounded(here, model, tmp_path):
     try:
         settings = config(tmp_path, model, FSDP, *LORA, *LOW).config
         worker.build(functools.partial(build_rank, settings, 3, path, None, None))
-        worker.load_shards(str(path / "training"))
+        worker.prepare_sets()
+        worker.load_shards(str(path / "training"), {})
         found = {name: full(p.detach()).clone() for name, p in worker.roles.policy.optimizer.parameters.items()}
     finally:
         worker.leave()
