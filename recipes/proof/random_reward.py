@@ -1,0 +1,13 @@
+"""The control: a coin decides the reward, so that nothing can be learned from it. `acc` still says what is right."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gspo.rewards.graders.math import grade_math
+
+
+def random_reward(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+    """Score 0 or 1 by chance. Random state is set from the row and the response before each call: a resume repeats it."""
+    return {"score": float(random.random() < 0.5), "acc": grade_math(solution_str, ground_truth).acc}
