@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"rollout", "rewards", "runs"},
     "checkpoint": {"config", "runs"},
     "training": {"algo", "data", "models", "kernels", "checkpoint", "rewards"},
+    "plan": {"config", "models", "kernels", "runs", "sampling"},
     "report": {"runs"},
     "distributed": {"algo", "config", "models", "rollout", "training", "checkpoint"},
     "build": {
@@ -47,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
             "sampling",
             "evaluation",
         ),
-        *("training", "checkpoint", "distributed"),
+        *("training", "checkpoint", "distributed", "plan"),
     },
     "loop": {
         *("config", "data", "models", "rewards", "rollout", "sampling", "evaluation", "training"),
@@ -55,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     },
 }
 ALGO_LIBRARIES = {"torch"}
-TOP = {"checks", "plan", "compat", "cluster", "trainer", "commands", "cli", "__main__", "__init__"}
+TOP = {"checks", "compat", "cluster", "trainer", "commands", "cli", "__main__", "__init__"}
 
 
 def imports(path: Path, *, for_type_checkers: bool = False) -> set[str]:

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from gspo.checks.doctor.machine import peak_memory
+from gspo.build.device import peak_memory
 from gspo.config import load
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console

@@ -12,11 +12,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from gspo.build.device import total_memory
+from gspo.build.memory import plan_memory
+from gspo.build.model_size import measure_size
 from gspo.checks.doctor.doctor import Diagnosis, examine_config, examine_sample
 from gspo.checks.doctor.formula import formula_lines
-from gspo.checks.doctor.machine import base_memory, total_memory
-from gspo.checks.doctor.memory import plan_memory
-from gspo.checks.doctor.model_size import measure_size
+from gspo.checks.doctor.machine import base_memory
 from gspo.checks.doctor.noise import compare, noise_problems
 from gspo.checks.doctor.probe import expected_clip_fraction
 from gspo.cli import app

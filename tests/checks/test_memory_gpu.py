@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gspo.checks.doctor.memory import plan_memory
+from gspo.build.memory import plan_memory
 from gspo.config import load
 from tests.checks.test_doctor import measure_run, words_of
 from tests.support.small_run import make_model

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gspo.checks.doctor.memory import plan_memory
-from gspo.checks.doctor.model_size import measure_size
+from gspo.build.memory import plan_memory
+from gspo.build.model_size import measure_size
 from gspo.config import load
 
 ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
@@ -63,7 +63,7 @@ def measured_once():
         return sizes[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gspo.checks.doctor.memory.measure_size", measure)
+        patch.setattr("gspo.build.memory.measure_size", measure)
         yield
 
 

@@ -89,7 +89,7 @@ def test_a_mixture_multiplies_with_few_and_reads_more_as_the_batch_grows():
 def test_what_a_layer_keeps_is_what_a_real_forward_keeps(dtype, intermediate):
     import torch
 
-    from gspo.checks.doctor.model_size import measure_size
+    from gspo.build.model_size import measure_size
 
     config = small("LlamaConfig", hidden_size=64, intermediate_size=intermediate)
     measured = measure_size(config, getattr(torch, dtype), "x").layer_kept

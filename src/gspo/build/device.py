@@ -1,10 +1,13 @@
-"""The device and the threads of a process."""
+"""The device, the threads and the memory of a process."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def default_threads() -> int:
@@ -25,3 +28,25 @@ def use_only_deterministic(enabled: bool) -> None:
     if enabled:  # cuBLAS reads it before its first product
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(enabled)
+
+
+def total_memory() -> int:
+    """Bytes of memory that this process may use: all of the machine, or the limit of its container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in _CGROUP_LIMITS:
+        path = Path(name)
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            total = min(total, int(text))
+    return total
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held since it started."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def held_memory() -> int:
+    """Bytes that this process holds now; 0 where the system does not say."""
+    file = Path("/proc/self/statm")
+    return int(file.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if file.is_file() else 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gspo.config import TrainerConfig
+from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.data.chat_template import encode_prompts
 from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
@@ -107,11 +107,20 @@ def load_examples(
     return examples, len(rows) - len(examples)
 
 
-def _rows(config: TrainerConfig, split: str, columns: Columns) -> list[Row]:
+def count_rows(resolved: ResolvedConfig, limit: int) -> int | None:
+    """How many training rows the config's files have, at most `limit`; None for a dataset class of the user."""
+    c = resolved.config.data
+    if c.custom_cls.path is not None:
+        return None
+    columns = Columns(c.prompt_key, None if resolved.for_sft else c.ground_truth_key, c.data_source_key, c.response_key)
+    return len(_rows(resolved.config, "train", columns, min(limit, c.num_train_samples or limit)))
+
+
+def _rows(config: TrainerConfig, split: str, columns: Columns, limit: int | None = None) -> list[Row]:
     c = config.data
     key = "train_files" if split == "train" or not c.val_files else "val_files"
     files = getattr(c, key)
-    limit = c.num_train_samples if split == "train" else c.num_val_samples
+    limit = limit or (c.num_train_samples if split == "train" else c.num_val_samples)
     names = [files] if isinstance(files, str) else list(files)
     rows: list[Row] = []
     for name in names:

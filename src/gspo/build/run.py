@@ -100,11 +100,14 @@ def build(
     watch: Callable[[int, int], None] | None = None,
     folder: Path | None = None,
     notify: Callable[[str], None] | None = None,
+    progress: Callable[[str | None], None] = lambda what: None,
 ) -> RunParts:
     """Everything a run needs. Data and reward are tried before the weights are loaded.
 
-    Processes of the run write their logs below `folder`; `notify` gets a sentence for each that fails.
+    Processes of the run write their logs below `folder`; `notify` gets a sentence for each that fails, `progress` what is
+    being done.
     """
+    progress("reading the data")
     import_plugins(config.trainer.plugins)
     check_engine(config, backend)
     ADVANTAGE_ESTIMATORS.check(config.algorithm.adv_estimator)
@@ -132,10 +135,12 @@ def build(
         if train and (episodes is None or grades(config, train[0], reward_fn)):
             try_reward(config, scorer, train[0], uses_metric=keep is None and episodes is None)
         num_steps = total_steps(config, len(train))
+        progress("loading the model")
         roles, build_own_engine = build_models(
             config, tokenizer, device, num_steps, weights_from, backend, episodes, pool
         )
         started.callback(roles.close)
+        progress("starting the engine")
         count, logs = num_workers(config, backend), None if folder is None else folder / "workers"
         if pool is not None and not owns_engine(roles, count):
             assert episodes is not None
@@ -168,6 +173,7 @@ def build(
         if config.algorithm.adv_estimator == "remax":
             _add_baseline(parts, _scorer(config, inputs, reward_fn))
         started.pop_all()
+        progress(None)
         return parts
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,9 +81,15 @@ class SupervisedParts:
 
 
 def build_supervised(
-    config: TrainerConfig, inputs: Inputs = NOTHING, *, weights_from: Path | None = None, backend: Backend | None = None
+    config: TrainerConfig,
+    inputs: Inputs = NOTHING,
+    *,
+    weights_from: Path | None = None,
+    backend: Backend | None = None,
+    progress: Callable[[str | None], None] = lambda what: None,
 ) -> SupervisedParts:
-    """Everything a supervised run needs. The data is read before the weights are loaded."""
+    """Everything a supervised run needs. The data is read before the weights are loaded; `progress` gets what is being done."""
+    progress("reading the data")
     import_plugins(config.trainer.plugins)
     device = prepare_process(config)
     tokenizer = inputs.tokenizer or load_run_tokenizer(config)
@@ -103,6 +109,7 @@ def build_supervised(
         if scorer is not None:
             started.callback(scorer.close)
         engine_tokenizer = tokenizer if with_answers else None
+        progress("loading the model")
         roles, build_engine = build_models(config, engine_tokenizer, device, num_steps, weights_from, backend)
         started.callback(roles.close)
         facts = fingerprint(config, roles.facts(), rows, num_steps, trained_on="answers")
@@ -111,6 +118,7 @@ def build_supervised(
             parts.scorer, parts.engine = scorer, build_engine()
             parts.evaluator = _evaluator(config, inputs, tokenizer, parts.engine, scorer)
         started.pop_all()
+        progress(None)
         return parts
 
 

@@ -21,9 +21,13 @@ class ResumeRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """The run's folder, the checkpoint from which it starts (None: from step 0), and notes for the user."""
+    """The run's folder, the checkpoint from which it starts (None: from step 0), and notes for the user.
+
+    `resolved` is the config with which it goes on: sizes that nobody set are those of the checkpoint.
+    """
 
     run: RunFolder
+    resolved: ResolvedConfig
     checkpoint: checkpoint.Loaded | None = None
     notes: list[str] = field(default_factory=list)
     chosen: bool = False  # the user named this checkpoint: no other one takes its place
@@ -51,7 +55,7 @@ def find_resume(resolved: ResolvedConfig, prefix: str = "") -> Resume:
         return _unnamed(resolved, runs, prefix + base_name(resolved.config))
     run = RunFolder(runs / trainer.experiment_name)
     if trainer.resume_mode == "disable":
-        return Resume(run, notes=_move_aside(run))
+        return Resume(run, resolved, notes=_move_aside(run))
     return _resume_run(resolved, run)
 
 
@@ -68,11 +72,11 @@ def _resume_run(resolved: ResolvedConfig, run: RunFolder) -> Resume:
             )
         if run.metrics_file.exists():
             notes.append(f"{run.path} has no checkpoint yet: starting from step 0")
-        return Resume(run, notes=notes)
+        return Resume(run, resolved, notes=notes)
     loaded = checkpoint.load(path)
-    refuse_differences(loaded.state["config"], resolved.to_dict(), path)
+    resolved = _going_on(resolved, loaded)
     notes.append(f"going on from {path}")
-    return Resume(run, loaded, notes)
+    return Resume(run, resolved, loaded, notes)
 
 
 def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
@@ -81,11 +85,11 @@ def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
     if (path / "checkpoints").is_dir():
         return _resume_run(resolved, RunFolder(path))
     loaded = checkpoint.load(path)
-    refuse_differences(loaded.state["config"], resolved.to_dict(), path)
+    resolved = _going_on(resolved, loaded)
     home = RunFolder(path.parent.parent)
     if trainer.experiment_name and (Path(trainer.default_local_dir) / trainer.experiment_name) != home.path:
         home = RunFolder(Path(trainer.default_local_dir) / trainer.experiment_name)
-    return Resume(home, loaded, [f"going on from {path} in {home.path}"], chosen=True)
+    return Resume(home, resolved, loaded, [f"going on from {path} in {home.path}"], chosen=True)
 
 
 def _unnamed(resolved: ResolvedConfig, runs: Path, base: str) -> Resume:
@@ -97,7 +101,14 @@ def _unnamed(resolved: ResolvedConfig, runs: Path, base: str) -> Resume:
         run = RunFolder(runs / f"{base}-{last:03d}")
         if run.result() is None and not run.locked() and _same(run, resolved):
             return _resume_run(resolved, run)
-    return Resume(RunFolder(runs / f"{base}-{last + 1:03d}"))
+    return Resume(RunFolder(runs / f"{base}-{last + 1:03d}"), resolved)
+
+
+def _going_on(resolved: ResolvedConfig, loaded: checkpoint.Loaded) -> ResolvedConfig:
+    """The config with which a checkpoint is continued; ResumeRefused where keys differ that must not change."""
+    resolved = resolved.keeping_sizes(flatten(loaded.state["config"]))
+    refuse_differences(loaded.state["config"], resolved.to_dict(), loaded.path)
+    return resolved
 
 
 def base_name(config: TrainerConfig) -> str:
@@ -114,8 +125,9 @@ def _same(run: RunFolder, resolved: ResolvedConfig) -> bool:
         saved = untrusted.read_yaml(run.config_file)
     except (OSError, untrusted.Unreadable):
         return False
-    ours = _defaults() | flatten(resolved.to_dict())
     theirs = _defaults() | flatten(saved if isinstance(saved, dict) else {})  # keys may be newer than the run
+    ours = _defaults() | flatten(resolved.to_dict())
+    ours |= {key: theirs[key] for key in resolved.auto_keys()}
     for name in ("trainer.experiment_name", "trainer.resume_mode"):
         ours.pop(name, None)
         theirs.pop(name, None)

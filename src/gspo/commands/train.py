@@ -9,8 +9,11 @@ from typing import Annotated
 
 import typer
 
+from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words, load_arguments
+from gspo.config import ResolvedConfig
 from gspo.exit_codes import EXIT_DONE
+from gspo.plugins import import_plugins
 
 app = typer.Typer(add_completion=False)
 
@@ -44,12 +47,38 @@ def run(
     # A run shows the warnings itself.
     resolved = load_arguments(arguments, config, recipe=recipe, system=system, show_warnings=dry_run)
     if dry_run:
-        from gspo.config.text.dry_run import dry_run_text
-
-        typer.echo(dry_run_text(resolved), nl=False)
-        return EXIT_DONE
+        return _print_plan(resolved)
     from gspo.distributed.launch import launch
     from gspo.loop.run import run_program
 
     code = launch(resolved.config, program or ["-m", "gspo", *sys.argv[1:]])  # several ranks on this machine
     return run_program(resolved) if code is None else code
+
+
+def _print_plan(resolved: ResolvedConfig) -> int:
+    """Print what the run would compute. Returns the exit code: the memory check refuses as it would in a run.
+
+    What cannot be read here, such as a model on a hub that is not reachable, is said and not checked.
+    """
+    from gspo.build.memory import in_words
+    from gspo.build.sizes import NotEnoughMemory, Sizes, decide_sizes
+    from gspo.config.text.dry_run import dry_run_text
+    from gspo.loop.run import exit_code
+
+    sizes, memory, refused = Sizes(resolved), "", None
+    try:
+        import_plugins(resolved.config.trainer.plugins)
+        sizes = decide_sizes(resolved)
+        if sizes.memory is not None:
+            plan = sizes.memory
+            memory = f"about {in_words(plan.peak)} of {in_words(plan.available)}, most in {plan.memory.peak_stage}"
+    except NotEnoughMemory as error:
+        refused = error
+    except Exception as error:
+        if exit_code(error) is None:
+            raise
+        memory = f"not checked: {error}"
+    typer.echo(dry_run_text(sizes.resolved, memory, [*sizes.notes, *sizes.warnings]), nl=False)
+    if refused is not None:
+        refuse(refused)
+    return EXIT_DONE

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo.build.sizes import NotEnoughMemory
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import ConfigErrors, ResolvedConfig, TrainerConfig, load
@@ -58,6 +59,7 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             ConfigErrors,
             ShardError,
             PluginError,
+            NotEnoughMemory,
         ),
         EXIT_REFUSED,
     ),

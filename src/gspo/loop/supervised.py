@@ -67,7 +67,9 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
         super().__init__(resolved, inputs, sinks=sinks, callbacks=callbacks, console=console, backend=backend)
 
     def _build(self, weights_from: Path | None) -> SupervisedParts:
-        return build_supervised(self.config, self._inputs, weights_from=weights_from, backend=self.backend)
+        return build_supervised(
+            self.config, self._inputs, weights_from=weights_from, backend=self.backend, progress=self.console.doing
+        )
 
     def _train_and_measure(self) -> Metrics:
         roles, following = self.parts.roles, self.step + 1

@@ -72,6 +72,7 @@ class Trainer(TrainingRun[RunParts]):
             watch=self._watch_sampling,
             folder=self.run.path,
             notify=self.console.warn,
+            progress=self.console.doing,
         )
 
     def _train_and_measure(self) -> Metrics:

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from gspo.build.parts import Parts
 from gspo.build.run import Inputs, choose_backend
+from gspo.build.sizes import decide_sizes
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import BackgroundWriter
 from gspo.checkpoint.contents import CheckpointError
@@ -29,6 +30,7 @@ from gspo.loop.guards.bad_numbers import BadNumbers, check_numbers, skipped_upda
 from gspo.loop.guards.stop_request import StopRequest
 from gspo.loop.guards.watchdog import Watchdog
 from gspo.loop.recorder import Recorder
+from gspo.loop.stage_words import stage_text
 from gspo.metrics import Metrics, merge_metrics
 from gspo.plugins import import_plugins
 from gspo.registry import PluginError
@@ -66,19 +68,41 @@ class TrainingRun(ABC, Generic[P]):
             self.console.warn(str(warning).removeprefix("warning: "))
         import_plugins(self.config.trainer.plugins)
         self.callbacks = open_callbacks(self.config.trainer.callbacks, callbacks)
-        self.clock, self.stop = Clock(), StopRequest()
+        self.clock, self.stop = Clock(self._show_stage), StopRequest()
+        self.step = self.total_steps = self._first_step = 0
         self.num_rank_failures = 0  # since the last whole step
         self.backend = backend or choose_backend(self.config)
         resume: Resume = find_resume(self.resolved, self.name_prefix)
+        self.resolved = resume.resolved if resume.checkpoint else self._with_sizes(resume.resolved)
+        self.config = self.resolved.config
         self.run = resume.run.open()
         try:
             self._open(resume, sinks)
         except BaseException:
+            self.console.stop()
             with contextlib.ExitStack() as stack:  # each is called, whatever another raises
                 stack.callback(self.run.remove_if_empty)
                 stack.callback(self.run.close)
                 self._close_parts(stack)
             raise
+
+    def _with_sizes(self, resolved: ResolvedConfig) -> ResolvedConfig:
+        """The config of a new run, with the sizes that nobody set adapted to its data and this machine."""
+        self.console.doing("reading the data")
+        given = self._inputs.train_dataset
+        sizes = decide_sizes(resolved, None if given is None else len(list(given)))
+        for note in sizes.notes:
+            self.console.say(note)
+        for warning in sizes.warnings:
+            self.console.warn(warning)
+        return sizes.resolved
+
+    def _show_stage(self, stage: str | None) -> None:
+        """Let the console say what runs now."""
+        if stage is None:
+            self.console.doing(None)
+            return
+        self.console.doing(stage_text(stage, self.step, self.total_steps, is_first=self.step == self._first_step))
 
     def _open(self, resume: Resume, sinks: Sequence[Sink]) -> None:
         for note in resume.notes:
@@ -116,6 +140,7 @@ class TrainingRun(ABC, Generic[P]):
         self.alarms.restore(self.step, list(self.run.rows()))
         self.counters.rollbacks = max(self.counters.rollbacks, self.alarms.num_rollbacks())
         self.parts.roles.scale_lr(LR_FACTOR**self.counters.rollbacks)
+        self._first_step = self.step
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, or until a signal or an alarm stops it. Returns what `gspo train` prints as its last line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gspo.metrics import Metric, Metrics
@@ -12,11 +12,13 @@ from gspo.metrics import Metric, Metrics
 class Clock:
     """Seconds by stage since the last `reset`; `stage` is the one that runs now, for watchdogs and messages.
 
-    `beats` counts signs of progress: every start and end of a stage, and every call of `beat`.
+    `beats` counts signs of progress: every start and end of a stage, and every call of `beat`. `watch` gets the name of
+    each stage that begins, and None when the outermost one ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[str | None], None] | None = None) -> None:
         self.stage: str | None = None
+        self._watch = watch or (lambda stage: None)
         self.beats = 0
         self.reset()
 
@@ -28,6 +30,7 @@ class Clock:
     def __call__(self, stage: str) -> Iterator[None]:
         outer, self.stage = self.stage, stage
         self.beat()
+        self._watch(stage)
         start = time.perf_counter()
         try:
             yield
@@ -35,6 +38,7 @@ class Clock:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
             self.stage = outer
             self.beat()
+            self._watch(outer)
 
     def beat(self) -> None:
         """Report progress within a stage."""

@@ -110,36 +110,23 @@ def examine_template(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
 
 def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     """The memory that the config needs, compared with what the machine has."""
-    import torch
-
     from gspo.build.device import choose_device
-    from gspo.checks.doctor.machine import base_memory, total_memory
-    from gspo.checks.doctor.memory import plan_memory
+    from gspo.build.memory import in_words, machine_memory, num_held_out, plan_memory
+    from gspo.checks.doctor.machine import base_memory
     from gspo.plan.constants import RESERVED
 
     config = resolved.config
     device = choose_device(config.trainer.device)
-    on_gpu = device.type == "cuda"
-    available = torch.cuda.get_device_properties(device).total_memory if on_gpu else total_memory()
-    base = int(RESERVED) if on_gpu else base_memory()
-    num_val = config.data.val_batch_size or config.data.num_val_samples or 512
-    plan = plan_memory(config, device, base=base, available=available, num_val=num_val)
+    base = int(RESERVED) if device.type == "cuda" else base_memory()
+    plan = plan_memory(config, device, base=base, available=machine_memory(device), num_val=num_held_out(config))
     memory, stage = plan.memory, plan.memory.peak_stage
     limits = {name: f"  only in {', '.join(stages)}" for name, stages in memory.only.items()}
     rows = [(name, size, limits.get(name, "")) for name, size in memory.held.items()]
     rows.append(("program and libraries", plan.base, ""))
-    rows.append((f"peak ({stage})", plan.peak, f" of {_size(plan.available)}"))
+    rows.append((f"peak ({stage})", plan.peak, f" of {in_words(plan.available)}"))
     rows += [("optimiser, in host memory", memory.on_host, "")] if memory.on_host else []
-    lines = [f"{name:<30} {_size(size):>10}{more}" for name, size, more in rows]
-    problems = []
-    if not plan.fits:
-        largest = max(memory.at_peak, key=lambda name: memory.at_peak[name])
-        problems.append(
-            f"memory: {stage} needs {_size(plan.peak)}, but only {_size(plan.available)} are available; the largest part "
-            f"is {largest}. Lower actor.ppo_max_token_len_per_gpu or rollout.max_num_seqs, set "
-            "model.enable_gradient_checkpointing=true, or train adapters (model.lora_rank)"
-        )
-    diagnosis.add("memory plan", plan.to_dict(), lines, problems)
+    lines = [f"{name:<30} {in_words(size):>10}{more}" for name, size, more in rows]
+    diagnosis.add("memory plan", plan.to_dict(), lines, [] if plan.fits else [plan.shortage()])
 
 
 def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any) -> None:
@@ -181,7 +168,3 @@ def examine_sample(diagnosis: Diagnosis, resolved: ResolvedConfig, **given: Any)
     dtype = compute_dtype(config.actor_rollout_ref.model.dtype, choose_device(config.trainer.device))
     problems += noise_problems(seen.noises, objective, dtype, actor.old_log_prob_source)
     diagnosis.add("quick sample", asdict(seen), lines, problems)
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.1f} MiB"

@@ -5,34 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
+from gspo.build.device import total_memory
+
 OPTIONAL = ("vllm", "ray", "peft", "datasets", "pyarrow", "wandb", "tensorboard", "matplotlib", "reasoning_gym")
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-
-
-def total_memory() -> int:
-    """Bytes of memory that this process may use: all of the machine, or the limit of its container."""
-    total = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
-    for name in _CGROUP_LIMITS:
-        path = Path(name)
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            total = min(total, int(text))
-    return total
-
-
-def peak_memory() -> int:
-    """The most bytes that this process has held since it started."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def base_memory() -> int:
     """Bytes of a new process with all libraries and no model. Measured, which takes some seconds."""
     code = (
-        "import torch, gspo.loop.run, gspo.checks.doctor.machine as m; torch.ones(8, 8) @ torch.ones(8, 8);"
-        "print(m.peak_memory())"
+        "import torch, gspo.loop.run, gspo.build.device as d; torch.ones(8, 8) @ torch.ones(8, 8);"
+        "print(d.peak_memory())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout)

@@ -47,6 +47,11 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
         if setting not in trl:
             _mini_batches(settings, setting, problems)
     _micro_batch(settings)
+    follow_batch_size(settings)
+
+
+def follow_batch_size(settings: Settings) -> None:
+    """Adapt the sizes that nobody set to those that somebody did."""
     _batch_sizes(settings)
     _gen_batch(settings)
 

@@ -20,7 +20,7 @@ from gspo.config.compat.aliases import aliases
 from gspo.config.compat.defaults import SYSTEM_DEFAULTS
 from gspo.config.loading import names, tree
 from gspo.config.loading.coerce import WrongType, coerce
-from gspo.config.loading.derive import derive
+from gspo.config.loading.derive import derive, follow_batch_size
 from gspo.config.loading.flags import read_flags
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
 from gspo.config.loading.sources import (
@@ -77,6 +77,29 @@ class ResolvedConfig:
     def records(self) -> list[dict[str, Any]]:
         """Every key as `{"key", "value", "origin"}`, in the order of the schema."""
         return [{"key": key, "value": self.get(key), "origin": self.origin(key)} for key in tree.leaves()]
+
+    def auto_keys(self) -> list[str]:
+        """The keys that are adapted to the data and the machine because nobody set them."""
+        return [key for key, leaf in tree.leaves().items() if leaf.info.auto and not self.origins[key].explicit]
+
+    def keeping_sizes(self, saved: Mapping[str, Any]) -> ResolvedConfig:
+        """The config with the saved values (by dotted key) of sizes that nobody set, so that a run goes on as it began."""
+        other = {key: saved[key] for key in self.auto_keys() if key in saved and saved[key] != self.get(key)}
+        return self.adapted(other, "as in the checkpoint") if other else self
+
+    def adapted(self, values: Mapping[str, Any], reason: str) -> ResolvedConfig:
+        """The config with other values of keys that nobody set, and of those that follow from them; checked again."""
+        table = Settings((s.name, s) for s in self.settings())
+        for key, value in values.items():
+            table.derive(key, value, reason)
+        follow_batch_size(table)
+        config = _build(table)
+        found = rules.check(config, table, rules.SUPERVISED_RULES if self.for_sft else rules.RULES)
+        if any(p.level == "error" for p in found):
+            raise ConfigErrors(found)
+        known = {str(warning) for warning in self.warnings}
+        warnings = (*self.warnings, *(p for p in found if str(p) not in known))
+        return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, warnings, self.for_sft)
 
     def to_yaml(self, with_origins: bool = True) -> str:
         """The whole tree as YAML that loads again; origins are comments."""
@@ -240,6 +263,10 @@ def _set(table: Settings, setting: Setting, problems: list[Problem]) -> None:
     value = setting.value
     if leaf.key != setting.name:  # a key inside a mapping
         value = _put_nested(table[leaf.key].value, setting.name[len(leaf.key) + 1 :], value)
+
+    if leaf.info.auto and value == "auto":
+        table.put(leaf.key, leaf.default, Origin(Layer.DEFAULT, "auto"))
+        return
 
     def error(message: str, remedy: str) -> None:
         problems.append(Problem("error", leaf.key, value, setting.origin.text, message, remedy))

@@ -42,9 +42,10 @@ class ActorConfig(Section):
     ppo_mini_batch_size: int = key(
         default=256,
         doc="Prompts per optimiser step. A training step makes data.train_batch_size / ppo_mini_batch_size optimiser "
-        "steps per epoch.",
+        "steps per epoch. Where it is not set, or auto: a quarter of the batch.",
         gt=0,
         unit="prompts",
+        auto=True,
     )
     ppo_micro_batch_size_per_gpu: int | None = key(
         default=None,
@@ -60,9 +61,11 @@ class ActorConfig(Section):
     )
     ppo_max_token_len_per_gpu: int = key(
         default=16384,
-        doc="Most tokens per forward pass in training. A longer sequence gets a forward pass to itself.",
+        doc="Most tokens per forward pass in training. A longer sequence gets a forward pass to itself. Where it is not "
+        "set, or auto: halved until the run fits into memory.",
         gt=0,
         unit="tokens",
+        auto=True,
     )
     ppo_epochs: int = key(default=1, doc="Passes over each rollout batch.", gt=0)
     shuffle: bool = key(

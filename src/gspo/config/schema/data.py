@@ -61,7 +61,14 @@ class DataConfig(Section):
     max_length: int | None = key(
         default=None, doc="For gspo sft: longest prompt with its answer; null = no limit.", gt=0, unit="tokens"
     )
-    train_batch_size: int = key(default=1024, doc="Prompts (groups) per training step.", gt=0, unit="prompts")
+    train_batch_size: int = key(
+        default=1024,
+        doc="Prompts (groups) per training step. Where it is not set, or auto: as many as there are rows, at most 1024 on "
+        "a GPU and 32 on a CPU.",
+        gt=0,
+        unit="prompts",
+        auto=True,
+    )
     gen_batch_size: int | None = key(
         default=None,
         doc="With dynamic sampling: prompts per generation batch; null = train_batch_size.",

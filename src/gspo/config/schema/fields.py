@@ -29,6 +29,7 @@ class KeyInfo:
     unit: str = ""
     example: str = ""  # a value as it is typed, for keys whose default shows no shape
     open: bool = False  # users may register further choices
+    auto: bool = False  # adapted to the data, the device and the memory unless somebody sets it; `auto` leaves it so
     may_change_on_resume: bool = False  # affects what is shown or kept, or where a step runs; not its result
 
     def violation(self, value: Any) -> str | None:

@@ -33,7 +33,10 @@ class ModelConfig(Section):
         "packed sequences only.",
     )
     enable_gradient_checkpointing: bool = key(
-        default=False, doc="Recompute activations in the backward pass: saves memory, costs time."
+        default=False,
+        doc="Recompute activations in the backward pass: saves memory, costs time. Where it is not set, or auto: on if the "
+        "run does not fit into memory without it.",
+        auto=True,
     )
     use_remove_padding: bool = key(
         default=True, doc="Train on packed sequences without padding. use_shared_prefix always packs."

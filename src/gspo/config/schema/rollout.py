@@ -64,12 +64,21 @@ class RolloutConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
         default="auto", doc="Precision of rollout workers; auto = that of training."
     )
-    max_num_seqs: int = key(default=1024, doc="Responses that an engine generates at once.", gt=0, unit="responses")
+    max_num_seqs: int = key(
+        default=1024,
+        doc="Responses that an engine generates at once. Where it is not set, or auto: halved until the run fits into "
+        "memory.",
+        gt=0,
+        unit="responses",
+        auto=True,
+    )
     max_num_batched_tokens: int = key(
         default=8192,
-        doc="Most prompt tokens that the native engine processes at once; with vllm, most tokens per engine step.",
+        doc="Most prompt tokens that the native engine processes at once; with vllm, most tokens per engine step. Where it "
+        "is not set, or auto: halved until the run fits into memory.",
         gt=0,
         unit="tokens",
+        auto=True,
     )
     max_model_len: int | None = key(
         default=None,

@@ -48,7 +48,7 @@ class PPOTrainerConfig(Section):
     )
     console_table_freq: int = key(
         default=10,
-        doc="Print a table of metrics every N training steps; 0 = never.",
+        doc="On a terminal, repeat the titles of the table of steps every N training steps; 0 = print them once.",
         ge=0,
         unit="steps",
         may_change_on_resume=True,
@@ -86,6 +86,12 @@ class PPOTrainerConfig(Section):
     device: str = key(default="auto", doc="auto (a GPU if there is one), cpu, cuda, or cuda:N for one of several GPUs.")
     num_threads: int | None = key(
         default=None, doc="CPU threads of torch; null = OMP_NUM_THREADS, else one per core.", ge=1
+    )
+    memory_check: Literal["refuse", "warn", "off"] = key(
+        default="refuse",
+        doc="Before training in one process: estimate the memory that the run needs, adapt the sizes that nobody set, and "
+        "refuse to start, or only warn, if it is still more than the machine has.",
+        may_change_on_resume=True,
     )
     deterministic: bool = key(
         default=False,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from gspo.checks.doctor.model_size import measure_size
+from gspo.build.device import total_memory
+from gspo.build.model_size import measure_size
 from gspo.config import TrainerConfig
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
 from gspo.kernels.sizes import PAGE
@@ -17,6 +19,7 @@ from gspo.plan.memory import EVALUATION, Memory, ModelSize, colocated_memory, en
 from gspo.plan.split import Split
 from gspo.plan.workload import Workload, workload_of
 
+GIB = 1 << 30
 COMPILER = 200 << 20  # bytes that torch's compiler and its code take in a process on a CPU
 
 
@@ -36,6 +39,20 @@ class MemoryPlan:
     def fits(self) -> bool:
         return self.peak <= self.available
 
+    @property
+    def largest(self) -> str:
+        """The largest part in the stage that needs most."""
+        parts = self.memory.at_peak
+        return max(parts, key=lambda name: parts[name])
+
+    def shortage(self) -> str:
+        """A sentence for a plan that does not fit."""
+        return (
+            f"memory: {self.memory.peak_stage} needs {in_words(self.peak)}, but only {in_words(self.available)} are "
+            f"available; the largest part is {self.largest}. Lower actor.ppo_max_token_len_per_gpu or "
+            "rollout.max_num_seqs, set model.enable_gradient_checkpointing=true, or train adapters (model.lora_rank)"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         memory = self.memory
         return {
@@ -50,12 +67,21 @@ class MemoryPlan:
         }
 
 
-def plan_memory(config: TrainerConfig, device: torch.device, *, base: int, available: int, num_val: int) -> MemoryPlan:
-    """The plan of one rank that trains and generates; evaluation generates for `num_val` questions at once."""
-    c = config.actor_rollout_ref.model
-    dtype = getattr(torch, compute_dtype(c.dtype, device))
-    architecture = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code)
-    model = measure_size(architecture, dtype, c.path, c.lora_rank)
+def plan_memory(
+    config: TrainerConfig,
+    device: torch.device,
+    *,
+    base: int,
+    available: int,
+    num_val: int,
+    model: ModelSize | None = None,
+) -> MemoryPlan:
+    """The plan of one rank that trains and generates; evaluation generates for `num_val` questions at once.
+
+    `model` is what `model_size` returned for this config, if that was called before.
+    """
+    dtype = _dtype(config, device)
+    model = model or model_size(config, device)
     chip = Chip(device.type, available, number_bytes=dtype.itemsize)
     work, split = workload_of(config), Split.of(config)
     if config.actor_rollout_ref.actor.strategy != "local":  # even a single rank of FSDP does neither
@@ -67,6 +93,37 @@ def plan_memory(config: TrainerConfig, device: torch.device, *, base: int, avail
     if not chip.is_gpu and compiles and model.parameters >= MIN_PARAMETERS and has_cpp_compiler():
         base += COMPILER
     return MemoryPlan(memory, base, available)
+
+
+def model_size(config: TrainerConfig, device: torch.device) -> ModelSize:
+    """What memory depends on in the config's model, measured on its modules."""
+    c = config.actor_rollout_ref.model
+    architecture = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code)
+    return measure_size(architecture, _dtype(config, device), c.path, c.lora_rank)
+
+
+def machine_memory(device: torch.device) -> int:
+    """Bytes of memory of a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return total_memory()
+
+
+def num_held_out(config: TrainerConfig) -> int:
+    """Held-out questions generated at once, assumed where the config does not limit them."""
+    files = config.data.train_files
+    names = [files] if isinstance(files, str) else files
+    if config.data.val_files is None and all(os.path.isfile(name) for name in names):
+        return 0  # a file has no held-out part
+    return config.data.val_batch_size or config.data.num_val_samples or 512
+
+
+def in_words(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / (1 << 20):.1f} MiB"
+
+
+def _dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:
+    return getattr(torch, compute_dtype(config.actor_rollout_ref.model.dtype, device))
 
 
 def _engine(config: TrainerConfig, model: ModelSize, chip: Chip, work: Workload, num_val: int) -> Memory:
