@@ -76,3 +76,21 @@ def test_the_answers_of_the_benchmark_are_right_and_wrong(workload: Workload) ->
     for group in workload.groups():
         graded = grader.grade(group.prompt, responses_of(group))
         assert [getattr(reward, "score", reward) for reward in graded] == [1.0, 0.0] * 4, group.prompt
+
+
+def test_the_keys_of_data_and_reward_are_those_of_training(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "How many?", "solution": "7"}\n')
+    keys = ["data.prompt_key=question", "data.ground_truth_key=solution"]
+    code, output = run("try", "--task", str(rows), *keys, "--reward", "exact", "--answer", "-", stdin="7")
+    assert code == 0 and "score      1" in output and "How many?" in output
+    mine = tmp_path / "mine.py"
+    mine.write_text(REWARD)
+    custom = [f"custom_reward_function.path={mine}", "custom_reward_function.name=score"]
+    code, output = run("try", "--task", str(rows), *keys, *custom, "--answer", "-", stdin="one two")
+    assert code == 0 and "words      2" in output
+
+
+def test_length_says_which_argument_it_needs() -> None:
+    code, output = run("try", "--task", "arithmetic", "--reward", "length", "--answer", "-", stdin="7")
+    assert code != 0 and "needs max_length" in output and "kwargs: {max_length: 512}" in output

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gspo.config import ResolvedConfig, TrainerConfig
+from gspo.config.schema.fields import explicit_fields
 from gspo.data.chat_template import encode_prompts
 from gspo.data.columns import Columns, as_rows
 from gspo.data.datasets import load_rows
@@ -112,8 +113,14 @@ def count_rows(resolved: ResolvedConfig, limit: int) -> int | None:
     c = resolved.config.data
     if c.custom_cls.path is not None:
         return None
-    columns = Columns(c.prompt_key, None if resolved.for_sft else c.ground_truth_key, c.data_source_key, c.response_key)
-    return len(_rows(resolved.config, "train", columns, min(limit, c.num_train_samples or limit)))
+    return len(training_rows(resolved.config, limit, needs_truth=not resolved.for_sft))
+
+
+def training_rows(config: TrainerConfig, limit: int, *, needs_truth: bool = True) -> list[Row]:
+    """The first `limit` training rows of the config's files."""
+    c = config.data
+    columns = Columns(c.prompt_key, c.ground_truth_key if needs_truth else None, c.data_source_key, c.response_key)
+    return _rows(config, "train", columns, min(limit, c.num_train_samples or limit))
 
 
 def _rows(config: TrainerConfig, split: str, columns: Columns, limit: int | None = None) -> list[Row]:
@@ -196,20 +203,24 @@ def grades(config: TrainerConfig, prompt: Prompt, reward_fn: Any = None) -> bool
     return True
 
 
-def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt, *, uses_metric: bool = True) -> None:
+def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt, *, uses_metric: bool = True) -> str:
     """Score one row now, so that a broken function, or a filter metric that it does not return, is found at the start.
 
-    A group filter of the user replaces the rule that reads the metric (`uses_metric=False`).
+    A group filter of the user replaces the rule that reads the metric (`uses_metric=False`). Returns the metric to filter
+    by: that of the config, or the score where a recipe's metric is not returned.
     """
     reward = dry_run(scorer, prompt)
     filters = config.algorithm.filter_groups
     known = {"seq_reward", "seq_final_reward", "score", *reward.extra} | ({"acc"} if reward.acc is not None else set())
-    if filters.enable and uses_metric and filters.metric not in known:
-        raise RewardError(
-            f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "
-            f"it returns {', '.join(sorted(known))}. Set the metric to one of these, or return "
-            f"{{'score': …, {filters.metric!r}: …}}"
-        )
+    if not filters.enable or not uses_metric or filters.metric in known:
+        return filters.metric
+    if "metric" not in explicit_fields(filters):
+        return "seq_reward"
+    raise RewardError(
+        f"algorithm.filter_groups.metric={filters.metric!r} is not returned by the reward function; "
+        f"it returns {', '.join(sorted(known))}. Set the metric to one of these, or return "
+        f"{{'score': …, {filters.metric!r}: …}}"
+    )
 
 
 def check_code_tests(prompts: Iterable[Prompt]) -> None:

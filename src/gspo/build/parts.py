@@ -79,6 +79,8 @@ class RunParts:
     data: str = ""  # what is trained on, in words
     kl_reward: KlScorer | None = None
     baseline: GreedyBaseline | None = None
+    # Keys that nobody set and that had to change, with value and reason.
+    adapted: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.token_text = functools.cache(lambda token: self.tokenizer.decode([token], skip_special_tokens=False))

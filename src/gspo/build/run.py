@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
@@ -56,6 +57,8 @@ from gspo.seeding import derive_seed
 from gspo.training.kl_reward import KlScorer
 from gspo.training.roles import Roles
 from gspo.types import Prompt
+
+METRIC = "algorithm.filter_groups.metric"
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def build(
     device = prepare_process(config)
     tokenizer = inputs.tokenizer or load_run_tokenizer(config)
     episodes, reward_fn = episode_settings(config, inputs.environment), inputs.reward_fn
+    adapted: dict[str, tuple[Any, str]] = {}
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
         pool = None
         if episodes is not None:
@@ -133,7 +137,10 @@ def build(
         for each in (scorer, val_scorer):
             started.callback(each.close)
         if train and (episodes is None or grades(config, train[0], reward_fn)):
-            try_reward(config, scorer, train[0], uses_metric=keep is None and episodes is None)
+            metric = try_reward(config, scorer, train[0], uses_metric=keep is None and episodes is None)
+            if metric != config.algorithm.filter_groups.metric:
+                config, adapted = copy.deepcopy(config), {METRIC: (metric, "the reward function returns no acc")}
+                config.algorithm.filter_groups.metric = metric
         num_steps = total_steps(config, len(train))
         progress("loading the model")
         roles, build_own_engine = build_models(
@@ -169,6 +176,7 @@ def build(
             scorers=[scorer, val_scorer],
             data=inputs.facts().get("train_dataset") or str(config.data.train_files),
             kl_reward=kl_reward,
+            adapted=adapted,
         )
         if config.algorithm.adv_estimator == "remax":
             _add_baseline(parts, _scorer(config, inputs, reward_fn))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gspo.commands import refuse
+from gspo.commands.arguments import PASS_THROUGH, load_arguments
+from gspo.config import TrainerConfig
 from gspo.exit_codes import EXIT_PROBLEM
 
 if TYPE_CHECKING:
@@ -18,26 +20,37 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Try, time and inspect rewards.", add_completion=False)
 
 
-@app.command("try")
+@app.command("try", context_settings=PASS_THROUGH)
 def try_reward(
     task: Annotated[str, typer.Option(help="Dataset that the row is in: a name or a file.")],
     answer: Annotated[str, typer.Option(help="File with the response, or - for standard input.")],
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE …]", help="Keys of data and reward, as for gspo train: data.prompt_key=question."
+        ),
+    ] = None,
     row: Annotated[int, typer.Option(min=0, help="Which row, counted from 0.")] = 0,
     reward: Annotated[
         str | None,
-        typer.Option(help="Built-in reward, or file.py:function. Default: the reward of the row's data source."),
+        typer.Option(
+            help="Built-in reward, or file.py:function. Default: the reward of the keys, or of the data source."
+        ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Longest time for the reward, in seconds.")] = 10.0,
 ) -> None:
     """Grade one answer to a row of a dataset, as in training, and print the reward."""
+    from gspo.build.inputs import build_scorer
     from gspo.data.rows import DataError
-    from gspo.rewards import RewardError, make_scorer
+    from gspo.rewards import RewardError
     from gspo.types import Group, Prompt, Rollout
 
+    keys = [f"data.train_files={task}", "reward.num_workers=1", f"reward.timeout={timeout}"]
+    config = load_arguments([*keys, *(arguments or [])]).config
     try:
-        source = _load_row(task, row)
+        source = _load_row(config, row)
         text = sys.stdin.read() if answer == "-" else Path(answer).read_text()
-        scorer = make_scorer(reward, num_workers=1, timeout=timeout)
+        scorer = build_scorer(config, reward)
     except OSError as error:
         refuse(f"--answer {answer}: {error.strerror}")
     except (DataError, RewardError) as error:
@@ -126,12 +139,13 @@ def sandbox(
         refuse(HOW_TO)
 
 
-def _load_row(task: str, index: int) -> Any:
-    from gspo.data.datasets import load_rows
+def _load_row(config: TrainerConfig, index: int) -> Any:
+    from gspo.build.inputs import training_rows
     from gspo.data.rows import DataError
 
-    rows = load_rows(task, "train", limit=index + 1)
+    rows = training_rows(config, index + 1)
     if len(rows) <= index:
+        task = str(config.data.train_files)
         raise DataError(task, f"has {len(rows)} rows; expected --row below that number, got {index}")
     return rows[index]
 

@@ -63,7 +63,7 @@ class Trainer(TrainingRun[RunParts]):
         super().__init__(resolved, inputs, sinks=sinks, callbacks=callbacks, console=console, backend=backend)
 
     def _build(self, weights_from: Path | None) -> RunParts:
-        return build(
+        parts = build(
             self.config,
             self._inputs,
             weights_from=weights_from,
@@ -74,6 +74,11 @@ class Trainer(TrainingRun[RunParts]):
             notify=self.console.warn,
             progress=self.console.doing,
         )
+        for key, (value, reason) in parts.adapted.items():
+            self.console.say(f"{key}={value}, not {self.resolved.get(key)}: {reason}")
+            self.resolved = self.resolved.adapted({key: value}, f"auto: {reason}")
+            self.config = self.resolved.config
+        return parts
 
     def _train_and_measure(self) -> Metrics:
         done = self._train()

@@ -182,6 +182,8 @@ def repetition(prompt: Prompt, response: Response, *, ngram: int = 4) -> float:
 
 
 @reward("length", cheap=True)
-def length(prompt: Prompt, response: Response, *, max_length: int, free: int = 0) -> float:
-    """0 up to `free` tokens, falling to -1 at `max_length`."""
+def length(prompt: Prompt, response: Response, *, max_length: int | None = None, free: int = 0) -> float:
+    """0 up to `free` tokens, falling to -1 at `max_length`, which must be given."""
+    if max_length is None:
+        raise RewardError("it needs max_length: reward.functions=[{name: length, kwargs: {max_length: 512}}]")
     return length_penalty(response.num_tokens, max_length, free)

@@ -164,9 +164,13 @@ def _as_spec(item: RewardLike) -> RewardSpec | RewardFunction:
     if isinstance(item, str):
         return parse_spec(item)
     if isinstance(item, Mapping):
-        if set(item) - {"name", "path", "weight", "kwargs"} or "name" not in item:
+        if "name" not in item:
             raise RewardError(
-                f"reward.functions: {dict(item)} is not a spec, expected the keys name, path, weight, kwargs"
+                f"reward.functions: {dict(item)} has no `name`, the name of the function or built-in reward"
+            )
+        if other := sorted(set(item) - {"name", "path", "weight", "kwargs"}):
+            raise RewardError(
+                f"reward.functions: {dict(item)} has {', '.join(other)}; only name, path, weight and kwargs are known"
             )
         return RewardSpec(**item, key="reward.functions: path")
     if callable(item):

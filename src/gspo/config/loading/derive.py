@@ -34,6 +34,7 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
     _loss_of_level(settings, problems)
     _clip_range(settings)
     _length_of_run(settings)
+    _give_way(settings, problems)
     deferred = _adam_betas(settings, deferred)
     bad = [setting for setting in deferred if not _is_count(setting.value)]
     for setting in bad:
@@ -128,6 +129,19 @@ def _length_of_run(settings: Settings) -> None:
     steps, epochs = "trainer.total_training_steps", "trainer.total_epochs"
     if settings.explicit(epochs) and not settings.explicit(steps):
         settings.derive(steps, None, f"because {epochs} is set")
+
+
+def _give_way(settings: Settings, problems: list[Problem]) -> None:
+    """A recipe's dynamic sampling and KL loss are off where what somebody set excludes them."""
+    enable, kl_loss, kl_reward = "algorithm.filter_groups.enable", f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"
+    excluded = {
+        enable: (settings[N].value == 1, f"{N} = 1, and dynamic sampling compares the responses of a group"),
+        kl_loss: (settings[kl_reward].value is True, f"{kl_reward} is set, and KL should count once"),
+    }
+    for key, (is_excluded, reason) in excluded.items():
+        if is_excluded and settings[key].value is True and settings[key].origin.layer == Layer.RECIPE:
+            problems.append(settings[key].problem(f"is switched off: {reason}", f"set {key} yourself", "warning"))
+            settings.derive(key, False, f"because {reason}")
 
 
 def _micro_batch(settings: Settings) -> None:

@@ -19,7 +19,9 @@ class FilterGroupsConfig(Section):
     metric: str = key(
         default="seq_reward",
         doc="What must differ within a group: seq_reward or score (the reward before KL), seq_final_reward (after KL), "
-        "acc, or any other number that the reward function returns.",
+        "acc, or any other number that the reward function returns. Where it is not set, or auto, and the reward function "
+        "does not return a recipe's metric: seq_reward.",
+        auto=True,
     )
     function: str | None = key(
         default=None,
