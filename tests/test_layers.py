@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "rewards": {"data", "sandbox"},
     "environments": {"rewards", "sandbox"},
     "rollout": {"models", "kernels", "data", "environments", "rewards"},
+    "serving": {"data", "environments", "rollout"},
     "sampling": {"rollout", "rewards"},
     "evaluation": {"rollout", "rewards", "runs"},
     "checkpoint": {"config", "runs"},
@@ -48,7 +49,7 @@ ALLOWED: dict[str, set[str]] = {
             "sampling",
             "evaluation",
         ),
-        *("training", "checkpoint", "distributed", "plan"),
+        *("training", "checkpoint", "distributed", "plan", "serving", "runs"),
     },
     "loop": {
         *("config", "data", "models", "rewards", "rollout", "sampling", "evaluation", "training"),

@@ -28,7 +28,9 @@ COMMANDS = (
     "dashboard",
     "compare",
     "plan",
+    "serve",
 )
+FOLDERS = {"serve": "serving"}  # of commands that are not directly under gspo.commands
 
 
 class LazyGroup(TyperGroup):
@@ -40,7 +42,8 @@ class LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        app = importlib.import_module(f"gspo.commands.{cmd_name}").app
+        folder = f"{FOLDERS[cmd_name]}." if cmd_name in FOLDERS else ""
+        app = importlib.import_module(f"gspo.commands.{folder}{cmd_name}").app
         command = get_command(app)
         command.name = cmd_name
         return command

@@ -80,6 +80,37 @@ class EngineContract:
         assert [g.prompt for g in groups] == [r.prompt for r in requests]
         assert sorted(g.submission for g in drain(engine, limit=5000)) == [0, 1, 2, 3]
 
+    def test_a_cancelled_request_is_forgotten_and_the_others_finish(self, new_engine: NewEngine) -> None:
+        requests = make_requests(range(6))
+        engine = submit(new_engine(), requests)
+        returned = {group.submission for group in engine.step()}
+        engine.cancel(4, 0)
+        engine.cancel(5, 1)  # not in flight
+        assert engine.num_in_flight == len({0, 1, 2, 3, 5} - returned)
+        groups = drain(engine, limit=5000)
+        assert returned | {group.submission for group in groups} == {0, 1, 2, 3, 5} | (returned & {4})
+        for group in groups:
+            for rollout in group.rollouts:
+                self.check_rollout(rollout, requests[group.submission])
+
+    def test_what_is_written_adds_up_to_the_responses(self, new_engine: NewEngine) -> None:
+        """Of watched requests only; an engine that does not stream reports nothing."""
+        requests = [dataclasses.replace(r, watch=r.submission != 2) for r in make_requests(range(5))]
+        engine = submit(new_engine(), requests)
+        written: dict[tuple[int, int], list[Any]] = {}
+        groups = []
+        while engine.num_in_flight:
+            groups += engine.step()
+            for piece in engine.written():
+                written.setdefault((piece.submission, piece.response), []).extend(zip(piece.token_ids, piece.log_probs))
+        if written:
+            assert written == {
+                (group.submission, index): list(zip(rollout.token_ids, rollout.log_probs))
+                for group in groups
+                for index, rollout in enumerate(group.rollouts)
+                if group.submission != 2
+            }
+
     def test_versions_of_a_response_never_decrease(self, new_engine: NewEngine) -> None:
         engine = submit(new_engine(version=3), make_requests(range(4), version=3))
         groups = engine.step()

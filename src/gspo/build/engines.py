@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from gspo.build.role_settings import FLEX_ATTENTION
-from gspo.config import ModelConfig, TrainerConfig
+from gspo.config import TrainerConfig
 from gspo.distributed.backend import Backend
 from gspo.distributed.gpu_place import gpu_place
 from gspo.distributed.launch import trainer_gpus
 from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs_ahead
 from gspo.environments.pool import EpisodePool
-from gspo.models import resolve
-from gspo.models.load import load_config
-from gspo.models.overrides import override_tokens
+from gspo.models.load import load_generation_config
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.episodes.settings import EpisodeSettings, wrap_engine
 from gspo.rollout.native.engine import NativeEngine
@@ -109,7 +107,9 @@ def _placed(spec: EngineSpec, index: int, training: Collection[int]) -> EngineSp
 def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, count: int = 1) -> EngineSpec:
     """How one of `count` workers builds its engine, with its share of the cores; the trainer may need a share too."""
     c, rollout = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout
-    stops = stop_tokens(_generation_config(c), tokenizer)
+    stops = stop_tokens(
+        load_generation_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code), tokenizer
+    )
     return EngineSpec(
         kind=rollout.name,
         model=c.path,
@@ -117,7 +117,7 @@ def engine_spec(config: TrainerConfig, tokenizer: Any, device: torch.device, cou
         num_slots=rollout.max_num_seqs,
         max_length=_max_length(config),
         eos_token_ids=tuple(stops),
-        pad_token_id=_pad_token(tokenizer, stops),
+        pad_token_id=pad_token(tokenizer, stops),
         dtype=rollout_dtype(config, device),
         device=str(device),
         num_threads=max(1, torch.get_num_threads() // (count + runs_ahead(config))),
@@ -182,7 +182,7 @@ def build_engine(
         model,
         functools.partial(tokenizer.decode, skip_special_tokens=True),
         eos_token_ids=stops,
-        pad_token_id=_pad_token(tokenizer, stops),
+        pad_token_id=pad_token(tokenizer, stops),
         num_slots=config.actor_rollout_ref.rollout.max_num_seqs,
         max_length=_max_length(config),
         device=device,
@@ -200,19 +200,8 @@ def stop_tokens(generation_config: Any, tokenizer: Any) -> list[int]:
     return sorted({int(t) for t in flat if t is not None})
 
 
-def _generation_config(c: ModelConfig) -> Any:
-    """A model's generation config, as the model has it when it is loaded."""
-    from transformers import GenerationConfig
-
-    try:
-        found = GenerationConfig.from_pretrained(resolve(c.path))
-    except OSError:  # no such file
-        model = load_config(c.path, c.override_config, trust_remote_code=c.trust_remote_code)
-        found = GenerationConfig.from_model_config(model)
-    return override_tokens(found, c.override_config)
-
-
-def _pad_token(tokenizer: Any, stops: list[int]) -> int:
+def pad_token(tokenizer: Any, stops: list[int]) -> int:
+    """The token that fills up batches: the tokenizer's own, or one that ends a response."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (stops[0] if stops else 0)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,10 +31,25 @@ class ToolFormat:
     closing: str = ""  # the text that ends a call, and with it the turn; "" when only the end of the message does
     call_end: Callable[[str], int | None] = lambda text: None  # where the first complete call ends in a turn's text
     answer: Callable[[str], str] | None = None  # an inline answer from the contents of the messages
+    opening: str = ""  # the text that begins a call; "" when it is not known
+    call: Callable[[str], str] | None = None  # an inline call from its input
+    read_content: Callable[[str], str] | None = None  # the text beside the calls, where no opening text says it
 
     @property
     def inline(self) -> bool:
         return self.answer is not None
+
+    def content(self, text: str) -> str:
+        """The text of a turn before its first call; spaces before an inline call are part of it."""
+        if self.read_content is not None:
+            return self.read_content(text)
+        before, found, _ = text.partition(self.opening) if self.opening else (text, "", "")
+        return before.rstrip() if found and not self.inline else before
+
+    def write(self, function: Mapping[str, Any]) -> str:
+        """The text of an inline call, from a function's name and arguments."""
+        assert self.call is not None
+        return self.call(str(next(iter(function["arguments"].values()), "")))
 
     def observe(self, messages: Sequence[Message]) -> str:
         """The text of an inline answer."""
@@ -74,8 +89,11 @@ def _with_arguments(name: str, arguments: Any) -> ToolCall:
     return ToolCall(name, arguments)
 
 
-def _inline(name: str, tool: str, pattern: re.Pattern[str], closing: str, answer: Callable[[str], str]) -> ToolFormat:
-    """A format whose first match of `pattern` is the turn's only call."""
+def _inline(
+    name: str, tool: str, pattern: re.Pattern[str], parts: tuple[str, str, str], answer: Callable[[str], str]
+) -> ToolFormat:
+    """A format whose first match of `pattern` is the turn's only call; `parts` surround its input, the last one closes."""
+    opening, end, closing = parts
 
     def parse(text: str) -> tuple[ToolCall, ...]:
         found = pattern.search(text)
@@ -85,12 +103,14 @@ def _inline(name: str, tool: str, pattern: re.Pattern[str], closing: str, answer
         found = pattern.search(text)
         return found.end() if found else None
 
-    return ToolFormat(name, parse, closing, call_end, answer)
+    call = lambda text: opening + text + end + closing  # noqa: E731
+    return ToolFormat(name, parse, closing, call_end, answer, opening, call)
 
 
-HERMES = ToolFormat("hermes", parse_hermes)
-PYTHON = _inline("python", "python", _FENCE, "```", lambda text: f"\n```output\n{text}\n```\n")
-TAG = _inline("tag", "", _TAG, "</tool>", lambda text: f"<result>{text}</result>")
+HERMES = ToolFormat("hermes", parse_hermes, opening="<tool_call>")
+_FENCED = ("```python\n", "\n", "```")
+PYTHON = _inline("python", "python", _FENCE, _FENCED, lambda text: f"\n```output\n{text}\n```\n")
+TAG = _inline("tag", "", _TAG, ("<tool>", "", "</tool>"), lambda text: f"<result>{text}</result>")
 FORMATS = {fmt.name: fmt for fmt in (HERMES, PYTHON, TAG)}
 
 
@@ -105,7 +125,10 @@ def tokenizer_format(tokenizer: Any) -> ToolFormat:
         calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
         return tuple(_with_arguments(str(call.get("name", "")), call.get("arguments", {})) for call in calls)
 
-    return ToolFormat("tokenizer", parse)
+    def read_content(text: str) -> str:
+        return str(tokenizer.parse_response(text).get("content") or "")
+
+    return ToolFormat("tokenizer", parse, read_content=read_content)
 
 
 def find_format(name: str, tokenizer: Any) -> ToolFormat:

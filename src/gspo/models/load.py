@@ -47,6 +47,19 @@ def load_config(path: str, overrides: Mapping[str, Any] | None = None, *, trust_
     return overridden(own, written, overrides)
 
 
+def load_generation_config(
+    path: str, overrides: Mapping[str, Any] | None = None, *, trust_remote_code: bool = False
+) -> Any:
+    """The generation config of a folder or hub name, as the model has it when it is loaded."""
+    from transformers import GenerationConfig
+
+    try:
+        found = GenerationConfig.from_pretrained(resolve(path))
+    except OSError:  # no such file
+        found = GenerationConfig.from_model_config(load_config(path, overrides, trust_remote_code=trust_remote_code))
+    return override_tokens(found, overrides or {})
+
+
 def load_model(
     path: str,
     *,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -26,6 +27,12 @@ class SamplingParams:
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False  # benchmarks: always run to max_tokens
+    num_top: int = 0  # report the log-probs of this many best tokens at each position, through `written`
+
+    @property
+    def drawing(self) -> SamplingParams:
+        """The part that decides how a token is drawn: limits and stop tokens as if none had been set."""
+        return dataclasses.replace(self, max_tokens=1, stop_token_ids=(), ignore_eos=False)
 
     def stop_tokens(self, eos_token_ids: Sequence[int]) -> tuple[int, ...]:
         """Every token that ends a response, given the model's end-of-sequence tokens."""
@@ -45,12 +52,26 @@ class GroupRequest:
     partial: tuple[Rollout, ...] = field(default=())  # responses begun before, to be continued from their tokens
     first_response: int = 0  # number of the first response: a part of a group draws what the whole group would
     hold: bool = False  # the responses may be continued by another request: their cache is worth keeping
+    watch: bool = False  # `written` reports the tokens of the responses as they come
+    draw: int | None = None  # replaces `submission` as a source of randomness
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Tokens that a watched response gained. `top` has the best tokens at each position, where `num_top` asked for them."""
+
+    submission: int
+    response: int
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 
 class RolloutEngine(ABC):
     """Generates groups. All calls come from one thread; for the same calls an engine gives the same tokens.
 
-    The last seven members are about slots, processes and memory; an engine that has none of them inherits them.
+    The members that are not abstract are about slots, processes, memory and clients that watch; an engine that has none
+    of them inherits them.
     """
 
     @property
@@ -119,6 +140,20 @@ class RolloutEngine(ABC):
         begins with the held tokens, or it is released. An engine that keeps its cache must give the same tokens as one
         that computes it again.
         """
+
+    def written(self) -> list[Written]:
+        """What the responses of requests with `watch` gained since the last call, finished ones included.
+
+        An engine that returns [] does not stream: its groups have all tokens when they finish.
+        """
+        return []
+
+    def cancel(self, submission: int, response: int) -> None:
+        """Forget the request of this submission and `first_response`, if it is in flight."""
+        kept = [r for r in self.unfinished() if (r.submission, r.first_response) != (submission, response)]
+        self.clear()
+        for request in kept:
+            self.submit(request)
 
     def metrics(self) -> Metrics:
         """Counts of worker failures since the start; {} without workers."""

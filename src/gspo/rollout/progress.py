@@ -47,6 +47,7 @@ class SequenceProgress:
     group: GroupProgress
     index: int
     begun: Rollout
+    num_reported: int = 0  # tokens that `written` has reported
 
     @property
     def context(self) -> tuple[int, ...]:
@@ -76,7 +77,8 @@ class SequenceProgress:
     @property
     def key(self) -> int:
         """The key of its random numbers."""
-        return sequence_key(self.group.request.seed, self.group.request.submission, self.number)
+        request = self.group.request
+        return sequence_key(request.seed, request.submission if request.draw is None else request.draw, self.number)
 
     def start(self) -> SlotStart:
         """How a slot starts this response: all tokens but the last are cached, the last one is fed first."""
@@ -116,7 +118,7 @@ def begin(
     for index in range(request.n):
         begun = request.partial[index] if index < len(request.partial) else EMPTY
         if begun.finish_reason == "aborted":
-            sequences.append(SequenceProgress(group, index, begun))
+            sequences.append(SequenceProgress(group, index, begun, len(begun.token_ids)))
         else:
             group.finished[index] = begun
     return group, sequences

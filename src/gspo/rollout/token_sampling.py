@@ -23,6 +23,7 @@ class RowSampling:
     top_p: Tensor | None
     max_top_k: int = 0  # 0 when some row has no top-k: a full sort is then needed
     all_greedy: bool = False
+    any_top: bool = False  # whether some row wants the best tokens of every position
 
     @staticmethod
     def of(params: Sequence[SamplingParams], device: torch.device | str = "cpu") -> RowSampling:
@@ -45,6 +46,7 @@ class RowSampling:
             top_p=column(top_p, any(p < 1.0 for p in top_p), torch.float64),
             max_top_k=max(top_k) if all(top_k) else 0,
             all_greedy=all(greedy),
+            any_top=any(p.num_top for p in params),
         )
 
 

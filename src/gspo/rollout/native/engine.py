@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gspo.kernels.compiled_layers import worth_compiling
 from gspo.kernels.sizes import PAGE
-from gspo.rollout.engine import GroupRequest, RolloutEngine, check_request
+from gspo.rollout.engine import GroupRequest, RolloutEngine, Written, check_request
 from gspo.rollout.native.decoder import Decoder
 from gspo.rollout.native.padded_rows import PaddedRows
 from gspo.rollout.native.paged_model import PagedModel, open_pages
@@ -109,6 +109,12 @@ class NativeEngine(RolloutEngine):
 
     def _advance(self, pool: SlotPool) -> list[Group]:
         return pool.advance(self._decode_chunk or decode_chunk(pool.ended_per_token), self._version)
+
+    def written(self) -> list[Written]:
+        return self._pool.take_written()
+
+    def cancel(self, submission: int, response: int) -> None:
+        self._pool.cancel(submission, response, self._version)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         for request in requests:

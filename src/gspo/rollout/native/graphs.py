@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 WARM_UPS = 2
 PADDING = 128  # tokens of one context that fills up a captured prefill
+MAX_KINDS = 8  # of sampling, whose decode steps are captured; those used longest ago are dropped
 Step = Callable[[int, SamplingParams], None]  # draws one token for this many rows
 
 
@@ -62,18 +63,31 @@ def _warm_up(run: Callable[[], None]) -> None:
 class DecodeGraphs(Graphs):
     """Replays `step` for a number of rows and kind of sampling; runs it plainly where it cannot be captured."""
 
-    def __init__(self, step: Step, paged: PagedModel, slots: Slots) -> None:
+    def __init__(
+        self, step: Step, paged: PagedModel, slots: Slots, forget: Callable[[SamplingParams], Any] = lambda params: None
+    ) -> None:
         super().__init__(paged)
-        self._step, self._slots = step, slots
+        self._step, self._slots, self._forget = step, slots, forget
         self._stops_address = slots.stops.data_ptr()
+        self._kinds: dict[SamplingParams, None] = {}  # in order of last use
 
     def run(self, num_rows: int, params: SamplingParams) -> None:
         """Draw one token for each of the first `num_rows` rows."""
+        self._note_kind(params)
         graph = self._graph(num_rows, params) if self._paged.graphs else None
         if graph is None:
             self._step(num_rows, params)
         else:
             graph.replay()
+
+    def _note_kind(self, params: SamplingParams) -> None:
+        """Put this kind of sampling last in `_kinds`, and drop what was captured for the first when there are too many."""
+        self._kinds[params] = self._kinds.pop(params, None)
+        if len(self._kinds) > MAX_KINDS:
+            oldest = next(iter(self._kinds))
+            del self._kinds[oldest]
+            self._graphs = {key: graph for key, graph in self._graphs.items() if key[1] != oldest}
+            self._forget(oldest)
 
     def follow_stops(self) -> None:
         """Drop every graph when the table of stop tokens was widened and so has a new address."""

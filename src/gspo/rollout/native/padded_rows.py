@@ -80,6 +80,8 @@ class PaddedRows(Runner):
         if self._sampling is None:
             self._sampling = RowSampling.of(self._params, slots.device)
         draws = None if self._sampling.all_greedy else uniform(key, length - first)
+        if self._sampling.any_top:
+            slots.record_top(logits, self._sampling.temperature)
         slots.record(*choose(logits, self._sampling, draws))
         self._longest += 1
 

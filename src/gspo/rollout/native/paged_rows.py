@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -50,7 +49,8 @@ class PagedRows(Runner):
         self._pages = np.zeros((size, width), dtype=np.int32)  # of each row; 0 where it has none
         self._num_pages, self._length, self._last = np.zeros((3, size), dtype=np.int64)  # per row
         self._params: list[SamplingParams] = []  # of the rows 0..B-1
-        self._decode_graphs = DecodeGraphs(self._step, paged, self.slots)
+        self._sampling: dict[SamplingParams, RowSampling] = {}
+        self._decode_graphs = DecodeGraphs(self._step, paged, self.slots, forget=lambda p: self._sampling.pop(p, None))
         self._same_params = True  # whether all rows have the same sampling parameters
         self._table_is_stale = True  # rows or pages changed since the last upload
 
@@ -150,7 +150,7 @@ class PagedRows(Runner):
         if self._table_is_stale:
             self._upload_table(num_rows, batch_size)
         if self._same_params:
-            self._decode_graphs.run(batch_size, self._params[0])
+            self._decode_graphs.run(batch_size, self._params[0].drawing)
         else:
             self._step_mixed(num_rows)
         self._length[:num_rows] += 1
@@ -160,7 +160,8 @@ class PagedRows(Runner):
         self._table[:batch_size] = upload(self._pages[:batch_size], self.slots.device, np.int32)
         self.slots.park(num_rows, batch_size)
         self._decode_graphs.follow_stops()
-        self._same_params = len({id(p) for p in self._params}) == 1 or len(set(self._params)) == 1
+        drawings = {p.drawing for p in {id(p): p for p in self._params}.values()}
+        self._same_params = len(drawings) == 1 and not any(p.num_top for p in drawings)
         self._table_is_stale = False
 
     def _step(self, num_rows: int, params: SamplingParams) -> None:
@@ -170,7 +171,7 @@ class PagedRows(Runner):
         slots = self.slots
         logits = self._logits(num_rows)
         greedy = params.temperature == 0.0
-        sampling = _constants(params, slots.device)
+        sampling = self._constants(params)
         cut = None
         if not greedy and (sampling.top_k is not None or sampling.top_p is not None):
             scores = logits if sampling.temperature is None else logits / sampling.temperature
@@ -183,14 +184,17 @@ class PagedRows(Runner):
         sampling = RowSampling.of(self._params, slots.device)
         length = slots.length[:num_rows]
         draws = uniform(slots.key[:num_rows], length - slots.first[:num_rows])
-        slots.record(*choose(self._logits(num_rows), sampling, None if sampling.all_greedy else draws))
+        logits = self._logits(num_rows)
+        if sampling.any_top:
+            slots.record_top(logits, sampling.temperature)
+        slots.record(*choose(logits, sampling, None if sampling.all_greedy else draws))
 
     def _logits(self, num_rows: int) -> Tensor:
         slots, kv = self.slots, self._paged.allocate()
         return self._paged.logits(slots.token[:num_rows], slots.length[:num_rows], kv, self._table[:num_rows])
 
-
-@cache
-def _constants(params: SamplingParams, device: torch.device) -> RowSampling:
-    """The sampling tensors of `params`, made once: a captured step may not copy from the host."""
-    return RowSampling.of([params], device)
+    def _constants(self, params: SamplingParams) -> RowSampling:
+        """The sampling tensors of `params`, made once: a captured step may not copy from the host."""
+        if params not in self._sampling:
+            self._sampling[params] = RowSampling.of([params], self.slots.device)
+        return self._sampling[params]

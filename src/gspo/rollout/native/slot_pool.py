@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gspo.rollout.engine import EngineError, GroupRequest, not_finite_error
+from gspo.rollout.engine import EngineError, GroupRequest, Written, not_finite_error
 from gspo.rollout.native.runner import PageCounts, Runner
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.types import Group, Rollout
@@ -74,6 +74,7 @@ class SlotPool:
         self._groups: dict[int, GroupProgress] = {}  # by arrival
         self._complete: list[GroupProgress] = []  # of those, the ones that `advance` returns
         self._waiting: deque[SequenceProgress] = deque()
+        self._written: list[Written] = []
         self._clear_rows()
 
     def _clear_rows(self) -> None:
@@ -137,6 +138,7 @@ class SlotPool:
                     if runner.checks_every_step:
                         self._slots.mark(len(self._rows))
                         self._retire(version)
+            self._report_watched(version)
             if not runner.checks_every_step:
                 self._retire(version)
                 self._slots.mark(len(self._rows))
@@ -144,6 +146,26 @@ class SlotPool:
         for group in complete:
             del self._groups[group.arrival]
         return [g.group() for g in sorted(complete, key=lambda g: (g.request.submission, g.arrival))]
+
+    def take_written(self) -> list[Written]:
+        """What watched responses gained since the last call. A GPU reports the tokens of the span before the last."""
+        written, self._written = self._written, []
+        return written
+
+    def cancel(self, submission: int, response: int, version: int) -> None:
+        """Forget the groups of this submission and first response."""
+
+        def is_cancelled(group: GroupProgress) -> bool:
+            return (group.request.submission, group.request.first_response) == (submission, response)
+
+        self._groups = {arrival: group for arrival, group in self._groups.items() if not is_cancelled(group)}
+        self._waiting = deque(s for s in self._waiting if not is_cancelled(s.group))
+        if any(is_cancelled(s.group) for s in self._rows):
+            self._settle(version)
+            self._remove([row for row, s in enumerate(self._rows) if is_cancelled(s.group)])
+        self._complete = [group for group in self._complete if not is_cancelled(group)]
+        unused = {key for key in self._prefixes if key[0] == submission} - {s.prefix_key for s in self._waiting}
+        self._release_except(self._prefixes.keys() - unused)
 
     def rewind(self, version: int) -> None:
         """Forget every cache: running responses queue again with the tokens drawn so far, drawn under `version`.
@@ -186,6 +208,13 @@ class SlotPool:
             if sequence.group.is_complete:
                 self._complete.append(sequence.group)
         self._remove(finished)
+
+    def _report_watched(self, version: int) -> None:
+        """Read what watched rows had at the last mark, so that it is reported."""
+        watched = [row for row, sequence in enumerate(self._rows) if sequence.group.request.watch]
+        if watched and self._runner.checks_every_step:
+            self._slots.mark(len(self._rows))
+        self._read([row for row in watched if row < self._slots.num_marked] if watched else (), version)
 
     def _remove(self, rows: Sequence[int]) -> None:
         """Remove these rows and fill the gaps from the end of the batch."""
@@ -235,7 +264,21 @@ class SlotPool:
             if not np.isfinite(own).all():
                 raise not_finite_error(sequence.group.request, sequence.index, version)
             rollouts.append(sequence.extended(tokens[number, start:end].tolist(), own.tolist(), version))
+            if sequence.group.request.watch:
+                self._report(sequence, row, rollouts[-1])
         return rollouts
+
+    def _report(self, sequence: SequenceProgress, row: int, rollout: Rollout) -> None:
+        """Add the tokens that a watched response gained to what `take_written` returns."""
+        first, request = sequence.num_reported, sequence.group.request
+        if len(rollout.token_ids) == first:
+            return
+        sequence.num_reported = len(rollout.token_ids)
+        column = len(request.prompt.token_ids) - 1
+        top = self._slots.read_top(row, column + first, column + len(rollout.token_ids), request.params.num_top)
+        self._written.append(
+            Written(request.submission, sequence.number, rollout.token_ids[first:], rollout.log_probs[first:], top)
+        )
 
     def _refill(self) -> None:
         """Give the free slots to waiting responses, in order; every prompt is prefilled once for its group."""

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MAX_TOP = 20  # best tokens of a position that are kept
+TOP_RING = 128  # positions of a row whose best tokens are kept, the latest ones: they are read after every span
+
 
 def upload(values: Any, device: torch.device, dtype: Any = np.int64) -> Tensor:
     """An array as a tensor on `device`. The host does not wait for the device: a GPU copies from pinned memory."""
@@ -44,11 +47,19 @@ class Slots:
         self.stops = torch.full((num_slots, 4), -1, dtype=torch.int64, device=device)
         self.tokens = torch.zeros(num_slots, max_length, dtype=torch.int64, device=device)
         self.log_probs = torch.zeros(num_slots, max_length, dtype=torch.float32, device=device)
+        self.top: tuple[Tensor, ...] | None = (
+            None  # the best tokens of every position and their log-probs, once asked for
+        )
         self._reader = _GpuReader(device) if device.type == "cuda" else _Reader()
 
     def mark(self, num_rows: int) -> None:
         """Note the state that rows 0..num_rows-1 will have after all that is launched; waits for nothing."""
         self._reader.mark(self.done[:num_rows], self.length[:num_rows])
+
+    @property
+    def num_marked(self) -> int:
+        """Rows of the last mark; 0 without one."""
+        return len(self._reader.marked()[0])
 
     def forget_mark(self) -> None:
         """Rows have changed places since the last mark: none of them counts as finished now."""
@@ -84,6 +95,25 @@ class Slots:
         self.ints[:, first_row:last_row] = 0
         self.done[first_row:last_row] = True
 
+    def record_top(self, logits: Tensor, temperature: Tensor | None) -> None:
+        """Keep the best tokens of the first B rows and their log-probs at the position that `record` fills next."""
+        num_rows = len(logits)
+        scores = logits.float() if temperature is None else logits.float() / temperature
+        best = scores.log_softmax(-1).topk(min(MAX_TOP, scores.shape[-1]), dim=-1)
+        if self.top is None:
+            shape = (len(self.tokens), TOP_RING, best.indices.shape[-1])
+            self.top = tuple(torch.zeros(shape, dtype=t.dtype, device=self.device) for t in (best.indices, best.values))
+        place = (self.length[:num_rows, None, None] % TOP_RING).expand(-1, 1, best.indices.shape[-1])
+        for kept, new in zip(self.top, (best.indices, best.values)):
+            kept[:num_rows].scatter_(1, place, new[:, None])
+
+    def read_top(self, row: int, start: int, end: int, num: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """The `num` best tokens of positions start..end-1 of a row, which are among its latest; () for none."""
+        if not num or self.top is None:
+            return ()
+        ids, values = (part[0].tolist() for part in self._reader.gather([top[:, :, :num] for top in self.top], [row]))
+        return tuple(tuple(zip(ids[at % TOP_RING], values[at % TOP_RING])) for at in range(start, end))
+
     def record(self, token: Tensor, log_prob: Tensor) -> None:
         """Append one new token to each of the first B rows and mark the rows that end with it.
 
@@ -101,7 +131,7 @@ class Slots:
     def move(self, targets: Tensor, sources: Tensor) -> None:
         """Copy rows `sources` over rows `targets`."""
         self.ints[:, targets] = self.ints[:, sources]
-        for rows in (self.done, self.stops, self.tokens, self.log_probs):
+        for rows in (self.done, self.stops, self.tokens, self.log_probs, *(self.top or ())):
             rows[targets] = rows[sources]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from gspo.rollout.engine import GroupRequest, RolloutEngine, check_request, not_finite_error
+from gspo.rollout.engine import GroupRequest, RolloutEngine, Written, check_request, not_finite_error
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.rollout.vllm.core import Piece, VllmCore
 from gspo.rollout.vllm.settings import VllmSettings
@@ -58,6 +58,7 @@ class VllmEngine(RolloutEngine):
         self._groups: dict[int, GroupProgress] = {}  # by arrival
         self._responses: dict[str, _Response] = {}  # by name of the request in vLLM
         self._num_arrivals = self._num_names = 0
+        self._written: list[Written] = []
         self._asleep = False
         self._core = VllmCore(settings)
 
@@ -115,6 +116,21 @@ class VllmEngine(RolloutEngine):
     def clear(self) -> None:
         self._withdraw()
         self._groups.clear()
+
+    def written(self) -> list[Written]:
+        written, self._written = self._written, []
+        return written
+
+    def cancel(self, submission: int, response: int) -> None:
+        def is_cancelled(group: GroupProgress) -> bool:
+            return (group.request.submission, group.request.first_response) == (submission, response)
+
+        names = [name for name, r in self._responses.items() if is_cancelled(r.sequence.group)]
+        for name in names:
+            del self._responses[name]
+        if not self._asleep:
+            self._core.abort(names)
+        self._groups = {arrival: group for arrival, group in self._groups.items() if not is_cancelled(group)}
 
     def rest(self) -> None:
         if self._settings.sleep and not self._asleep:
@@ -183,6 +199,11 @@ class VllmEngine(RolloutEngine):
             raise not_finite_error(sequence.group.request, sequence.index, self._version)
         response.token_ids.extend(piece.token_ids)
         response.log_probs.extend(piece.log_probs)
+        request = sequence.group.request
+        if request.watch and piece.token_ids:
+            self._written.append(
+                Written(request.submission, sequence.number, tuple(piece.token_ids), tuple(piece.log_probs))
+            )
         if piece.reason is not None:
             rollout = response.rollout(self._version)
             sequence.finish(rollout, self._detokenize(rollout.token_ids), piece.reason)

@@ -1,0 +1,130 @@
+"""From a model, a run or a checkpoint to the engine and the prompts of a server."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gspo.build.device import choose_device, default_threads
+from gspo.build.engines import pad_token, stop_tokens
+from gspo.checkpoint import folder as checkpoint
+from gspo.environments.formats import find_format
+from gspo.models import ModelError
+from gspo.models.load import compute_dtype, load_config, load_generation_config, load_tokenizer
+from gspo.rollout.engine import RolloutEngine
+from gspo.rollout.workers.worker import EngineSpec, build_engine
+from gspo.runs.reading import read_config
+from gspo.serving.prompts import PromptReader
+
+MAX_CPU_LENGTH, MAX_GPU_LENGTH = 4096, 32768  # unless asked for more
+NUM_SLOTS = {"cpu": 64, "cuda": 256}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A folder or hub name with a model, what it is called, and how its run wrote prompts. `run` is the run's folder."""
+
+    path: str
+    name: str
+    run: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by key
+
+
+def find_source(words: str) -> ModelSource:
+    """A model's folder or hub name, a run folder (its newest checkpoint), or a checkpoint in one."""
+    path = Path(words).expanduser()
+    if _is_run(path):
+        newest, damaged = checkpoint.latest(path / "checkpoints")
+        if newest is None:
+            why = f" ({damaged[0].path.name}: {damaged[0].reason})" if damaged else ""
+            raise ModelError(
+                f"{path}: this run has no checkpoint{why}; give a model's folder, or train until it has one"
+            )
+        return ModelSource(str(newest), path.resolve().name, path, _settings(path))
+    if path.is_dir() and path.parent.name == "checkpoints" and _is_run(path.parent.parent):
+        run = path.parent.parent
+        return ModelSource(str(path), f"{run.resolve().name}/{path.name}", run, _settings(run))
+    return ModelSource(words, path.resolve().name if path.is_dir() else words)
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "checkpoints").is_dir() and (path / "config.yaml").is_file()
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    return {row["key"]: row["value"] for row in read_config(run)}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedEngine:
+    """An engine with what a server needs beside it."""
+
+    engine: RolloutEngine
+    reader: PromptReader
+    tokenizer: Any
+    max_length: int
+    num_slots: int
+
+    def decode(self, token_ids: Any) -> str:
+        return self.tokenizer.decode(token_ids, skip_special_tokens=True)
+
+    @property
+    def token_text(self) -> Any:
+        """The text of a token, special ones included."""
+        return functools.lru_cache(1 << 16)(lambda token: self.tokenizer.decode([token]))
+
+
+def open_engine(
+    source: ModelSource,
+    *,
+    kind: str = "native",
+    num_slots: int | None = None,
+    max_length: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    memory_utilization: float = 0.8,
+    tool_format: str | None = None,
+    trust_remote_code: bool = False,
+) -> ServedEngine:
+    """Load the model into an engine of this kind, and its tokenizer."""
+    place = choose_device(device)
+    tokenizer = load_tokenizer(source.path, trust_remote_code=trust_remote_code)
+    config = load_config(source.path, trust_remote_code=trust_remote_code).get_text_config()
+    stops = stop_tokens(load_generation_config(source.path, trust_remote_code=trust_remote_code), tokenizer)
+    num_slots = num_slots or NUM_SLOTS.get(place.type, 64)
+    length = _choose_length(config, max_length, on_gpu=place.type == "cuda")
+    named = {"native": "memory_utilization", "vllm": "gpu_memory_utilization"}
+    spec = EngineSpec(
+        kind=kind,
+        model=source.path,
+        tokenizer=source.path,
+        num_slots=num_slots,
+        max_length=length,
+        eos_token_ids=tuple(stops),
+        pad_token_id=pad_token(tokenizer, stops),
+        dtype=compute_dtype(dtype, place),
+        device=str(place),
+        num_threads=default_threads(),
+        trust_remote_code=trust_remote_code,
+        options={named[kind]: memory_utilization} if kind in named else {},
+    )
+    wanted = tool_format or source.settings.get("actor_rollout_ref.rollout.multi_turn.format") or "auto"
+    reader = PromptReader(
+        tokenizer,
+        int(config.vocab_size),
+        find_format(wanted, tokenizer),
+        source.settings.get("data.apply_chat_template_kwargs") or {},
+    )
+    return ServedEngine(build_engine(spec), reader, tokenizer, length, num_slots)
+
+
+def _choose_length(config: Any, wanted: int | None, *, on_gpu: bool) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    if wanted is None:
+        return min(limit or MAX_CPU_LENGTH, MAX_GPU_LENGTH if on_gpu else MAX_CPU_LENGTH)
+    if limit is not None and wanted > limit:
+        raise ModelError(f"--max-model-len {wanted}: this model has at most {limit} positions")
+    return wanted

@@ -1,0 +1,1 @@
+"""Commands that let a trained model speak: serve, chat, generate."""

@@ -1,0 +1,59 @@
+"""Counts of a server, in the text form that Prometheus reads."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+
+from gspo.serving.batcher import Batcher
+
+BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+class Histogram:
+    """How many seconds something took, by bucket."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BUCKETS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str) -> list[str]:
+        total, lines = 0, []
+        for limit, count in zip((*map(str, BUCKETS), "+Inf"), self._counts):
+            total += count
+            lines.append(f'{name}_bucket{{le="{limit}"}} {total}')
+        return [*lines, f"{name}_sum {self._sum:.6f}", f"{name}_count {total}"]
+
+
+class ServerMetrics:
+    """What a server has done since its start."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
+        self.first_token, self.whole = Histogram(), Histogram()
+
+    def text(self, batcher: Batcher, num_slots: int) -> str:
+        """All metrics, as a page."""
+        counts, num_open = batcher.counts, batcher.num_open
+        page = ["# TYPE gspo_requests_total counter"]
+        for (endpoint, status), count in sorted(self.requests.items()):
+            page.append(f'gspo_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}')
+        for name, kind, value in (
+            ("gspo_prompt_tokens_total", "counter", counts.prompt_tokens),
+            ("gspo_generation_tokens_total", "counter", counts.generated_tokens),
+            ("gspo_responses_cancelled_total", "counter", counts.cancelled),
+            ("gspo_engine_failures_total", "counter", counts.failures),
+            ("gspo_responses_running", "gauge", min(num_open, num_slots)),
+            ("gspo_responses_waiting", "gauge", max(0, num_open - num_slots)),
+        ):
+            page += [f"# TYPE {name} {kind}", f"{name} {value}"]
+        for name, histogram in (
+            ("gspo_time_to_first_token_seconds", self.first_token),
+            ("gspo_request_seconds", self.whole),
+        ):
+            page += [f"# TYPE {name} histogram", *histogram.lines(name)]
+        return "\n".join(page) + "\n"

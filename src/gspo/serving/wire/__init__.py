@@ -1,0 +1,1 @@
+"""The forms in which answers go out: chat completions, completions, tokens."""

@@ -1,0 +1,53 @@
+"""Servers on loopback for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+
+from gspo.build.served import ServedEngine, find_source, open_engine
+from gspo.serving.app import Served, build_app
+from gspo.serving.batcher import Batcher
+from gspo.serving.server import serving
+
+KEY = "a-key-of-a-test"
+
+
+@dataclasses.dataclass
+class Running:
+    url: str
+    served: Served
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, **options})
+
+    def async_client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+
+
+def embedded(**options: Any) -> ServedEngine:
+    return open_engine(find_source("embedded"), device="cpu", **{"num_slots": 16, "max_length": 256, **options})
+
+
+@contextlib.contextmanager
+def running(opened: ServedEngine, *, max_queue: int = 1024, **options: Any) -> Iterator[Running]:
+    """A server of the embedded model, with the name `embedded`."""
+    batcher = Batcher(opened.engine, opened.decode, max_open=max_queue)
+    served = Served(
+        "embedded",
+        opened.reader,
+        batcher,
+        opened.token_text,
+        opened.max_length,
+        opened.num_slots,
+        **{"api_key": KEY, **options},
+    )
+    try:
+        with serving(build_app(served), drain_seconds=2) as url:
+            yield Running(url, served)
+    finally:
+        batcher.close()
