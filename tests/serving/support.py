@@ -9,7 +9,8 @@ from typing import Any
 
 import openai
 
-from gspo.build.served import ServedEngine, find_source, open_engine
+from gspo.build.served.engine import ServedEngine, open_engine
+from gspo.build.served.source import find_source
 from gspo.serving.app import Served, build_app
 from gspo.serving.batcher import Batcher
 from gspo.serving.server import serving

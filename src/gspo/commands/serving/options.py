@@ -9,7 +9,8 @@ import typer
 from gspo.commands import refuse
 
 if TYPE_CHECKING:
-    from gspo.build.served import ModelSource, ServedEngine
+    from gspo.build.served.engine import ServedEngine
+    from gspo.build.served.source import ModelSource
 
 Model = Annotated[
     str,
@@ -34,7 +35,8 @@ TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Run 
 
 def open_model(words: str, **options: Any) -> tuple[ModelSource, ServedEngine]:
     """The model that the words name, in an engine; a model that cannot be loaded ends the command."""
-    from gspo.build.served import find_source, open_engine
+    from gspo.build.served.engine import open_engine
+    from gspo.build.served.source import find_source
     from gspo.environments.protocol import EnvironmentProblem
     from gspo.models import ModelError
     from gspo.registry import PluginError

@@ -1,61 +1,23 @@
-"""From a model, a run or a checkpoint to the engine and the prompts of a server."""
+"""The engine of a server, and how its prompts are read."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from gspo.build.device import choose_device, default_threads
 from gspo.build.engines import pad_token, stop_tokens
-from gspo.checkpoint import folder as checkpoint
+from gspo.build.served.source import ModelSource
 from gspo.environments.formats import find_format
 from gspo.models import ModelError
 from gspo.models.load import compute_dtype, load_config, load_generation_config, load_tokenizer
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.workers.worker import EngineSpec, build_engine
-from gspo.runs.reading import read_config
 from gspo.serving.prompts import PromptReader
 
 MAX_CPU_LENGTH, MAX_GPU_LENGTH = 4096, 32768  # unless asked for more
 NUM_SLOTS = {"cpu": 64, "cuda": 256}
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A folder or hub name with a model, what it is called, and how its run wrote prompts. `run` is the run's folder."""
-
-    path: str
-    name: str
-    run: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, by key
-
-
-def find_source(words: str) -> ModelSource:
-    """A model's folder or hub name, a run folder (its newest checkpoint), or a checkpoint in one."""
-    path = Path(words).expanduser()
-    if _is_run(path):
-        newest, damaged = checkpoint.latest(path / "checkpoints")
-        if newest is None:
-            why = f" ({damaged[0].path.name}: {damaged[0].reason})" if damaged else ""
-            raise ModelError(
-                f"{path}: this run has no checkpoint{why}; give a model's folder, or train until it has one"
-            )
-        return ModelSource(str(newest), path.resolve().name, path, _settings(path))
-    if path.is_dir() and path.parent.name == "checkpoints" and _is_run(path.parent.parent):
-        run = path.parent.parent
-        return ModelSource(str(path), f"{run.resolve().name}/{path.name}", run, _settings(run))
-    return ModelSource(words, path.resolve().name if path.is_dir() else words)
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "checkpoints").is_dir() and (path / "config.yaml").is_file()
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    return {row["key"]: row["value"] for row in read_config(run)}
 
 
 @dataclass(frozen=True, slots=True)
