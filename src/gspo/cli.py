@@ -15,6 +15,7 @@ from gspo.openmp import choose_spin_count
 # Each is a module under gspo.commands that has a `typer.Typer` called `app`.
 COMMANDS = (
     "train",
+    "branch",
     "eval",
     "sft",
     "config",

@@ -11,6 +11,7 @@ from gspo.checkpoint.resume import ResumeRefused
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunLocked
+from tests.loop.runs import rows
 from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 
@@ -119,11 +120,22 @@ def test_other_rows_under_the_same_names_are_refused(tmp_path, model):
             start(other)
 
 
-def test_a_decaying_rate_is_bound_to_the_length_of_the_run(tmp_path, model):
+def test_a_finished_run_goes_on_with_the_rates_of_a_longer_one(tmp_path, model, capsys):
     cosine = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
-    train(tmp_path, model, cosine, stop_after=1)
-    with pytest.raises(ResumeRefused, match=r"steps of the learning-rate schedule: 4 in the checkpoint, 6 now"):
-        train(tmp_path, model, cosine, "trainer.total_training_steps=6")
+    six = (cosine, "trainer.total_training_steps=6")
+    train(tmp_path / "longer", model, cosine)
+    assert (tmp_path / "longer" / "run" / "result.json").exists()
+    resolved = config(tmp_path / "longer", model, *six)
+    assert Trainer(resolved, even_first_byte).fit()["steps"] == 6
+    assert "the learning-rate schedule ends at step 6, not 4" in capsys.readouterr().out
+    train(tmp_path / "whole", model, *six)
+    rates = [[row["actor/lr"] for row in rows(tmp_path / name)] for name in ("longer", "whole")]
+    assert len(rates[0]) == 6 and rates[0][4:] == rates[1][4:] and rates[0][:4] != rates[1][:4]
+    # Stopped again after it was made longer, it goes on to the same bits.
+    train(tmp_path / "cut", model, cosine)
+    train(tmp_path / "cut", model, *six, stop_after=5)
+    train(tmp_path / "cut", model, *six)
+    assert final_state(tmp_path / "cut" / "run") == final_state(tmp_path / "longer" / "run")
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path, model):

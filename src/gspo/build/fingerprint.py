@@ -16,6 +16,8 @@ from gspo.types import Prompt
 
 RANKS = "trainer ranks"
 TRAINED_ON = "trained on"
+SCHEDULE = "steps of the learning-rate schedule"
+DATA = "training data"
 ARITHMETIC = (RANKS, "threads", "device")
 EARLIER = {TRAINED_ON: "rollouts"}  # of checkpoints without the key
 
@@ -34,10 +36,10 @@ def fingerprint(
         "model shape": _digest(facts.shapes),
         "weights that stay as they are (LoRA's base, the reference)": facts.frozen_digest,
         RANKS: facts.num_ranks,
-        "training data": _digest(rows),
+        DATA: _digest(rows),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "steps of the learning-rate schedule": None if optim.lr_scheduler_type == "constant" else total_steps,
+        SCHEDULE: None if optim.lr_scheduler_type == "constant" else total_steps,
     }
 
 
@@ -46,12 +48,21 @@ def prompt_rows(prompts: Sequence[Prompt]) -> list[Any]:
     return [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
 
 
-def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Refuse to resume when the model, the data or the machine's arithmetic differs.
+def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Refuse to resume when the model, the data or the machine's arithmetic differs. Returns notes for the user.
 
-    Another number of ranks adds up in another order, so values that only affect the last bits are not compared then.
+    Another number of ranks adds up in another order, so values that only affect the last bits are not compared then. A
+    branch has no facts about its parent's data and schedule. The length of a schedule may change: from then on every step
+    has the learning rate of a run that was planned with the new length.
     """
-    saved = EARLIER | dict(saved)
+    length, now = saved.get(SCHEDULE), current[SCHEDULE]
+    notes = []
+    if length is not None and now is not None and length != now:
+        notes.append(
+            f"the learning-rate schedule ends at step {now}, not {length}: from here on every step has the rate of a run "
+            f"of {now} steps"
+        )
+    saved = {SCHEDULE: now, DATA: current[DATA]} | EARLIER | dict(saved) | {SCHEDULE: now}
     other_ranks = saved.get(RANKS) != current[RANKS]
     lines = [
         f"  {key}: {saved.get(key)!r} in the checkpoint, {now!r} now"
@@ -60,6 +71,7 @@ def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> N
     ]
     if lines:
         raise ResumeRefused("the checkpoint cannot be resumed to the bit here:\n" + "\n".join(lines))
+    return notes
 
 
 def _digest(value: Any) -> str:

@@ -41,8 +41,8 @@ class Parts(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
-    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to resume when the model, the data or the machine's arithmetic differs."""
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> list[str]:
+        """Refuse to resume when the model, the data or the machine's arithmetic differs. Returns notes for the user."""
         ...
 
     def summary(self, path: Path, total_steps: int) -> str:
@@ -101,13 +101,13 @@ class RunParts:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.objective.load_state_dict(state["objective"])
-        if self.kl_reward is not None:
+        if self.kl_reward is not None and "kl_reward" in state:  # a branch may be the first to have one
             self.kl_reward.load_state_dict(state["kl_reward"])
         self.sampler.load_state_dict(state["sampler"])
 
-    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
-        """Refuse to resume when the model, the data or the machine's arithmetic differs."""
-        check_fingerprint(saved, self.fingerprint)
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> list[str]:
+        """Refuse to resume when the model, the data or the machine's arithmetic differs. Returns notes for the user."""
+        return check_fingerprint(saved, self.fingerprint)
 
     def summary(self, path: Path, total_steps: int) -> str:
         """A few lines about the run that is about to start."""

@@ -52,8 +52,8 @@ class SupervisedParts:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Nothing to restore."""
 
-    def check_fingerprint(self, saved: Mapping[str, Any]) -> None:
-        check_fingerprint(saved, self.fingerprint)
+    def check_fingerprint(self, saved: Mapping[str, Any]) -> list[str]:
+        return check_fingerprint(saved, self.fingerprint)
 
     def summary(self, path: Path, total_steps: int) -> str:
         c, facts = self.config, self.roles.facts()

@@ -161,8 +161,8 @@ def refuse_differences(saved: Mapping[str, Any], now: Mapping[str, Any], path: P
     if lines:
         raise ResumeRefused(
             f"{path} cannot be resumed with another computation:\n" + "\n".join(lines) + "\n"
-            "Set them back, give the new run another trainer.experiment_name, or use its weights as "
-            "actor_rollout_ref.model.path"
+            "Set them back, give the new run another trainer.experiment_name, or branch from it: gspo branch RUN NEW "
+            "key=value …"
         )
 
 

@@ -55,12 +55,26 @@ def paused(trainer: TrainingRun[Any], cause: Paused) -> dict[str, Any]:
 
 def stopped(trainer: TrainingRun[Any]) -> dict[str, Any]:
     """Print how to continue a run that a signal stopped. It is saved."""
-    run = trainer.run
-    trainer.console.say(
-        f"stopped at step {trainer.step} of {trainer.total_steps}; saved in {run.path}. Continue with the same command, "
-        f"or: gspo {trainer.command} {run.config_file} trainer.experiment_name={run.name}"
-    )
+    run, console = trainer.run, trainer.console
+    console.say(f"stopped at step {trainer.step} of {trainer.total_steps}; saved in {run.path}. {going_on(trainer)}:")
+    console.command(f"  {command_to_go_on(trainer)}")
     return {**trainer.result(), "stopped": trainer.stop.exit_code}
+
+
+def going_on(trainer: TrainingRun[Any]) -> str:
+    """How a run that was stopped is continued, as the beginning of a sentence that ends with a command or a setting."""
+    if trainer.inputs.facts():
+        return "Continue by running the same Python program again, from anywhere with this setting"
+    return "Continue with the same command, or"
+
+
+def command_to_go_on(trainer: TrainingRun[Any], *overrides: str) -> str:
+    """The command that continues a run, or the setting for a Python program whose objects no command has."""
+    run = trainer.run
+    if trainer.inputs.facts():
+        return " ".join([f"trainer.resume_mode={run.path}", *overrides])
+    name = f"trainer.experiment_name={run.name}"
+    return " ".join([f"gspo {trainer.command} {run.config_file} {name}", *overrides])
 
 
 def write_report(console: Console, run: RunFolder) -> None:

@@ -68,7 +68,7 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
 
     def _build(self, weights_from: Path | None) -> SupervisedParts:
         return build_supervised(
-            self.config, self._inputs, weights_from=weights_from, backend=self.backend, progress=self.console.doing
+            self.config, self.inputs, weights_from=weights_from, backend=self.backend, progress=self.console.doing
         )
 
     def _train_and_measure(self) -> Metrics:

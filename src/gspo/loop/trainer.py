@@ -65,7 +65,7 @@ class Trainer(TrainingRun[RunParts]):
     def _build(self, weights_from: Path | None) -> RunParts:
         parts = build(
             self.config,
-            self._inputs,
+            self.inputs,
             weights_from=weights_from,
             backend=self.backend,
             record=self.recorder.group,

@@ -61,7 +61,7 @@ class TrainingRun(ABC, Generic[P]):
         console: Console | None = None,
         backend: Backend | None = None,
     ) -> None:
-        self.resolved, self._inputs = resolved, inputs
+        self.resolved, self.inputs = resolved, inputs
         self.config = self.resolved.config
         self.console = console or Console(every=self.config.trainer.console_table_freq)
         for warning in self.resolved.warnings:
@@ -89,7 +89,7 @@ class TrainingRun(ABC, Generic[P]):
     def _with_sizes(self, resolved: ResolvedConfig) -> ResolvedConfig:
         """The config of a new run, with the sizes that nobody set adapted to its data and this machine."""
         self.console.doing("reading the data")
-        given = self._inputs.train_dataset
+        given = self.inputs.train_dataset
         sizes = decide_sizes(resolved, None if given is None else len(list(given)))
         for note in sizes.notes:
             self.console.say(note)
@@ -123,7 +123,7 @@ class TrainingRun(ABC, Generic[P]):
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
         write_json(self.run.settings_file, self.resolved.records())
-        given = self._inputs.facts()
+        given = self.inputs.facts()
         self.run.write_environment(describe() | ({"inputs": given} if given else {}))
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
         self.recorder.sinks = open_sinks(trainer.logger, info, sinks)
@@ -286,7 +286,8 @@ class TrainingRun(ABC, Generic[P]):
 
     def _restore(self, loaded: checkpoint.Loaded) -> None:
         parts, state = self.parts, loaded.state
-        parts.check_fingerprint(state["fingerprint"])
+        for note in parts.check_fingerprint(state["fingerprint"]):
+            self.console.say(note)
         self.step = loaded.step
         for note in parts.roles.load(loaded, reset=self.config.trainer.resume_missing == "reset"):
             self.console.warn(note)

@@ -42,7 +42,7 @@ class Verdict:
 def judge(run: Run) -> Verdict:
     """The verdict of a run, finished or not."""
     headline, tone = _headline(run)
-    sentences = [_what(run), _change(run), _cost(run), _alarms(run)]
+    sentences = [_what(run), _ancestry(run), _change(run), _cost(run), _alarms(run)]
     return Verdict(headline, tone, [s for s in sentences if s])
 
 
@@ -106,7 +106,8 @@ def _what(run: Run) -> str:
         return ""
     states = {"running": "is being trained", "stopped": "was trained (stopped before its end)"}
     what = f"the answers of {words.name_of(data)}" if run.is_supervised else words.name_of(data)
-    text = f"The model {words.name_of(model)} {states.get(run.status, 'was trained')} on {what}"
+    named = "embedded model" if model == "embedded" else f"model {words.name_of(model)}"
+    text = f"The {named} {states.get(run.status, 'was trained')} on {what}"
     if loss and not run.is_supervised:
         text += f" with {LOSS_NAMES.get(str(loss), str(loss))}"
     total = run.setting("trainer.total_training_steps")
@@ -114,6 +115,18 @@ def _what(run: Run) -> str:
     if run.status != "finished" and isinstance(total, int) and total > run.last_step:
         steps = f"{run.last_step} of {total} steps"
     return f"{text}: {steps}{'' if run.seconds is None else f' in {words.duration(run.seconds)}'}."
+
+
+def _ancestry(run: Run) -> str:
+    """Of which run it is a branch, and what differs."""
+    facts = run.ancestry
+    if not facts or "run" not in facts:
+        return ""
+    changed = facts.get("changed")
+    keys = [c for c in changed if isinstance(c, dict)] if isinstance(changed, list) else []
+    text = f"It is a branch of {words.name_of(facts['run'])} at step {facts.get('step')}"
+    changes = [f"{c.get('key')} {words.name_of(c.get('from'))} → {words.name_of(c.get('to'))}" for c in keys]
+    return text + (f", with {', '.join(changes)}." if changes else ".")
 
 
 def _change(run: Run) -> str:

@@ -30,6 +30,7 @@ READ_NAMES = (
     "environment.json",
     "result.json",
     "alarms.jsonl",
+    "ancestry.json",
     ".lock",
     "evals",
     "groups",
@@ -46,6 +47,7 @@ class Run:
     environment: dict[str, Any] | None = None
     result: dict[str, Any] | None = None
     alarms: list[dict[str, Any]] = field(default_factory=list)
+    ancestry: dict[str, Any] | None = None  # of a branch: its parent, the step, and what differs
     status: str = "stopped"
     problems: tuple[str, ...] = ()  # files that were not read, each with the reason
 
@@ -185,6 +187,7 @@ def read_run(path: Path | str, metrics: MetricTable | None = None) -> Run:
             for alarm in tried(lambda: reading.read_lines(path / "alarms.jsonl", reading.MAX_ALARMS), [])
             if "text" in alarm
         ],
+        ancestry=tried(lambda: reading.read_object(path / "ancestry.json"), None),
         status=status_of(path, table.steps, result),
         problems=tuple(problems),
     )

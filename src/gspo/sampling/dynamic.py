@@ -173,8 +173,10 @@ class DynamicSampler:
         """Continue from a saved state: on a new sampler, with an idle engine that has the weights of the state."""
         if self._next_submission or self._engine.num_in_flight:
             raise RuntimeError("load_state_dict() expects a new sampler and an engine with nothing in flight")
-        self._prompts.load_state_dict(state["prompts"])
         self.version = state["version"]
+        if "prompts" not in state:  # of a branch whose sampling starts anew
+            return
+        self._prompts.load_state_dict(state["prompts"])
         self._next_submission = state["next_submission"]
         self._dropped_since_kept = Counter(state["dropped_since_kept"])
         kept, judged = state.get("last_judged", (0, 0))
