@@ -39,6 +39,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "gspo eval embedded --data arithmetic --limit 64 --n 4",
         "Greedy accuracy, and mean, best and majority of 4 sampled answers, on 64 held-out questions.",
     ),
+    "branch": (
+        "gspo branch runs/embedded-arithmetic-001@18 slower actor_rollout_ref.actor.optim.lr=2e-5",
+        "goes on from step 18 with a lower learning rate, in a new run folder",
+    ),
     "sft": (
         "gspo sft --out warm --data arithmetic --steps 20 --batch-size 16",
         "Fine-tune the embedded model on 20 batches of answers and write it to `warm`.",
