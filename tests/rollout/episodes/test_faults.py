@@ -96,7 +96,7 @@ def test_the_death_of_a_worker_changes_nothing(step: int) -> None:
                 break
             groups += engine.step()
             if number == step:
-                os.kill(pool._workers[0].pid, signal.SIGKILL)
+                os.kill(next(iter(pool._workers)).pid, signal.SIGKILL)
     assert sorted(groups, key=lambda group: group.submission) == expected
 
 
