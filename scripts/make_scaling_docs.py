@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from page_parts import replaced, table
+
 from gspo.config import load
 from gspo.models.shape import SHAPES
 from gspo.plan.constants import DEVICES, GB
@@ -51,11 +53,6 @@ def work_of(eta: int = 2, grown: int = 1) -> Workload:
 
 def plans(work: Workload) -> dict[str, dict[int, Plan]]:
     return {m: {n: search(SHAPES[m], DEVICE, n, work) for n in SIZES} for m in MODELS}
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def split_text(plan: Plan) -> str:
@@ -142,19 +139,6 @@ def simulated_table(found: dict[str, dict[int, Plan]]) -> str:
                 seconds(scenario.interval_s), f"{mean:.2f}, at most {max(real.staleness)}",
             ])  # fmt: skip
     return table(head, rows)
-
-
-def replaced(page: Path, bodies: dict[str, str]) -> str:
-    """The page with every part between `<!-- name -->` and `<!-- /name -->` replaced by the body of that name."""
-    text = page.read_text(encoding="utf-8")
-    for name, body in bodies.items():
-        begin, end = f"<!-- {name} -->\n\n", f"\n\n<!-- /{name} -->"
-        before, _, rest = text.partition(begin)
-        _, found, after = rest.partition(end)
-        if not found:
-            sys.exit(f"error: {page} has no part {name}; expected {begin.strip()} … {end.strip()}")
-        text = before + begin + body + end + after
-    return text
 
 
 def draw(found: dict[str, dict[int, Plan]], path: Path) -> None:

@@ -94,7 +94,7 @@ def collect(table: str, method: str, seed: int, folder: Path, results: Path, **f
         "method": method,
         "seed": seed,
         "command": "gspo " + " ".join(environment["argv"][1:]),
-        "commit": environment["git"] or os.environ.get("GSPO_COMMIT"),
+        "commit": os.environ.get("GSPO_COMMIT") or environment["git"],
         "machine": environment["device"] if environment["num_gpus"] else f"{environment['cpu_count']} cores",
         "packages": {name: environment["packages"].get(name) for name in ("torch", "transformers")},
         **facts,
@@ -114,23 +114,24 @@ def _curve(folder: Path, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]
     for row in rows:
         tokens = row.get("train/total_generated_tokens", tokens)
         seconds += row.get("timing_s/step", 0.0) - row.get("timing_s/testing", 0.0)
+        spent = {"step": row["step"], "generated_tokens": int(tokens), "seconds": round(seconds, 1)}
         file = folder / "evals" / f"step-{row['step']:06d}.jsonl.gz"
-        if not file.exists():
-            continue
-        with gzip.open(file, "rt") as lines:
-            answers = sorted((json.loads(line) for line in lines), key=lambda record: record["uid"])
-        first = [record["responses"][0] for record in answers]
-        yield {
-            "step": row["step"],
-            "generated_tokens": int(tokens),
-            "seconds": round(seconds, 1),
-            "questions": len(first),
-            "acc": sum(answer["acc"] or 0.0 for answer in first) / len(first),
-            "well_formed": sum(extract_marked(answer["text"]) is not None for answer in first) / len(first),
-            "cut": sum(answer["finish_reason"] == "length" for answer in first) / len(first),
-            "length": sum(answer["num_tokens"] for answer in first) / len(first),
-            "right": "".join("1" if answer["acc"] else "0" for answer in first),
-        }
+        if file.exists():
+            with gzip.open(file, "rt") as lines:
+                yield spent | _point([json.loads(line) for line in lines])
+
+
+def _point(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of the answers to all held-out questions. An answer without a reward counts as wrong."""
+    answers = [record["responses"][0] for record in sorted(records, key=lambda record: record["uid"])]
+    return {
+        "questions": len(answers),
+        "acc": sum(answer["acc"] or 0.0 for answer in answers) / len(answers),
+        "well_formed": sum(extract_marked(answer["text"]) is not None for answer in answers) / len(answers),
+        "cut": sum(answer["finish_reason"] == "length" for answer in answers) / len(answers),
+        "length": sum(answer["num_tokens"] for answer in answers) / len(answers),
+        "right": "".join("1" if answer["acc"] else "0" for answer in answers),
+    }
 
 
 def _has(rows: list[dict[str, Any]], name: str) -> bool:

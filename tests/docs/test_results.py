@@ -1,0 +1,87 @@
+"""docs/results.md is made from the files in docs/results, and those from run folders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "docs" / "results").glob("*/*.json"))
+
+
+def program(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True)
+
+
+def test_the_page_is_made_from_the_files(tmp_path: Path) -> None:
+    for name in ("scripts", "docs", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    made = program("scripts/make_results.py", "--check", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    file = tmp_path / FILES[0].relative_to(ROOT)
+    result = json.loads(file.read_text())
+    result["curve"][-1]["acc"] += 0.01
+    file.write_text(json.dumps(result))
+    assert "not made from" in program("scripts/make_results.py", "--check", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_a_result_says_how_it_was_made(file: Path) -> None:
+    result = json.loads(file.read_text())
+    assert result["command"].startswith("gspo train recipes/proof/")
+    assert f"trainer.seed={result['seed']} " in result["command"]
+    assert result["commit"] and result["machine"]
+    assert file.stem == f"{result['method']}-seed{result['seed']}"
+
+
+def test_collect_reads_a_run_folder(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "evals").mkdir(parents=True)
+    facts = {
+        "argv": ["gspo", "train", "x.yaml"],
+        "git": "abc",
+        "device": "cpu",
+        "num_gpus": 0,
+        "cpu_count": 2,
+        "packages": {},
+    }
+    (run / "environment.json").write_text(json.dumps(facts))
+    rows = [
+        {"step": 0},
+        {
+            "step": 1,
+            "train/total_generated_tokens": 50,
+            "timing_s/step": 5.0,
+            "timing_s/testing": 2.0,
+            "actor/entropy": 0.5,
+        },
+        {"step": 2, "train/total_generated_tokens": 90, "timing_s/step": 4.0, "actor/entropy": 0.25},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answers = {
+        0: [("no number", None, "length"), ("#### 4", 1.0, "stop")],
+        2: [("#### 5", 1.0, "stop"), ("4", 0.0, "stop")],
+    }
+    for step, texts in answers.items():
+        with gzip.open(run / "evals" / f"step-{step:06d}.jsonl.gz", "wt") as out:
+            for number, (text, acc, reason) in reversed(list(enumerate(texts))):
+                response = {"text": text, "acc": acc, "num_tokens": len(text), "finish_reason": reason}
+                out.write(json.dumps({"uid": f"q{number}", "responses": [response]}) + "\n")
+    done = program(
+        "scripts/proof.py", "collect", "gsm8k-losses", "gspo", "3", str(run), "--results", str(tmp_path / "out")
+    )
+    result = json.loads(Path(done.stdout.strip()).read_text())
+    assert (result["method"], result["seed"], result["commit"], result["machine"]) == ("gspo", 3, "abc", "2 cores")
+    assert [(p["step"], p["acc"], p["well_formed"], p["cut"]) for p in result["curve"]] == [
+        (0, 0.5, 0.5, 0.5),
+        (2, 0.5, 0.5, 0),
+    ]
+    assert result["curve"][1]["generated_tokens"] == 90 and result["curve"][1]["seconds"] == 7.0
+    assert result["right"] == {"start": "01", "final": "10"}
+    assert result["steps"] == {"actor/entropy": [0.5, 0.25]}
