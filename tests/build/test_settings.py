@@ -8,7 +8,7 @@ import torch
 from gspo.algo.controllers import ClipController
 from gspo.algo.objective import BoundRegulariser
 from gspo.algo.settings import Behaviour, LossSettings
-from gspo.build import inputs, models, run
+from gspo.build import inputs, models, rows, run
 from gspo.build.models import build_roles
 from gspo.build.role_settings import critic_settings, order_seed, policy_settings, reference_settings
 from gspo.build.settings import (
@@ -20,6 +20,7 @@ from gspo.build.settings import (
     validation_params,
 )
 from gspo.config import TrainerConfig, load
+from gspo.data.columns import Columns
 from gspo.data.rows import DataError
 from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs_ahead
 from gspo.rewards.compose import Overlong, RewardScale
@@ -358,7 +359,7 @@ def test_rows_of_a_split_are_limited_and_seeded_by_its_keys(monkeypatch):
         calls.append((name, split, options["limit"], options["seed"], options["hub_split"], options["system_prompt"]))
         return list(range(20))
 
-    monkeypatch.setattr(inputs, "load_rows", load_rows)
+    monkeypatch.setattr(rows, "load_rows", load_rows)
     c = config(
         "trainer.seed=9",
         "data.num_train_samples=12",
@@ -369,8 +370,8 @@ def test_rows_of_a_split_are_limited_and_seeded_by_its_keys(monkeypatch):
         "data.val_split=second",
         "data.system_prompt=Think.",
     )
-    assert len(inputs._rows(c, "train", inputs.Columns())) == 12
-    assert len(inputs._rows(c, "val", inputs.Columns())) == 6
+    assert len(rows.rows_of_split(c, None, "train", Columns())) == 12
+    assert len(rows.rows_of_split(c, None, "val", Columns())) == 6
     # Held-out questions are the same for every seed.
     assert calls == [("arithmetic", "train", 12, 9, "first", "Think."), ("arithmetic", "val", 6, 0, "second", "Think.")]
 

@@ -40,7 +40,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "no_ground_truth": (_without("reward_model"), "'reward_model.ground_truth'"),
     "source_not_text": (_with(data_source=["math"]), "'data_source'"),
     "extra_not_object": (_with(extra_info="easy"), "'extra_info'"),
-    "gsm8k_without_number": (b'{"question": "How many?", "answer": "a few"}', "'answer'"),
+    "other_columns_than_before": (b'{"question": "How many?", "answer": "a few"}', "'prompt'"),
     "infinite_truth": (b'{"prompt": "x", "ground_truth": Infinity}', "Infinity"),
 }
 

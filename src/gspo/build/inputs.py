@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from gspo.config import ResolvedConfig, TrainerConfig
+from gspo.build.rows import rows_of_split
+from gspo.config import TrainerConfig
 from gspo.config.schema.fields import explicit_fields
 from gspo.data.chat_template import encode_prompts
-from gspo.data.columns import Columns, as_rows
-from gspo.data.datasets import load_rows
+from gspo.data.columns import Columns, Say
 from gspo.data.examples import Example, encode_examples
-from gspo.data.rows import DataError, Row
+from gspo.data.rows import DataError
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
 from gspo.rewards.builtin import by_source
 from gspo.rewards.compose import RewardScale
-from gspo.rewards.functions import CUSTOM, load_module
+from gspo.rewards.functions import CUSTOM
 from gspo.rewards.graders.code import read_tests
 from gspo.rewards.scoring import PoolScorer
 from gspo.types import Prompt
 
 POOL_LAG = 4  # engine steps on a GPU, where rewards are computed in other processes or threads
+
+
+def prompt_columns(config: TrainerConfig) -> Columns:
+    """The columns of rows whose answers are generated."""
+    c = config.data
+    return Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
+
+
+def example_columns(config: TrainerConfig) -> Columns:
+    """The columns of rows whose answers are imitated. A correct answer is not needed."""
+    c = config.data
+    return Columns(c.prompt_key, None, c.data_source_key, c.response_key)
 
 
 def load_prompts(
@@ -33,19 +41,17 @@ def load_prompts(
     split: str,
     given: Iterable[Any] | None = None,
     template_options: Mapping[str, Any] | None = None,
+    say: Say | None = None,
 ) -> list[Prompt]:
     """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given.
 
-    `template_options` replace those of the config, where an environment adds its tools.
+    `template_options` replace those of the config, where an environment adds its tools. `say` gets a sentence for each
+    dataset whose columns were guessed.
     """
     c = config.data
-    columns = Columns(c.prompt_key, c.ground_truth_key, c.data_source_key)
-    if given is None and c.custom_cls.path is not None:
-        given = custom_dataset(config, tokenizer, split)
-    rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
+    rows = rows_of_split(config, tokenizer, split, prompt_columns(config), given, say)
     if not rows and split == "train":
-        name = "data.train_files" if given is None else "train_dataset"
-        raise DataError(name, "has no rows; expected at least one")
+        raise DataError("data.train_files" if given is None else "train_dataset", "has no rows; expected at least one")
     return encode_prompts(
         rows,
         tokenizer,
@@ -56,45 +62,15 @@ def load_prompts(
     )
 
 
-def custom_dataset(config: TrainerConfig, tokenizer: Any, split: str) -> list[Any]:
-    """The items of the user's dataset class for a split; none for held-out data without files."""
-    c = config.data
-    files = c.train_files if split == "train" else c.val_files
-    if files is None:
-        return []
-    key, name = "data.custom_cls", c.custom_cls.name or ""
-    assert c.custom_cls.path is not None
-    cls = getattr(load_module(c.custom_cls.path, f"{key}.path"), name, None)
-    if not callable(cls):
-        raise DataError(f"{key}.name", f"is {name!r}; {c.custom_cls.path} has no such class")
-    limit = c.num_train_samples if split == "train" else c.num_val_samples
-    options = OmegaConf.create(dataclasses.asdict(c))
-    dataset = cls(
-        data_files=files if isinstance(files, list) else [files], tokenizer=tokenizer, config=options, processor=None
-    )
-    items = [dataset[i] for i in range(min(len(dataset), limit or len(dataset)))]  # pyright: ignore
-    return [_with_prompt(item, c.prompt_key) for item in items]
-
-
-def _with_prompt(item: Any, key: str) -> Any:
-    """An item of verl's dataset keeps its messages in `raw_prompt`."""
-    if not isinstance(item, Mapping) or key in item or "raw_prompt" not in item:
-        return item
-    return {**{k: v for k, v in item.items() if k != "raw_prompt"}, key: list(item["raw_prompt"])}
-
-
 def load_examples(
-    config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None
+    config: TrainerConfig, tokenizer: Any, split: str, given: Iterable[Any] | None = None, say: Say | None = None
 ) -> tuple[list[Example], int]:
     """The examples of a split ("train" or "val") and how many rows were left out because they are too long.
 
     Rows need a text to imitate, but no ground truth.
     """
     c = config.data
-    if given is None and c.custom_cls.path is not None:
-        given = custom_dataset(config, tokenizer, split)
-    columns = Columns(c.prompt_key, None, c.data_source_key, c.response_key)
-    rows = _rows(config, split, columns) if given is None else as_rows(given, f"{split}_dataset", columns)
+    rows = rows_of_split(config, tokenizer, split, example_columns(config), given, say)
     if not rows and split == "train":
         raise DataError("data.train_files" if given is None else "train_dataset", "has no rows; expected at least one")
     examples = encode_examples(
@@ -106,50 +82,6 @@ def load_examples(
         **c.apply_chat_template_kwargs,
     )
     return examples, len(rows) - len(examples)
-
-
-def count_rows(resolved: ResolvedConfig, limit: int) -> int | None:
-    """How many training rows the config's files have, at most `limit`; None for a dataset class of the user."""
-    c = resolved.config.data
-    if c.custom_cls.path is not None:
-        return None
-    return len(training_rows(resolved.config, limit, needs_truth=not resolved.for_sft))
-
-
-def training_rows(config: TrainerConfig, limit: int, *, needs_truth: bool = True) -> list[Row]:
-    """The first `limit` training rows of the config's files."""
-    c = config.data
-    columns = Columns(c.prompt_key, c.ground_truth_key if needs_truth else None, c.data_source_key, c.response_key)
-    return _rows(config, "train", columns, min(limit, c.num_train_samples or limit))
-
-
-def _rows(config: TrainerConfig, split: str, columns: Columns, limit: int | None = None) -> list[Row]:
-    c = config.data
-    key = "train_files" if split == "train" or not c.val_files else "val_files"
-    files = getattr(c, key)
-    limit = limit or (c.num_train_samples if split == "train" else c.num_val_samples)
-    names = [files] if isinstance(files, str) else list(files)
-    rows: list[Row] = []
-    for name in names:
-        path = name.partition(":")[2] or name  # gsm8k:PATH, jsonl:PATH
-        if split == "val" and c.val_files is None and os.path.isfile(path):
-            continue  # a file has no held-out part
-        # Held-out questions are the same for every seed, so that runs can be compared.
-        try:
-            rows += load_rows(
-                name,
-                split,  # pyright: ignore[reportArgumentType]
-                limit=limit,
-                seed=config.trainer.seed if split == "train" else 0,
-                columns=columns,
-                hub_split=c.train_split if split == "train" else c.val_split,
-                system_prompt=c.system_prompt,
-            )
-        except DataError as error:
-            if error.where != name:  # a row of a file
-                raise
-            raise DataError(f"data.{key}={name}", str(error).removeprefix(f"{name}: ")) from error
-    return rows[:limit]
 
 
 def reward_lag(config: TrainerConfig, scorer: Scorer, prompts: Sequence[Prompt], *, on_gpu: bool) -> int:

@@ -81,6 +81,7 @@ class RunParts:
     baseline: GreedyBaseline | None = None
     # Keys that nobody set and that had to change, with value and reason.
     adapted: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # for the user, about the data
 
     def __post_init__(self) -> None:
         self.token_text = functools.cache(lambda token: self.tokenizer.decode([token], skip_special_tokens=False))
@@ -119,7 +120,9 @@ class RunParts:
             f"{c.actor_rollout_ref.model.path} ({model_size(facts)}) on {self.data}, "
             f"{resolved_loss(actor)}, {c.algorithm.adv_estimator} advantages, {where(facts)}\n"
             f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} groups × {c.actor_rollout_ref.rollout.n} responses, "
-            f"{updates} optimiser steps each; files in {path}{self._rollouts()}{layout_note(facts)}"
+            f"{updates} optimiser steps each; files in {path}"
+            + "".join(f"\n{note}" for note in self.notes)
+            + f"{self._rollouts()}{layout_note(facts)}"
         )
 
     def _rollouts(self) -> str:

@@ -20,10 +20,19 @@ from gspo.build.device import choose_device, default_threads, use_only_determini
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
 from gspo.build.environments import episode_settings, has_environment, require_sendable, turn_scorer
 from gspo.build.fingerprint import fingerprint, prompt_rows
-from gspo.build.inputs import build_scorer, check_code_tests, grades, load_prompts, reward_lag, try_reward
+from gspo.build.inputs import (
+    build_scorer,
+    check_code_tests,
+    grades,
+    load_prompts,
+    prompt_columns,
+    reward_lag,
+    try_reward,
+)
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
 from gspo.build.ranks import build_rank
+from gspo.build.rows import given_datasets
 from gspo.build.settings import (
     build_objective,
     groups_held,
@@ -33,6 +42,7 @@ from gspo.build.settings import (
     validation_params,
 )
 from gspo.config import TrainerConfig
+from gspo.data.columns import Say
 from gspo.data.cursor import PromptCursor
 from gspo.distributed.backend import Backend, ClusterError
 from gspo.distributed.launch import check_launch
@@ -73,12 +83,15 @@ class Inputs:
     environment: Any = None  # a class, a factory, or a list of functions as tools
     group_filter: GroupFilter | None = None  # used only where `algorithm.filter_groups.function` is null
 
-    def facts(self) -> dict[str, str]:
-        """What replaces the config's data and reward, in words, by the name of the argument."""
+    def facts(self, share: float | None = None) -> dict[str, str]:
+        """What replaces the config's data and reward, in words, by the name of the argument.
+
+        `share` of the training rows is held out where none are passed for that.
+        """
         rows = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
         found = {name: f"{len(list(given))} rows passed in Python" for name, given in rows.items() if given is not None}
         if self.train_dataset is not None and self.val_dataset is None:
-            found["val_dataset"] = "none"
+            found["val_dataset"] = "none" if share is None else f"{share:.3g} of the training rows"
         if self.reward_fn is not None:
             found["reward_fn"] = f"{_name_of(self.reward_fn)}, passed in Python"
         return found
@@ -128,7 +141,8 @@ def build(
             episodes = episodes.with_tools(pool)
             episodes.check_template(tokenizer)
         options = None if episodes is None else episodes.prompt_options(tokenizer)
-        train, held_out = _load_data(config, tokenizer, inputs, options)
+        notes: list[str] = []
+        train, held_out = _load_data(config, tokenizer, inputs, options, notes.append)
         if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
             check_code_tests([*train, *held_out])
         if episodes is not None and pool is not None and train:
@@ -177,6 +191,7 @@ def build(
             data=inputs.facts().get("train_dataset") or str(config.data.train_files),
             kl_reward=kl_reward,
             adapted=adapted,
+            notes=notes,
         )
         if config.algorithm.adv_estimator == "remax":
             _add_baseline(parts, _scorer(config, inputs, reward_fn))
@@ -215,13 +230,11 @@ def load_run_tokenizer(config: TrainerConfig) -> Any:
 
 
 def _load_data(
-    config: TrainerConfig, tokenizer: Any, inputs: Inputs, template_options: Mapping[str, Any] | None
+    config: TrainerConfig, tokenizer: Any, inputs: Inputs, template_options: Mapping[str, Any] | None, say: Say
 ) -> tuple[list[Prompt], list[Prompt]]:
     """Training prompts and held-out ones, from the caller's rows or the config's files."""
-    train, val = inputs.train_dataset, inputs.val_dataset
-    prompts = load_prompts(config, tokenizer, "train", train, template_options)
-    if train is not None and val is None and config.data.val_files is None:
-        val = []  # held-out questions of the default task say nothing about the caller's data
+    train, val = given_datasets(config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, say)
+    prompts = load_prompts(config, tokenizer, "train", train, template_options, say)
     return prompts, load_prompts(config, tokenizer, "val", val, template_options)
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gspo.build.fingerprint import check_fingerprint, fingerprint
-from gspo.build.inputs import build_scorer, check_code_tests, load_examples, load_prompts
+from gspo.build.inputs import (
+    build_scorer,
+    check_code_tests,
+    example_columns,
+    load_examples,
+    load_prompts,
+    prompt_columns,
+)
 from gspo.build.parts import layout_note, model_size, where
+from gspo.build.rows import given_datasets, held_out_share
 from gspo.build.run import NOTHING, Inputs, build_evaluator, build_models, load_run_tokenizer, prepare_process
 from gspo.build.settings import total_steps
 from gspo.config import TrainerConfig
@@ -93,8 +101,12 @@ def build_supervised(
     import_plugins(config.trainer.plugins)
     device = prepare_process(config)
     tokenizer = inputs.tokenizer or load_run_tokenizer(config)
-    examples, num_left_out = load_examples(config, tokenizer, "train", inputs.train_dataset)
-    held_out, notes = _held_out(config, tokenizer, inputs)
+    notes: list[str] = []
+    train, val = given_datasets(
+        config, example_columns(config), inputs.train_dataset, inputs.val_dataset, say=notes.append
+    )
+    examples, num_left_out = load_examples(config, tokenizer, "train", train, say=notes.append)
+    held_out = _held_out(config, tokenizer, val, notes)
     if num_left_out:
         limit = f"data.max_length={config.data.max_length} tokens"
         notes.insert(0, f"{num_left_out:,} examples are longer than {limit} and are left out")
@@ -122,17 +134,15 @@ def build_supervised(
         return parts
 
 
-def _held_out(config: TrainerConfig, tokenizer: Any, inputs: Inputs) -> tuple[list[Example], list[str]]:
-    """The held-out examples, and notes about them. Only those that the user names must exist."""
-    given = inputs.val_dataset
-    if inputs.train_dataset is not None and given is None and config.data.val_files is None:
-        given = []  # held-out rows of the default task say nothing about the caller's data
+def _held_out(config: TrainerConfig, tokenizer: Any, given: Iterable[Any] | None, notes: list[str]) -> list[Example]:
+    """The held-out examples. Only those that the user names must exist; a note says why there are none."""
     try:
-        return load_examples(config, tokenizer, "val", given)[0], []
+        return load_examples(config, tokenizer, "val", given)[0]
     except DataError as error:
-        if given is not None or config.data.val_files is not None:
+        if given is not None or config.data.val_files is not None or held_out_share(config) is not None:
             raise
-        return [], [f"no held-out examples: {error}"]
+        notes.append(f"no held-out examples: {error}")
+        return []
 
 
 def _check_positions(config: TrainerConfig, examples: Sequence[Example]) -> None:
@@ -152,7 +162,8 @@ def _evaluator(
     config: TrainerConfig, inputs: Inputs, tokenizer: Any, engine: RolloutEngine, scorer: Scorer
 ) -> Evaluator:
     """Answers the held-out prompts and grades the answers."""
-    prompts = load_prompts(config, tokenizer, "val", inputs.val_dataset)
+    _, given = given_datasets(config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, say=None)
+    prompts = load_prompts(config, tokenizer, "val", given)
     if inputs.reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
         check_code_tests(prompts)
     return build_evaluator(config, engine, scorer, prompts)

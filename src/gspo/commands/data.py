@@ -26,7 +26,12 @@ def list_names() -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Built-in name, jsonl or parquet file, or hub name.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="Built-in name, file, pattern of files, folder of save_to_disk, or hub name."
+        ),
+    ],
     n: Annotated[int, typer.Option(min=1, help="Rows to print.")] = 3,
     split: Annotated[str, typer.Option(help="train or val.")] = "train",
     seed: Annotated[int, typer.Option(help="Seed of generated datasets.")] = 0,
@@ -46,11 +51,12 @@ def show(
     try:
         rows = load_rows(
             name,
-            split,
+            split,  # pyright: ignore[reportArgumentType]
             limit=limit,
             seed=seed,
             columns=columns,
-            system_prompt=system_prompt,  # pyright: ignore[reportArgumentType]
+            system_prompt=system_prompt,
+            say=lambda text: typer.echo(visible(text)),
         )
         _print_rows(rows, rows[:n], model)
     except DataError as error:

@@ -37,6 +37,6 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
 
 def _is_prepared(name: str) -> bool:
     """Whether the cache of the `datasets` package has tables of the name, which it reads without the hub."""
-    import datasets
+    from datasets import config
 
-    return (Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir()
+    return (Path(config.HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir()

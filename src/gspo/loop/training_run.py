@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gspo.build.parts import Parts
+from gspo.build.rows import held_out_share
 from gspo.build.run import Inputs, choose_backend
 from gspo.build.sizes import decide_sizes
 from gspo.checkpoint import folder as checkpoint
@@ -123,7 +124,7 @@ class TrainingRun(ABC, Generic[P]):
         self._started = time.monotonic()
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
         write_json(self.run.settings_file, self.resolved.records())
-        given = self.inputs.facts()
+        given = self.inputs.facts(held_out_share(self.config))
         self.run.write_environment(describe() | ({"inputs": given} if given else {}))
         info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
         self.recorder.sinks = open_sinks(trainer.logger, info, sinks)

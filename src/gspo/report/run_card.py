@@ -78,7 +78,7 @@ def _training(run: Run) -> list[tuple[str, Any]]:
         return [
             ("base model", s("actor_rollout_ref.model.path")),
             ("training data", f"answers of {words.name_of(s('data.train_files'))}"),
-            ("held-out data", words.name_of(s("data.val_files") or "the task's own held-out split")),
+            ("held-out data", _held_out(run)),
             ("steps", run.last_step),
             ("examples per step", s("data.train_batch_size")),
             ("learning rate", s(f"{ACTOR}.optim.lr")),
@@ -89,10 +89,7 @@ def _training(run: Run) -> list[tuple[str, Any]]:
     return [
         ("base model", s("actor_rollout_ref.model.path")),
         ("training data", run.given("train_dataset") or words.name_of(s("data.train_files"))),
-        (
-            "held-out data",
-            run.given("val_dataset") or words.name_of(s("data.val_files") or "the task's own held-out split"),
-        ),
+        ("held-out data", run.given("val_dataset") or _held_out(run)),
         (
             "reward",
             run.given("reward_fn")
@@ -109,6 +106,14 @@ def _training(run: Run) -> list[tuple[str, Any]]:
         ("seed", s("trainer.seed")),
         ("seed of the data order", s("data.seed")),
     ]
+
+
+def _held_out(run: Run) -> str:
+    """The held-out data in words."""
+    files, split = run.setting("data.val_files"), run.setting("data.val_split")
+    if not files and isinstance(split, float):
+        return f"{split:.3g} of the questions in the training data"
+    return words.name_of(files or "the task's own held-out split")
 
 
 def _settings(run: Run) -> str:

@@ -242,6 +242,9 @@ def rest(c: TrainerConfig) -> Iterator[NoEffect]:
         keys = ("custom_reward_function.name", "custom_reward_function.reward_kwargs")
         remedy = "set custom_reward_function.path, or remove it"
         yield unused("custom_reward_function.path is not set", remedy, *keys)
+    if isinstance(c.data.val_split, float) and c.data.val_files is not None:
+        remedy = "remove one of the two keys"
+        yield unused("data.val_files names the held-out data", remedy, "data.val_split")
     if not c.data.shuffle:
         yield unused("the data is not shuffled", "set data.shuffle=true, or remove it", "data.seed")
     if c.data.filter_overlong_prompts:

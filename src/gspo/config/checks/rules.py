@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 FILTER = "algorithm.filter_groups"
 WIDE_SEQUENCE_CLIP = 0.01
 GROUP_ESTIMATORS = ("grpo", "dr_grpo", "grpo_passk", "rloo", "opo", "gpg", "reinforce_plus_plus_baseline")
-DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
+DATA_SUFFIXES = (".jsonl", ".json", ".ndjson", ".parquet", ".csv", ".tsv")
 
 Report = Callable[..., Problem]
 Rule = Callable[[TrainerConfig, Report], Iterator[Problem]]
@@ -266,7 +267,8 @@ def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     for key, value in (("data.train_files", c.data.train_files), ("data.val_files", c.data.val_files)):
         for name in value if isinstance(value, list) else [value] if value else []:
             path = re.sub(r"^(gsm8k|jsonl|parquet):", "", name)  # the format may precede the path
-            if path.endswith(DATA_SUFFIXES) and "://" not in path and not Path(path).expanduser().is_file():
+            pattern = str(Path(path).expanduser())
+            if path.endswith(DATA_SUFFIXES) and "://" not in path and not (Path(pattern).is_file() or glob(pattern)):
                 yield report(key, f"no such file: {name}", "give a file that exists, a built-in task or a hub name")
     if c.data.train_files == []:
         yield report("data.train_files", "no training data", "e.g. data.train_files=arithmetic")

@@ -290,7 +290,7 @@ def _as_word(value: Any, text: str | None, leaf: Leaf) -> Any:
         return word
     types = (leaf.type, *get_args(leaf.type))
     is_number = isinstance(value, bool | int | float)
-    return text if is_number and text is not None and str in types and int not in types else value
+    return text if is_number and text is not None and str in types and not {int, float} & set(types) else value
 
 
 def _example(leaf: Leaf, value: Any) -> str:

@@ -24,12 +24,13 @@ class DataConfig(Section):
     train_files: str | list[str] = key(
         default="arithmetic",
         doc="Training data: a built-in task (arithmetic, math, reasoning, code, mixed, gsm8k, reasoning_gym:NAME), a "
-        "jsonl or parquet file, or a dataset on the Hugging Face hub. The entries of a list are concatenated.",
+        "jsonl, json, csv, tsv or parquet file, a pattern of files such as data/*.jsonl, a folder of save_to_disk, or a "
+        "dataset on the Hugging Face hub. The entries of a list are concatenated.",
     )
     val_files: str | list[str] | None = key(
         default=None,
         doc="Held-out data, named as in train_files; null = the held-out part of each task or hub dataset in "
-        "train_files. Files have no held-out part.",
+        "train_files. Files have no held-out part; val_split can hold out a share of them.",
     )
     num_train_samples: int | None = key(
         default=None, doc="Use only the first N training prompts; null = all.", ge=1, unit="prompts"
@@ -37,18 +38,29 @@ class DataConfig(Section):
     num_val_samples: int | None = key(
         default=None, doc="Use only the first N held-out prompts; null = all.", ge=1, unit="prompts"
     )
-    train_split: str = key(default="train", doc="Split of a hub dataset to train on.")
-    val_split: str = key(default="test", doc="Split of a hub dataset to evaluate on.")
-    prompt_key: str = key(default="prompt", doc="Column with the question, as a list of chat messages or as text.")
+    train_split: str = key(default="train", doc="Split of a hub or saved dataset to train on.")
+    val_split: float | str = key(
+        default="test",
+        doc="Split of a hub or saved dataset to evaluate on; or a number: this share of the questions in train_files is "
+        "held out, chosen by their text. Not used where val_files is set; built-in tasks keep their own held-out part.",
+        gt=0,
+        lt=1,
+        example="0.05",
+    )
+    prompt_key: str = key(
+        default="prompt",
+        doc="Column with the question, as a list of chat messages or as text. Without it, usual names such as messages, "
+        "conversations, question or problem are tried. Messages may end in an assistant turn, which is the answer.",
+    )
     ground_truth_key: str = key(
         default="reward_model.ground_truth",
-        doc="Column with the correct answer; dots reach into nested records. Without it, `ground_truth` and `answer` "
-        "are tried. '' = the reward function needs none.",
+        doc="Column with the correct answer; dots reach into nested records. Without it, `ground_truth`, `answer` and "
+        "other usual names such as `solution` are tried. '' = the reward function needs none.",
     )
     response_key: str | None = key(
         default=None,
-        doc="For gspo sft: column with the text to imitate; null = `answer`, `response`, `completion` or "
-        "`extra_info.answer`.",
+        doc="For gspo sft: column with the text to imitate; null = the assistant's last turn, or `answer`, "
+        "`response`, `completion`, `extra_info.answer`, `output`, `solution` or `target`.",
     )
     data_source_key: str = key(
         default="data_source", doc="Column with the name of the task, which selects the built-in reward."

@@ -19,8 +19,8 @@ INSTRUCTION = "Think step by step, then write the final number on the last line 
 
 
 def is_gsm8k(record: Any) -> bool:
-    """Whether a record is in GSM8K's own format."""
-    return isinstance(record, Mapping) and {"question", "answer"} <= set(record) and "prompt" not in record
+    """Whether a record is in GSM8K's own format: a question, and an answer with `####` before its result."""
+    return isinstance(record, Mapping) and "prompt" not in record and "question" in record and _is_marked(record)
 
 
 def to_gsm8k_row(record: Any, where: str) -> Row:
@@ -66,6 +66,11 @@ def _file(path: str, name: str) -> str:
         if (folder / f"{name}{suffix}").is_file():
             return str(folder / f"{name}{suffix}")
     raise DataError(path, f"has no {name}.jsonl or {name}.parquet; expected GSM8K's files in that folder")
+
+
+def _is_marked(record: Mapping[str, Any]) -> bool:
+    answer = record.get("answer")
+    return isinstance(answer, str) and "####" in answer
 
 
 def _is_number(text: str) -> bool:
