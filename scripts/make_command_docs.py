@@ -77,6 +77,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "dashboard": ("gspo dashboard runs --port 0", "Show all runs in a browser, on a free port."),
     "compare": ("gspo compare runs/short runs/other", "Compare two runs question by question."),
     "serve": ("gspo serve embedded --port 0", "Serve the embedded model with OpenAI's API, on a free port."),
+    "sweep": ("gspo sweep lr.yaml --dry-run", "Check a file of settings and print the runs that it makes."),
     "plan": ("gspo plan --model 7b --gpus 64 --gpu h200", "Predict step time, memory and the best split of 64 H200."),
 }
 

@@ -28,6 +28,7 @@ COMMANDS = (
     "report",
     "dashboard",
     "compare",
+    "sweep",
     "plan",
     "serve",
 )
