@@ -8,7 +8,8 @@ import torch
 from gspo.algo.controllers import ClipController
 from gspo.algo.objective import BoundRegulariser
 from gspo.algo.settings import Behaviour, LossSettings
-from gspo.build import inputs, models, rows, run
+from gspo.build import inputs, models, run
+from gspo.build.data import rows
 from gspo.build.models import build_roles
 from gspo.build.role_settings import critic_settings, order_seed, policy_settings, reference_settings
 from gspo.build.settings import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gspo.build.rows import rows_of_split
+from gspo.build.data.rows import rows_of_split
 from gspo.config import TrainerConfig
 from gspo.config.schema.fields import explicit_fields
 from gspo.data.chat_template import encode_prompts

@@ -16,6 +16,7 @@ import torch
 from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
 from gspo.algo.kl import make_controller
 from gspo.algo.losses import POLICY_LOSSES
+from gspo.build.data.rows import given_datasets
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
 from gspo.build.environments import episode_settings, has_environment, require_sendable, turn_scorer
@@ -32,7 +33,6 @@ from gspo.build.inputs import (
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
 from gspo.build.ranks import build_rank
-from gspo.build.rows import given_datasets
 from gspo.build.settings import (
     build_objective,
     groups_held,

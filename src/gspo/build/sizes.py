@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from gspo.build.data.rows import count_rows
 from gspo.build.device import choose_device, held_memory
 from gspo.build.memory import MemoryPlan, in_words, machine_memory, model_size, num_held_out, plan_memory
-from gspo.build.rows import count_rows
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.config.loading.settings import Layer
 from gspo.plan.constants import RESERVED

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.build.data.rows import given_datasets, held_out_share
 from gspo.build.fingerprint import check_fingerprint, fingerprint
 from gspo.build.inputs import (
     build_scorer,
@@ -18,7 +19,6 @@ from gspo.build.inputs import (
     prompt_columns,
 )
 from gspo.build.parts import layout_note, model_size, where
-from gspo.build.rows import given_datasets, held_out_share
 from gspo.build.run import NOTHING, Inputs, build_evaluator, build_models, load_run_tokenizer, prepare_process
 from gspo.build.settings import total_steps
 from gspo.config import TrainerConfig

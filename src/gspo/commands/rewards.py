@@ -140,7 +140,7 @@ def sandbox(
 
 
 def _load_row(config: TrainerConfig, index: int) -> Any:
-    from gspo.build.rows import training_rows
+    from gspo.build.data.rows import training_rows
     from gspo.data.rows import DataError
 
     rows = training_rows(config, index + 1)

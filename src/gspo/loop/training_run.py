@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from gspo.build.data.rows import held_out_share
 from gspo.build.parts import Parts
-from gspo.build.rows import held_out_share
 from gspo.build.run import Inputs, choose_backend
 from gspo.build.sizes import decide_sizes
 from gspo.checkpoint import folder as checkpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gspo.build.rows import rows_of_split
+from gspo.build.data.rows import rows_of_split
 from gspo.config import ConfigErrors, load
 from gspo.data.columns import Columns
 from gspo.loop.supervised import SupervisedTrainer

@@ -1,0 +1,1 @@
+"""From a config to the rows of a run."""
