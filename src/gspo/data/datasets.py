@@ -17,6 +17,7 @@ from gspo.data.saved import is_saved, read_saved, saved_splits
 from gspo.data.tasks.arithmetic import load_arithmetic
 from gspo.data.tasks.calculator import load_calculator
 from gspo.data.tasks.code import load_code
+from gspo.data.tasks.countdown import load_countdown
 from gspo.data.tasks.gsm8k import HUB_NAME, load_gsm8k
 from gspo.data.tasks.guess import load_guess
 from gspo.data.tasks.math import load_math
@@ -39,6 +40,7 @@ def dataset(name: str) -> Callable[[Loader], Loader]:
 dataset("arithmetic")(load_arithmetic)
 dataset("calculator")(load_calculator)
 dataset("guess")(load_guess)
+dataset("countdown")(load_countdown)
 dataset("math")(load_math)
 dataset("reasoning")(load_reasoning)
 dataset("code")(load_code)

@@ -101,6 +101,15 @@ def arithmetic(prompt: Prompt, response: Response) -> Reward:
     return Reward(right, acc=right)
 
 
+@reward("countdown", cheap=True)
+def countdown(prompt: Prompt, response: Response) -> Reward:
+    """1 when the expression between `<answer>` and `</answer>` uses each of the row's numbers once and makes the target."""
+    from gspo.data.tasks.countdown import score
+
+    right = score(response, int(prompt.ground_truth), prompt.extra["numbers"])
+    return Reward(right, acc=right)
+
+
 @reward("exact", sources=("calculator",), cheap=True)
 def exact(prompt: Prompt, response: Response) -> Reward:
     """1 when the response equals the ground truth, apart from white space around them."""
