@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -243,8 +243,8 @@ def all_steps(folder: Path) -> list[Path]:
     return sorted((p for p in folder.iterdir() if p.is_dir() and step_of(p.name) >= 0), key=lambda p: step_of(p.name))
 
 
-def prune(folder: Path, keep: int | None, newest: int) -> None:
-    """Remove all but the last `keep` checkpoints up to step `newest`, and the remains of interrupted saves.
+def prune(folder: Path, keep: int | None, newest: int, best: Collection[int] = ()) -> None:
+    """Remove all but the last `keep` checkpoints up to step `newest` and the `best`, and the remains of interrupted saves.
 
     Checkpoints after `newest` stay and do not count: the run has resumed before them, because they are damaged.
     """
@@ -252,4 +252,6 @@ def prune(folder: Path, keep: int | None, newest: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     if keep is not None and keep > 0:
         for path in [p for p in all_steps(folder) if step_of(p.name) <= newest][:-keep]:
+            if step_of(path.name) in best:
+                continue
             shutil.rmtree(path, ignore_errors=True)

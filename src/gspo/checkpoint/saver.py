@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from gspo.checkpoint.background_writer import BackgroundWriter, Job
 from gspo.checkpoint.tensor_sets import TensorSet
 from gspo.config import TrainerConfig
 from gspo.runs.clock import Clock
+from gspo.runs.folder import step_of
 
 STAGE = "save_checkpoint"
 AUTO_SAVE_SHARE = 0.05  # save_freq=auto: the share of time that checkpoints may cost
@@ -59,9 +60,20 @@ class SavedModels(Protocol):
 
 
 class CheckpointSaver:
-    """Writes the checkpoints of one run folder. `saved` is the last step that is complete on disk."""
+    """Writes the checkpoints of one run folder. `saved` is the last step that is complete on disk.
 
-    def __init__(self, folder: Path, config: TrainerConfig, clock: Clock, writer: BackgroundWriter) -> None:
+    `best(steps)` returns those of the given steps whose checkpoints are kept however old they are.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainerConfig,
+        clock: Clock,
+        writer: BackgroundWriter,
+        best: Callable[[Collection[int]], Collection[int]] = lambda steps: (),
+    ) -> None:
+        self._best = best
         self._folder, self._clock, self._writer = folder, clock, writer
         self._every, self._keep = config.trainer.save_freq, config.trainer.max_actor_ckpt_to_keep
         self._tokenizer_files: dict[Path, bytes] | None = None
@@ -120,7 +132,8 @@ class CheckpointSaver:
                 beat=beat,
             )
             self.saved = step
-            checkpoint.prune(self._folder, self._keep, step)
+            steps = [step_of(path.name) for path in checkpoint.all_steps(self._folder)]
+            checkpoint.prune(self._folder, self._keep, step, self._best(steps))
 
         return write
 

@@ -13,6 +13,7 @@ from gspo.build.engines import build_engine
 from gspo.build.inputs import build_scorer, load_prompts
 from gspo.build.models import load_weights
 from gspo.config import TrainerConfig
+from gspo.data.rows import DataError
 from gspo.evaluation.evaluator import Evaluation, Evaluator
 from gspo.models.load import load_tokenizer
 from gspo.rollout.engine import SamplingParams
@@ -28,6 +29,13 @@ class Assessment:
     greedy: Evaluation
     sampled: Evaluation | None
     seconds: float
+
+    def failure(self) -> str | None:
+        """How many rewards failed, and why the first one did; None when none did."""
+        evaluations = [self.greedy, *([] if self.sampled is None else [self.sampled])]
+        answers = [r for e in evaluations for g in e.groups for r in g.rollouts]
+        failed = [r.failure or "no reason is known" for r in answers if r.reward is None]
+        return f"{len(failed)} of {len(answers)} rewards failed; the first: {failed[0]}" if failed else None
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values: by method (greedy or sampled), then by data source."""
@@ -46,6 +54,9 @@ def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None
     c, val = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.val_kwargs
     tokenizer = load_tokenizer(c.tokenizer_path or c.path, trust_remote_code=c.trust_remote_code)
     prompts = load_prompts(config, tokenizer, "val")
+    if not prompts:
+        files = config.data.val_files or config.data.train_files
+        raise DataError(f"data.val_files={files}", "has no held-out rows; name rows to answer with --data FILE")
     scorer = build_scorer(config, reward_fn)
     start = time.monotonic()
     try:

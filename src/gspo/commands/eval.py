@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
+from gspo.config import TrainerConfig
+from gspo.exit_codes import EXIT_PROBLEM
 
 if TYPE_CHECKING:
     from gspo.checks.assess import Assessment
@@ -18,11 +21,19 @@ app = typer.Typer(add_completion=False)
 
 @app.command("eval", context_settings=PASS_THROUGH)
 def evaluate(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder, checkpoint, hub name, or embedded.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Folder, checkpoint, run (its best or newest checkpoint), hub name, or embedded."
+        ),
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE …]", help="Overrides, as for gspo train.")
     ] = None,
-    data: Annotated[str, typer.Option(help="Built-in task, jsonl or parquet file, or hub name.")] = "arithmetic",
+    data: Annotated[
+        str | None,
+        typer.Option(help="Built-in task, jsonl or parquet file, or hub name. Default: the run's data, or arithmetic."),
+    ] = None,
     n: Annotated[int, typer.Option(min=1, help="Sampled answers per question; 1 = only the greedy one.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the sampled answers.")] = 1.0,
     limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N questions. Default: all.")] = None,
@@ -33,11 +44,14 @@ def evaluate(
     Prints accuracy with 95 % intervals, greedy and sampled, and best@k and maj@k, for each data source.
     """
     val = "actor_rollout_ref.rollout.val_kwargs"
-    wanted = [f"actor_rollout_ref.model.path={model}", f"data.val_files={data}"]
+    run = _find_run(model)
+    wanted = [f"actor_rollout_ref.model.path={model if run is None else _checkpoint(run)}"]
+    data = data or ("arithmetic" if run is None else None)
+    wanted += [f"data.val_files={data}"] if data else []
     wanted += [f"data.num_val_samples={limit}"] if limit else []
     if n > 1:
         wanted += [f"{val}.n={n}", f"{val}.do_sample=true", f"{val}.temperature={temperature}"]
-    resolved = load_arguments([*wanted, *(arguments or [])])
+    resolved = load_arguments([*wanted, *(arguments or [])], None if run is None else run / "config.yaml")
     from gspo.checks.assess import assess
     from gspo.loop.run import exit_code
 
@@ -51,7 +65,37 @@ def evaluate(
     if as_json:
         typer.echo(json.dumps({"model": model, "data": data, **assessment.to_dict()}))
     else:
-        _print(model, data, assessment)
+        _print(resolved.config.actor_rollout_ref.model.path, data or _own_data(resolved.config), assessment)
+    if failure := assessment.failure():
+        refuse(failure, EXIT_PROBLEM)
+
+
+def _find_run(name: str) -> Path | None:
+    """The run folder of that name; None for a model."""
+    from gspo.runs.run import is_run
+
+    path = Path(name).expanduser()
+    return path if is_run(path) else None
+
+
+def _checkpoint(run: Path) -> Path:
+    """The best checkpoint of a run that keeps its best, else the newest."""
+    from gspo.checkpoint.folder import all_steps
+    from gspo.loop.best import best_steps
+    from gspo.runs.folder import step_of
+    from gspo.runs.run import read_run
+
+    steps = {step_of(path.name): path for path in all_steps(run / "checkpoints")}
+    if not steps:
+        refuse(f"{run}: the run has no checkpoint yet")
+    found = read_run(run)
+    best = best_steps(found.rows, 1, steps) if found.setting("trainer.keep_best") else []
+    return steps[best[0] if best else max(steps)]
+
+
+def _own_data(config: TrainerConfig) -> str:
+    files = config.data.val_files or config.data.train_files
+    return files if isinstance(files, str) else ", ".join(files)
 
 
 def _print(model: str, data: str, assessment: Assessment) -> None:

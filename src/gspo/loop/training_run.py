@@ -6,7 +6,7 @@ import contextlib
 import gc
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,6 +24,7 @@ from gspo.distributed.backend import Backend
 from gspo.distributed.rank_group import RankFailed
 from gspo.distributed.run_layout import runs_ahead
 from gspo.loop import ending, recovery
+from gspo.loop.best import best_steps, why_stop
 from gspo.loop.callbacks import Callback, open_callbacks
 from gspo.loop.counters import Counters
 from gspo.loop.guards.alarms import LR_FACTOR, RULES, Alarms, Paused
@@ -111,7 +112,7 @@ class TrainingRun(ABC, Generic[P]):
         trainer = self.config.trainer
         self.alarms = Alarms(self.run, trainer.on_alarm, self.console.warn, self.alarm_rules)
         self.writer = BackgroundWriter(self.clock, self.console.warn)
-        self.saver = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer)
+        self.saver = CheckpointSaver(self.run.checkpoints, self.config, self.clock, self.writer, self._best)
         self.recorder = Recorder(
             self.run,
             self.clock,
@@ -159,6 +160,7 @@ class TrainingRun(ABC, Generic[P]):
     def _run(self) -> dict[str, Any]:
         if self.step == 0 and self.config.trainer.val_before_train and (metrics := self._evaluate()):
             self._record_row(metrics)
+        self._stop_early()  # a run that ended early, started again
         try:
             while self.step < self.total_steps and self.stop.signal is None:
                 try:
@@ -206,6 +208,7 @@ class TrainingRun(ABC, Generic[P]):
         except PluginError:  # the step itself is whole
             self._save_unless_saved()
             raise
+        self._stop_early()
         if self._save_is_due():
             self._begin_save()
 
@@ -250,6 +253,13 @@ class TrainingRun(ABC, Generic[P]):
         trainer, last = self.config.trainer, self.step == self.total_steps
         return trainer.val_after_train if last else trainer.test_freq > 0 and self.step % trainer.test_freq == 0
 
+    def _stop_early(self) -> None:
+        """End the run where it no longer improves (`trainer.early_stop`)."""
+        settings = self.config.trainer.early_stop
+        reason = why_stop(list(self.run.rows()), settings) if settings.patience and self.step else None
+        if reason is not None and self.step < self.total_steps:
+            self.finish_early(reason)
+
     def finish_early(self, reason: str) -> None:
         """End the run after this step as if it were the last one: with a checkpoint, an evaluation and a report."""
         self.console.say(reason)
@@ -266,7 +276,13 @@ class TrainingRun(ABC, Generic[P]):
         self.callbacks.on_save(self, self.step)
 
     def _save_is_due(self) -> bool:
-        return self.step == self.total_steps or self.stop.signal is not None or self.saver.is_due(self.step)
+        last = self.step == self.total_steps or self.stop.signal is not None
+        return last or self.saver.is_due(self.step) or self.step in self._best()
+
+    def _best(self, among: Collection[int] | None = None) -> list[int]:
+        """The steps, of all or of those given, whose checkpoints `trainer.keep_best` keeps."""
+        count = self.config.trainer.keep_best
+        return best_steps(self.run.rows(), count, among) if count else []
 
     def _save_unless_saved(self) -> None:
         self.writer.wait()

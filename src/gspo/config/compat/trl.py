@@ -222,7 +222,7 @@ FIXED: dict[str, Fixed] = {
     "vllm_structured_outputs_regex": Fixed((), "reward the format instead: reward.format_weight"),
     "vllm_importance_sampling_clip_min": Fixed((0,), "weights have an upper bound only; remove it"),
     "push_to_hub": Fixed((False,), _HUB),
-    "load_best_model_at_end": Fixed((False,), "every checkpoint is a model folder; choose by metrics.jsonl"),
+    "load_best_model_at_end": Fixed((False,), "set trainer.keep_best=1; `gspo eval RUN` uses the best checkpoint"),
     "neftune_noise_alpha": Fixed((), "remove it"),
     "label_smoothing_factor": Fixed((0,), "remove it"),
     "auto_find_batch_size": Fixed((False,), "`gspo doctor` computes the memory that a config needs"),

@@ -7,6 +7,29 @@ from typing import Literal
 from gspo.config.schema.fields import Section, key
 
 
+class EarlyStopConfig(Section):
+    """The end of a run that no longer improves. It is saved, evaluated and reported as at its last step."""
+
+    metric: str | None = key(
+        default=None,
+        doc="What must improve, a metric of evaluations; null = held-out accuracy, or the reward where there is none. Of "
+        "metrics that end with loss or perplexity, smaller is better.",
+        example="val-core/math/acc/mean@1",
+        may_change_on_resume=True,
+    )
+    patience: int = key(
+        default=0,
+        doc="End the run after this many evaluations without an improvement; 0 = never. trainer.test_freq sets how often "
+        "the run is evaluated.",
+        ge=0,
+        unit="evaluations",
+        may_change_on_resume=True,
+    )
+    min_delta: float = key(
+        default=0.0, doc="Smallest difference that counts as an improvement.", ge=0, may_change_on_resume=True
+    )
+
+
 class PPOTrainerConfig(Section):
     """The run: length, evaluation, checkpoints, logging, device."""
 
@@ -76,6 +99,14 @@ class PPOTrainerConfig(Section):
     max_actor_ckpt_to_keep: int | None = key(
         default=2, doc="How many of the newest checkpoints to keep; null = all.", ge=1, may_change_on_resume=True
     )
+    keep_best: int = key(
+        default=0,
+        doc="Keep this many of the best checkpoints too, by held-out accuracy (else reward): an evaluation that is among "
+        "the best saves one. `gspo eval RUN` uses the best.",
+        ge=0,
+        may_change_on_resume=True,
+    )
+    early_stop: EarlyStopConfig = key(factory=EarlyStopConfig, doc="When the run ends early.")
     resume_mode: str = key(
         default="auto",
         doc="auto continues from the newest intact checkpoint of the run, disable starts again, and a path continues "
