@@ -16,6 +16,7 @@ from gspo.build.device import total_memory
 from gspo.build.memory import plan_memory
 from gspo.build.model_size import measure_size
 from gspo.checks.doctor.doctor import Diagnosis, examine_config, examine_sample
+from gspo.checks.doctor.experience import departures
 from gspo.checks.doctor.formula import formula_lines
 from gspo.checks.doctor.machine import base_memory
 from gspo.checks.doctor.noise import compare, noise_problems
@@ -289,3 +290,18 @@ def test_a_broken_config_is_refused_and_a_missing_model_is_a_problem(tmp_path, m
     result = CliRunner().invoke(app, ["doctor", f"actor_rollout_ref.model.path={tmp_path / 'empty'}", *QUICK])
     assert result.exit_code == 1 and "could not be examined" in result.output
     assert "objective" in result.output
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parameters", "text"),
+    [
+        (["actor.optim.lr=1e-6"], 500_000_000, None),
+        (["actor.optim.lr=5e-6"], 500_000_000, "actor.optim.lr=5e-06: 3e-06 rose first and fell back"),
+        (["actor.optim.lr=2e-5"], 500_000_000, "actor.optim.lr=2e-05: 1e-05 broke the model"),
+        (["actor.optim.lr=2e-5"], 1_000_000, None),
+        (["actor.optim.lr=2e-5", "model.lora_rank=8"], 500_000_000, None),
+    ],
+)
+def test_what_leaves_the_results_is_named(overrides: list[str], parameters: int, text: str | None) -> None:
+    found = list(departures(load(overrides=overrides).config, lambda: parameters))
+    assert [line[: len(text or "")] for line in found] == ([text] if text else [])

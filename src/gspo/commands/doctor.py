@@ -44,13 +44,18 @@ def doctor(
 
 
 def _examine(diagnosis: Diagnosis, resolved: ResolvedConfig, no_model: bool) -> None:
-    from gspo.checks.doctor.doctor import examine_config, examine_memory, examine_sample, examine_template
+    from gspo.checks.doctor.doctor import (
+        examine_config,
+        examine_experience,
+        examine_memory,
+        examine_sample,
+        examine_template,
+    )
     from gspo.loop.run import exit_code
 
     examine_config(diagnosis, resolved)
-    sections = {"chat template": examine_template, "memory": examine_memory} | (
-        {} if no_model else {"quick sample": examine_sample}
-    )
+    sections = {"chat template": examine_template, "memory": examine_memory, "experience": examine_experience}
+    sections |= {} if no_model else {"quick sample": examine_sample}
     for name, examine in sections.items():
         try:
             examine(diagnosis, resolved)

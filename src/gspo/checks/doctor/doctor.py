@@ -108,6 +108,17 @@ def examine_template(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     diagnosis.add("chat template", facts, lines, problems)
 
 
+def examine_experience(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
+    """Settings outside what was seen to work on real models. They are no problems: other data may need them."""
+    from gspo.build.device import choose_device
+    from gspo.build.memory import model_size
+    from gspo.checks.doctor.experience import departures
+
+    config = resolved.config
+    if found := list(departures(config, lambda: model_size(config, choose_device(config.trainer.device)).parameters)):
+        diagnosis.add("outside what was seen to work", found, found)
+
+
 def examine_memory(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     """The memory that the config needs, compared with what the machine has."""
     from gspo.build.device import choose_device
