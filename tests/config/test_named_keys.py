@@ -124,7 +124,7 @@ def test_rules_about_keys_without_effect_name_keys_that_exist():
         (f"{actor}.policy_loss.loss_mode=sapo", f"{actor}.ppo_micro_batch_size_per_gpu=1", "trainer.device=cpu"),
         (f"{actor}.clip_ratio_low=1e-3", f"{actor}.clip_ratio_high=1e-3", f"{actor}.ppo_mini_batch_size=1024"),
         (f"{actor}.optim.lr_warmup_steps=1", "data.shuffle=false", "reward.functions=[{name: math}]"),
-        (f"{rollout}.keep_cache=true",),
+        (f"{rollout}.keep_cache=true", "data.val_files=arithmetic", "data.val_split=0.1"),
         (f"{rollout}.multi_turn.enable=false", "environment.name=guess"),
         (
             *(f"{rollout}.multi_turn.function_tool_path=tools.py", f"{actor}.policy_loss.loss_mode=gspo_token"),

@@ -212,3 +212,14 @@ def test_the_most_slots_that_fit():
     assert most_slots(lambda n: n <= 37, 100) == 37
     assert most_slots(lambda n: True, 100) == 100
     assert most_slots(lambda n: False, 100) == 0
+
+
+def test_weights_in_4_bits_and_moments_in_8_are_counted(model, h200, work):
+    keys = ["model.lora_rank=4", "model.load_in_4bit=true", "actor.optim.eight_bit=true"]
+    from_keys = workload_of(load(None, keys).config)
+    assert (from_keys.four_bit, from_keys.eight_bit) == (True, True)
+    narrow = dataclasses.replace(work, four_bit=True, eight_bit=True)
+    before, after = (trainer_memory(model, h200, w, ranks(1)).held for w in (work, narrow))
+    layers = model.shape.layers * model.shape.layer_parameters
+    assert before["parameters"] - after["parameters"] == pytest.approx(layers * (2 - 0.5625))
+    assert after["optimiser"] == pytest.approx(before["optimiser"] * (1 + 4 / 256) / 4)

@@ -13,7 +13,9 @@ _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.lim
 def default_threads() -> int:
     """OMP_NUM_THREADS if set, else one per core that this process may use."""
     named = os.environ.get("OMP_NUM_THREADS", "")
-    return int(named) if named.isdigit() and int(named) else len(os.sched_getaffinity(0))
+    if named.isdigit() and int(named):
+        return int(named)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def choose_device(name: str) -> torch.device:

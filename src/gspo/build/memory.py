@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from gspo.build.data.rows import held_out_share
 from gspo.build.device import total_memory
 from gspo.build.model_size import measure_size
 from gspo.config import TrainerConfig
+from gspo.data.datasets import has_held_out
 from gspo.kernels.compiled_layers import MIN_PARAMETERS, has_cpp_compiler
 from gspo.kernels.sizes import PAGE
 from gspo.models.load import compute_dtype, load_config
@@ -111,10 +112,11 @@ def machine_memory(device: torch.device) -> int:
 
 def num_held_out(config: TrainerConfig) -> int:
     """Held-out questions generated at once, assumed where the config does not limit them."""
-    files = config.data.train_files
+    files, split = config.data.train_files, config.data.val_split
     names = [files] if isinstance(files, str) else files
-    if config.data.val_files is None and all(os.path.isfile(name) for name in names):
-        return 0  # a file has no held-out part
+    has_own = any(has_held_out(name, split if isinstance(split, str) else None) for name in names)
+    if config.data.val_files is None and held_out_share(config) is None and not has_own:
+        return 0
     return config.data.val_batch_size or config.data.num_val_samples or 512
 
 

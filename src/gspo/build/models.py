@@ -15,11 +15,13 @@ from gspo.build.role_settings import FLEX_ATTENTION, critic_settings, policy_set
 from gspo.config import TrainerConfig
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 from gspo.kernels.compiled_layers import worth_compiling
+from gspo.models.four_bit import forget_quantizer
 from gspo.models.load import compute_dtype, load_model
 from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel
 from gspo.training.lora import Adapters, LoraSettings
 from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.optim.eight_bit import EightBitOptimizer
 from gspo.training.optim.offloaded import OffloadedOptimizer
 from gspo.training.parallel.fsdp import ShardSettings
 from gspo.training.parallel.ranks import ALONE, Ranks
@@ -44,7 +46,7 @@ def build_roles(
     c = config.actor_rollout_ref.model
     has_adapters = c.lora_rank > 0
     path = c.path if has_adapters or weights_from is None else str(weights_from)
-    model = load_weights(config, device, path, on_host=ranks_of is not None)
+    model = load_weights(config, device, path, on_host=ranks_of is not None, four_bit=c.load_in_4bit)
     adapters = _adapters(config, model) if has_adapters else None
     policy = _policy(config, model, total_steps, ranks_of)
     roles = LocalRoles(policy, adapters)
@@ -56,10 +58,13 @@ def build_roles(
     return roles
 
 
-def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_host: bool = False) -> Any:
+def load_weights(
+    config: TrainerConfig, device: torch.device, path: str, *, on_host: bool = False, four_bit: bool = False
+) -> Any:
     """The model of the config's model section, loaded from `path` into new tensors.
 
-    `on_host` leaves it in host memory, for a model that is sharded before it goes to the device.
+    `on_host` leaves it in host memory, for a model that is sharded before it goes to the device. `four_bit` quantises
+    the weights of its linear layers.
     """
     c = config.actor_rollout_ref.model
     model = load_model(
@@ -68,6 +73,7 @@ def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_h
         device="cpu" if on_host else str(device),
         trust_remote_code=c.trust_remote_code,
         overrides=c.override_config,
+        four_bit=four_bit,
     )
     if c.attn_implementation not in (None, FLEX_ATTENTION):
         model.set_attn_implementation(c.attn_implementation)
@@ -85,7 +91,10 @@ def load_weights(config: TrainerConfig, device: torch.device, path: str, *, on_h
 def _adapters(config: TrainerConfig, model: Any) -> Adapters:
     c = config.actor_rollout_ref.model
     settings = LoraSettings(c.lora_rank, c.lora_alpha, c.lora_dropout, c.target_modules, c.exclude_modules)
-    return Adapters(model, settings, seed=derive_seed(config.trainer.seed, "lora"))
+    adapters = Adapters(model, settings, seed=derive_seed(config.trainer.seed, "lora"))
+    if c.load_in_4bit:
+        forget_quantizer(model)  # peft has read it
+    return adapters
 
 
 def _placed(ranks: Ranks, make: Callable[[], T]) -> T:
@@ -104,7 +113,8 @@ def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: Ranks
     schedule, settings = _schedule(actor.optim, total_steps), policy_settings(config)
     # Captured code reads its weights where they were: not with shards that come and go, nor adapters switched off.
     alone = ranks_of is None and config.actor_rollout_ref.model.lora_rank == 0
-    if actor.use_torch_compile and alone and worth_compiling(model):
+    on_mps = next(model.parameters()).device.type == "mps"  # for which nothing is captured or compiled
+    if actor.use_torch_compile and alone and not on_mps and worth_compiling(model):
         settings = dataclasses.replace(settings, compiled=True)
     return _placed(ranks, lambda: Policy(model, optimizer, schedule, settings, ranks))
 
@@ -127,7 +137,8 @@ def _reference(
     if adapters is not None and c.path is None:
         return Reference(policy, adapters.disabled)
     path = c.path or config.actor_rollout_ref.model.path
-    model = load_weights(config, device, path, on_host=ranks_of is not None).requires_grad_(False)
+    four_bit = config.actor_rollout_ref.model.load_in_4bit
+    model = load_weights(config, device, path, on_host=ranks_of is not None, four_bit=four_bit).requires_grad_(False)
     ranks = ranks_of(model, _shard_settings(c.fsdp_config)) if ranks_of else ALONE
     settings = reference_settings(config, policy.settings)
     return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
@@ -136,7 +147,11 @@ def _reference(
 def _optimizer(model: Any, optim: OptimConfig, grad_clip: float, offload: bool) -> MasterOptimizer:
     """`offload` keeps the state of a model on a GPU in host memory; that of ranks is moved as a whole (`Shards`)."""
     on_gpu = any(p.is_cuda for p in model.parameters())
-    return (OffloadedOptimizer if offload and on_gpu else MasterOptimizer)(
+    if optim.eight_bit:
+        kind = EightBitOptimizer
+    else:
+        kind = OffloadedOptimizer if offload and on_gpu else MasterOptimizer
+    return kind(
         model.named_parameters(),
         lr=optim.lr,
         betas=(optim.betas[0], optim.betas[1]),

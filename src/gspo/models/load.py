@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gspo import hub
 from gspo.models import ModelError, resolve
 from gspo.models.folder_checks import check_files, check_shapes, check_weights, remedy
+from gspo.models.four_bit import four_bit_config
 from gspo.models.overrides import KEY, overridden, override_tokens
 
 if TYPE_CHECKING:
@@ -67,8 +68,12 @@ def load_model(
     device: str = "cpu",
     trust_remote_code: bool = False,
     overrides: Mapping[str, Any] | None = None,
+    four_bit: bool = False,
 ) -> Any:
-    """The decoder of a folder or hub name; refuses weights in a pickle, of another shape, or with tensors missing."""
+    """The decoder of a folder or hub name; refuses weights in a pickle, of another shape, or with tensors missing.
+
+    With `four_bit`, the weights of its linear layers are quantised while they are read.
+    """
     from transformers import AutoModelForCausalLM
 
     resolved = resolve(path)
@@ -80,6 +85,8 @@ def load_model(
     if header and not trust_remote_code:
         with _reading(path, what):
             check_shapes(path, _empty_model(path, overrides), header, _asks(overrides))
+    if four_bit:
+        changed |= {"quantization_config": four_bit_config(dtype), "device_map": {"": device}}
     with _reading(path, what) as source, no_progress_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source,
@@ -93,7 +100,7 @@ def load_model(
     model, info = loaded
     _check_tensors(path, info, overrides)
     override_tokens(model.generation_config, overrides or {})
-    return model.to(device)
+    return model if four_bit else model.to(device)
 
 
 def _empty_model(path: str, overrides: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:

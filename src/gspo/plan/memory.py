@@ -18,6 +18,8 @@ from gspo.plan.split import Split, is_captured, is_offloaded
 from gspo.plan.workload import Workload
 
 FLOAT = 4
+EIGHT_BIT = 1 + 4 / 256  # bytes of a moment in 8 bits, with a float32 scale per block of 256
+FOUR_BIT = 0.5 + 4 / 64  # bytes of a weight in 4 bits, with a float32 scale per block of 64
 GENERATION, EVALUATION = GENERATING = ("generation", "evaluation")
 UPDATE, CRITIC_UPDATE, SCORING = TRAINING = ("update", "critic update", "scoring")
 STAGES = (*GENERATING, *TRAINING)
@@ -120,7 +122,7 @@ def engine_memory(model: ModelSize, chip: Chip, work: Workload, *, tp: int, slot
     # Pages are written in place; without them a prefill makes its keys and values first.
     prefill = _temporaries(shape, size) + (0 if chip.is_gpu else shape.kv_bytes(size))
     held = {
-        "parameters": size * model.parameters / tp,
+        "parameters": parameter_bytes(model, size, work) / tp,
         "KV cache": slots * slot_tokens * shape.kv_bytes(size) / tp,
         "prefill": min(work.prefill_tokens, slots * work.longest_prompt) * prefill / tp,
         "logits of a step": DECODE_LOGIT_COPIES * slots * shape.vocab * FLOAT / tp,
@@ -165,6 +167,13 @@ def logits_bytes(shape: ModelShape, chip: Chip, targets: float) -> float:
     return LOGIT_COPIES * chunk * shape.vocab * FLOAT + (shape.head_parameters * FLOAT if size < FLOAT else 0)
 
 
+def parameter_bytes(model: ModelSize, size: int, work: Workload) -> float:
+    """Of the weights of one copy of the model; those of its layers in 4 bits where that is asked for."""
+    shape = model.shape
+    narrow = min(shape.layers * shape.layer_parameters, model.parameters) if work.four_bit else 0
+    return float(size * (model.parameters - narrow) + FOUR_BIT * narrow)
+
+
 def _weights(model: ModelSize, chip: Chip, work: Workload, split: Split) -> tuple[dict[str, float], float]:
     """What stays from the first step to the last, by part; and the bytes of it that are kept in host memory.
 
@@ -174,14 +183,14 @@ def _weights(model: ModelSize, chip: Chip, work: Workload, split: Split) -> tupl
     masters = FLOAT if size < FLOAT else 0
     held: dict[str, float] = {}
     if shard == 1:
-        held["parameters"] = float(size * model.parameters)
+        held["parameters"] = parameter_bytes(model, size, work)
         optimizer = {"float32 masters": float(masters * model.trained)} if masters else {}
     else:
         held["parameters"] = FLOAT * model.parameters / shard
         ends = shape.head_parameters * (1 if shape.tied else 2)
         held["gathered layers"] = float(size * (2 * shape.layer_parameters + ends))
         optimizer = {}
-    optimizer["optimiser"] = 2 * FLOAT * model.trained / shard
+    optimizer["optimiser"] = 2 * (EIGHT_BIT if work.eight_bit else FLOAT) * model.trained / shard
     on_host = sum(optimizer.values()) if is_offloaded(chip, work, split) else 0.0
     if not on_host:
         held |= optimizer

@@ -44,6 +44,8 @@ class Workload:
     reshard: bool = True
     compiled: bool = True  # training, where it can be
     offload: bool = False  # a single rank keeps masters and moments in host memory
+    eight_bit: bool = False  # moments in 8 bits
+    four_bit: bool = False  # weights of the layers in 4 bits
 
     @property
     def rows(self) -> int:
@@ -215,4 +217,6 @@ def workload_of(
         reshard=actor.fsdp_config.reshard_after_forward,
         compiled=actor.use_torch_compile and not ar.model.lora_rank and not config.trainer.deterministic,
         offload=actor.fsdp_config.optimizer_offload,
+        eight_bit=actor.optim.eight_bit,
+        four_bit=ar.model.load_in_4bit,
     )

@@ -7,7 +7,7 @@ special case.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gspo.models.four_bit import dequantized, four_bit_layers
 from gspo.models.output_head import UnsupportedModel
 
 ADAPTER = "default"
@@ -110,8 +111,12 @@ class Adapters:
     def merged(self) -> Iterator[dict[str, Tensor]]:
         """A context with the tensors of the model without adapters, into which the adapters are added.
 
-        The original weights are kept and copied back: subtracting the adapters would leave rounding errors.
+        The original weights are kept and copied back: subtracting the adapters would leave rounding errors. Weights in 4
+        bits are not touched: the sum is made in new tensors, in the precision in which the layers compute.
         """
+        if quantized := four_bit_layers(self.model):
+            yield self._merged_copies(quantized)
+            return
         own = {n: p for n, p in self.model.named_parameters() if ".base_layer." in n and not _is_adapter(n)}
         kept = {name: p.detach().to("cpu", copy=True) for name, p in own.items()}
         try:
@@ -128,6 +133,20 @@ class Adapters:
             with torch.no_grad():
                 for name, p in own.items():
                     p.copy_(kept[name])
+
+    def _merged_copies(self, quantized: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of the model without adapters, where layers of `quantized` have 4-bit weights."""
+        plain = {
+            name.replace("base_layer.", ""): tensor
+            for name, tensor in self.model.state_dict().items()
+            if not _is_adapter(name) and not any(name.startswith(f"{layer}.weight") for layer in quantized)
+        }
+        for name, layer in quantized.items():
+            weight, outer = dequantized(layer), self.model.get_submodule(name.removesuffix(".base_layer"))
+            if outer in self._layers:
+                weight = (weight.float() + outer.get_delta_weight(ADAPTER).float()).to(weight.dtype)
+            plain[f"{name.replace('.base_layer', '')}.weight"] = weight
+        return plain
 
 
 def _is_adapter(name: str) -> bool:

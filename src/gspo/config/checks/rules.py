@@ -10,7 +10,7 @@ from typing import Any
 
 from gspo.algo.settings import length_weighting_note
 from gspo.config.batch_plan import BatchPlan, roles
-from gspo.config.checks import ineffective, supervised
+from gspo.config.checks import ineffective, small_machines, supervised
 from gspo.config.loading.names import nearest_choice
 from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
@@ -289,7 +289,7 @@ def run_settings(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", trainer.device):
         near = nearest_choice(trainer.device, ("auto", "cpu", "cuda")) or "e.g. trainer.device=auto"
         remedy = "did you mean cuda?" if trainer.device.lower().startswith(("gpu", "nvidia")) else near
-        yield report("trainer.device", "expected auto, cpu, cuda or cuda:N", remedy)
+        yield report("trainer.device", "expected auto, cpu, cuda, cuda:N or mps", remedy)
     name = trainer.experiment_name
     if name is not None and (not name.strip() or "/" in name or name in (".", "..")):
         message = "cannot be the name of a folder in trainer.default_local_dir"
@@ -354,6 +354,8 @@ RULES: tuple[Rule, ...] = (
     files,
     run_settings,
     devices,
+    small_machines.quantised,
+    small_machines.mps,
     only_supervised,
 )
 SUPERVISED_RULES: tuple[Rule, ...] = (
@@ -364,5 +366,7 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     files,
     run_settings,
     devices,
+    small_machines.quantised,
+    small_machines.mps,
     turns,
 )

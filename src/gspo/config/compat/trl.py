@@ -228,5 +228,8 @@ FIXED: dict[str, Fixed] = {
     "auto_find_batch_size": Fixed((False,), "`gspo doctor` computes the memory that a config needs"),
     "lr_scheduler_kwargs": Fixed(({},), "set actor.optim.min_lr_ratio"),
     "optim_args": Fixed(("",), "set actor.optim.betas, eps and weight_decay"),
-    "optim": Fixed(("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"), "the optimiser is AdamW; remove it"),
+    "optim": Fixed(
+        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw"),
+        "the optimiser is AdamW; set actor.optim.eight_bit=true for 8-bit state, or remove it",
+    ),
 }

@@ -45,6 +45,11 @@ class ModelConfig(Section):
         default=True,
         doc="Compute the prompt of a group once per forward pass in training, instead of once per response.",
     )
+    load_in_4bit: bool = key(
+        default=False,
+        doc="With LoRA: keep the frozen weights of linear layers in 4 bits (NF4 of bitsandbytes, extra quant; one process). "
+        "Checkpoints contain the merged model in full precision.",
+    )
     lora_rank: int = key(default=0, doc="Rank of LoRA adapters; 0 = train all weights.", ge=0)
     lora_alpha: float = key(default=16.0, doc="Scale of LoRA: updates are multiplied by lora_alpha / lora_rank.", gt=0)
     lora_dropout: float = key(
@@ -110,3 +115,7 @@ class OptimConfig(Section):
     )
     eps: float = key(default=1e-8, doc="AdamW's epsilon.", gt=0)
     fused: bool = key(default=True, doc="Use torch's fused implementation of AdamW.")
+    eight_bit: bool = key(
+        default=False,
+        doc="Keep AdamW's moments in 8 bits: 2 bytes per parameter instead of 8 (bitsandbytes, extra quant; one process).",
+    )

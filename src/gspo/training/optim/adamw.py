@@ -92,6 +92,8 @@ class MasterOptimizer:
     backward, so that micro-batches are not summed in bf16.
     """
 
+    state_keys: tuple[str, ...] = ("step", *MOMENTS)  # of a parameter, in a checkpoint
+
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, nn.Parameter]],
@@ -111,9 +113,14 @@ class MasterOptimizer:
         for name, p in self.parameters.items():
             if self._summed[name] is not p:
                 p.register_post_accumulate_grad_hook(partial(self._sums.add, self._summed[name]))
-        self.adamw = torch.optim.AdamW(
-            list(self.masters.values()), lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused
-        )
+        self.adamw = self._make_adamw(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
+
+    def _make_adamw(
+        self, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float, fused: bool
+    ) -> torch.optim.Optimizer:
+        """The optimiser of the masters."""
+        masters = list(self.masters.values())
+        return torch.optim.AdamW(masters, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=fused)
 
     def _make_masters(self) -> dict[str, nn.Parameter]:
         """The float32 weights by name: a float32 parameter itself, a copy of any other."""
@@ -210,8 +217,7 @@ class MasterOptimizer:
         """Moments, step counts and separate masters by name: the state that a resume needs beside the weights."""
         out: dict[str, Tensor] = {}
         for name, master in self.masters.items():
-            for key, value in self.adamw.state.get(master, {}).items():
-                out[f"{key}/{name}"] = value
+            out |= {f"{key}/{name}": value for key, value in self._state_of(master).items()}
             if master is not self.parameters[name]:
                 out[f"master/{name}"] = master.detach()
         return out
@@ -220,10 +226,17 @@ class MasterOptimizer:
         """Shapes of the tensors of `state_tensors` once every parameter was updated."""
         out: dict[str, tuple[int, ...]] = {}
         for name, master in self.masters.items():
-            out |= {f"step/{name}": (), **{f"{key}/{name}": tuple(master.shape) for key in MOMENTS}}
+            out |= {f"{key}/{name}": shape for key, shape in self._shapes_of(master).items()}
             if master is not self.parameters[name]:
                 out[f"master/{name}"] = tuple(master.shape)
         return out
+
+    def _state_of(self, master: nn.Parameter) -> dict[str, Tensor]:
+        """The step count and moments of a parameter; nothing before its first update."""
+        return self.adamw.state.get(master, {})
+
+    def _shapes_of(self, master: nn.Parameter) -> dict[str, tuple[int, ...]]:
+        return {"step": (), **dict.fromkeys(MOMENTS, tuple(master.shape))}
 
     def without_state(self) -> list[str]:
         """Parameters that no update has reached: they have no moments yet."""
@@ -234,7 +247,7 @@ class MasterOptimizer:
         for name, master in self.masters.items():
             if f"master/{name}" in tensors:
                 master.copy_(tensors[f"master/{name}"])
-            state = {key: tensors[f"{key}/{name}"] for key in ("step", *MOMENTS) if f"{key}/{name}" in tensors}
+            state = {key: tensors[f"{key}/{name}"] for key in self.state_keys if f"{key}/{name}" in tensors}
             if state:
                 self._set_state(name, state)
         self._publish()
