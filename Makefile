@@ -1,5 +1,7 @@
 # Two commands: `make train` and `make test`. Each makes .venv and installs what it needs when that is missing.
-PYTHON ?= python3.11
+# Any Python from 3.11 to 3.13; `make train PYTHON=…` names one.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' >/dev/null 2>&1 && echo $$p && break; done)
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -79,7 +81,8 @@ site: $(VENV)/.docs
 	@echo "site/index.html"
 
 $(VENV)/bin/python:
-	@echo "making $(VENV)"
+	@test -n "$(PYTHON)" || { echo "no Python from 3.11 to 3.13 found; install one, or set PYTHON=/path/to/python"; exit 1; }
+	@echo "making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.core: pyproject.toml | $(VENV)/bin/python
