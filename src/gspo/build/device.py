@@ -18,11 +18,31 @@ def default_threads() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
+class DeviceError(ValueError):
+    """The device that was asked for is not there."""
+
+
 def choose_device(name: str) -> torch.device:
-    """The device that `trainer.device` names; auto: a GPU when there is one."""
-    if name != "auto":
-        return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device that `trainer.device` names; auto: a GPU when there is one. DeviceError when it is absent."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if problem := _problem_of(device):
+        raise DeviceError(f"trainer.device={name}: {problem}; set trainer.device=auto, or cpu")
+    return device
+
+
+def _problem_of(device: torch.device) -> str | None:
+    """Why a device cannot be used; None when it can."""
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        return f"torch {torch.__version__} finds no Apple GPU here"
+    if device.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        built = "finds no GPU" if torch.version.cuda else "is built without CUDA"
+        return f"torch {torch.__version__} {built}"
+    count = torch.cuda.device_count()
+    return f"there are only {count} GPUs, counted from 0" if (device.index or 0) >= count else None
 
 
 def use_only_deterministic(enabled: bool) -> None:

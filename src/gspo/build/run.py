@@ -18,7 +18,7 @@ from gspo.algo.kl import make_controller
 from gspo.algo.losses import POLICY_LOSSES
 from gspo.build.data.rows import given_datasets
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
-from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers
+from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers, stop_tokens
 from gspo.build.environments import episode_settings, has_environment, require_sendable, turn_scorer
 from gspo.build.fingerprint import fingerprint, prompt_rows
 from gspo.build.inputs import (
@@ -65,7 +65,7 @@ from gspo.sampling.producer import Producer
 from gspo.sampling.sampler import Sampler
 from gspo.seeding import derive_seed
 from gspo.training.kl_reward import KlScorer
-from gspo.training.roles import Roles
+from gspo.training.roles import LocalRoles, Roles
 from gspo.types import Prompt
 
 METRIC = "algorithm.filter_groups.metric"
@@ -162,6 +162,8 @@ def build(
         )
         started.callback(roles.close)
         progress("starting the engine")
+        if notify is not None and isinstance(roles, LocalRoles):
+            _warn_without_end(roles.policy.model.generation_config, tokenizer, notify)
         count, logs = num_workers(config, backend), None if folder is None else folder / "workers"
         if pool is not None and not owns_engine(roles, count):
             assert episodes is not None
@@ -198,6 +200,15 @@ def build(
         started.pop_all()
         progress(None)
         return parts
+
+
+def _warn_without_end(generation_config: Any, tokenizer: Any, notify: Callable[[str], None]) -> None:
+    """Say it when no token ends a response."""
+    if not stop_tokens(generation_config, tokenizer):
+        notify(
+            "the model has no end-of-sequence token, so every response runs to data.max_response_length; set eos_token in "
+            "tokenizer_config.json, or actor_rollout_ref.model.override_config={eos_token_id: N}"
+        )
 
 
 def _group_filter(config: TrainerConfig, inputs: Inputs) -> GroupFilter | None:

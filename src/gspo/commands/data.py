@@ -72,7 +72,8 @@ def _print_rows(rows: Sequence[Row], shown: Sequence[Row], model: str) -> None:
     except ModelError as error:
         refuse(visible(f"--model {error}"))
     sources = sorted({row.data_source for row in rows})
-    typer.echo(f"{len(rows)} rows, data_source {visible(', '.join(sources))}; prompts as {model} sees them")
+    source = "no data_source" if sources == ["unknown"] else f"data_source {visible(', '.join(sources))}"
+    typer.echo(f"{len(rows)} row{'s' * (len(rows) != 1)}, {source}; prompts as {model} sees them")
     for row in shown:
         prompt = encode_prompt(row, tokenizer)
         typer.echo(f"\n--- {visible(row.uid)}  ({visible(row.data_source)}, {len(prompt.token_ids)} tokens)")

@@ -156,6 +156,7 @@ def _print_row(prompt: Prompt, text: str) -> None:
     for message in prompt.messages:
         typer.echo(visible(f"{message.get('role', '')!s:10s} {message.get('content', '')}"))
     truth = str(prompt.ground_truth)
-    typer.echo(visible(f"row        {prompt.uid} (data_source {prompt.data_source})"))
+    source = "no data_source" if prompt.data_source == "unknown" else f"data_source {prompt.data_source}"
+    typer.echo(visible(f"row        {prompt.uid} ({source})"))
     typer.echo(visible(f"truth      {truth if len(truth) <= 300 else truth[:300] + '…'}"))
     typer.echo(visible(f"answer     {text if len(text) <= 300 else text[:300] + '…'}".rstrip()))

@@ -103,7 +103,7 @@ def show_change(console: Console, run: RunFolder, result: Mapping[str, Any], num
     lengths = [sum(_length(pair[i]) for pair in both) / max(1, len(both)) for i in (0, 1)]
     console.say(
         f"held-out accuracy {result['start_acc']:.3f} → {result['final_acc']:.3f} "
-        f"in {result['steps']} steps and {result['seconds']:.0f} s: of {len(both)} questions, {len(fixed)} became right "
+        f"in {result['steps']} step{'s' * (result['steps'] != 1)} and {result['seconds']:.0f} s: of {len(both)} questions, {len(fixed)} became right "
         f"and {broken} wrong; answers went from {lengths[0]:.1f} to {lengths[1]:.1f} tokens"
     )
     if num_examples > 0 and fixed:

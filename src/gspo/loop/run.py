@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo.build.device import DeviceError
 from gspo.build.sizes import NotEnoughMemory
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused
@@ -60,6 +61,7 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             ShardError,
             PluginError,
             NotEnoughMemory,
+            DeviceError,
         ),
         EXIT_REFUSED,
     ),

@@ -74,19 +74,17 @@ class TrainingRun(ABC, Generic[P]):
         self.step = self.total_steps = self._first_step = 0
         self.num_rank_failures = 0  # since the last whole step
         self.backend = backend or choose_backend(self.config)
-        resume: Resume = find_resume(self.resolved, self.name_prefix)
-        self.resolved = resume.resolved if resume.checkpoint else self._with_sizes(resume.resolved)
-        self.config = self.resolved.config
-        self.run = resume.run.open()
-        try:
+        with contextlib.ExitStack() as failed:  # each is called, whatever another raises
+            failed.callback(self.console.stop)
+            resume: Resume = find_resume(self.resolved, self.name_prefix)
+            self.resolved = resume.resolved if resume.checkpoint else self._with_sizes(resume.resolved)
+            self.config = self.resolved.config
+            self.run = resume.run.open()
+            failed.callback(self.run.remove_if_empty)
+            failed.callback(self.run.close)
+            failed.callback(self._end_parts)
             self._open(resume, sinks)
-        except BaseException:
-            self.console.stop()
-            with contextlib.ExitStack() as stack:  # each is called, whatever another raises
-                stack.callback(self.run.remove_if_empty)
-                stack.callback(self.run.close)
-                self._close_parts(stack)
-            raise
+            failed.pop_all()
 
     def _with_sizes(self, resolved: ResolvedConfig) -> ResolvedConfig:
         """The config of a new run, with the sizes that nobody set adapted to its data and this machine."""
@@ -123,12 +121,12 @@ class TrainingRun(ABC, Generic[P]):
         )
         recovery.assemble_newest(self, resume)
         self._started = time.monotonic()
+        info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
+        self.recorder.sinks = open_sinks(trainer.logger, info, sinks)  # before files are written: one may be refused
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
         write_json(self.run.settings_file, self.resolved.records())
         given = self.inputs.facts(held_out_share(self.config))
         self.run.write_environment(describe() | ({"inputs": given} if given else {}))
-        info = RunInfo(self.run.path, trainer.project_name, self.run.name, self.resolved.to_dict())
-        self.recorder.sinks = open_sinks(trainer.logger, info, sinks)
 
     def assemble(self, loaded: checkpoint.Loaded | None) -> None:
         """Build the parts, and restore the state of a checkpoint where there is one."""
@@ -354,6 +352,10 @@ class TrainingRun(ABC, Generic[P]):
             stack.callback(self.recorder.close)
             stack.callback(self.writer.close)
             self.console.stop()
+
+    def _end_parts(self) -> None:
+        with contextlib.ExitStack() as stack:
+            self._close_parts(stack)
 
     def _close_parts(self, stack: contextlib.ExitStack) -> None:
         if self.backend is not None:

@@ -152,6 +152,10 @@ def _reading(path: str, what: str) -> Iterator[dict[str, Any]]:
     resolved = resolve(path)
     if Path(resolved).is_dir():
         check_files(Path(resolved))
+        if not (Path(resolved) / "config.json").is_file():
+            raise ModelError(f"{path}: the folder has no config.json, so it is not a model; give the folder of a model")
+    elif resolved.count("/") > 1 or resolved.startswith((".", "/", "~")):
+        raise ModelError(f"{path}: there is no such folder, and names on the hub have the form owner/name")
     source = {"pretrained_model_name_or_path": resolved, "local_files_only": _only_from_cache(resolved)}
     try:
         yield source

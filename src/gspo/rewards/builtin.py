@@ -82,6 +82,11 @@ def by_source(data_source: str) -> Builtin:
     for entry in REWARDS.items():
         if any(s.endswith("*") and data_source.startswith(s[:-1]) for s in entry.sources):
             return entry
+    if data_source == "unknown":
+        raise RewardError(
+            "the row has no data_source, so no built-in reward is chosen for it; set custom_reward_function.path and .name, "
+            f"reward.functions=[{{name: exact}}], or give the rows a data_source: {_names()}"
+        )
     raise RewardError(
         f"no built-in reward grades data_source {data_source!r}; set custom_reward_function.path and .name, "
         f"or use one of the data sources {_names()}"

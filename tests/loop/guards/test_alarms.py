@@ -47,6 +47,7 @@ CAUSES = {
     "entropy_collapse": {"actor/entropy": 0.01},
     "gibberish": {"actor/entropy": 2.0, "critic/score_all/mean": 0.2},
     "keep_rate": {"train/filtered_prompts_ratio": 0.04},
+    "no_gradient": {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0},
     "length_collapse": {"response_length/mean": 4.0},
     "answers_cut": {"response_length/clip_ratio": 0.7},
     "reward_hacking": {"critic/score_all/mean": 0.9, "val-core/a/acc/mean@1": 0.3},

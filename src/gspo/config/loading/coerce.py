@@ -21,6 +21,8 @@ def coerce(value: Any, tp: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return _first(value, args)
     if origin is list:
+        if isinstance(value, str) and value and args == (str,):
+            value = [word.strip() for word in value.split(",")]  # one name, or several, as a word
         if not isinstance(value, list | tuple):
             raise WrongType
         return [coerce(v, args[0]) for v in value]

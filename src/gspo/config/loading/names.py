@@ -168,7 +168,9 @@ def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
     elif several:
         problems.append(setting.problem("could mean several keys", f"write {' or '.join(several)}"))
     else:
-        problems.append(setting.problem("unknown key", suggestion(nearest(setting.name))))
+        elsewhere = fixed_values(_last_part(setting.name))
+        remedy = elsewhere.remedy if elsewhere else suggestion(nearest(setting.name))
+        problems.append(setting.problem("unknown key", remedy))
     return []
 
 

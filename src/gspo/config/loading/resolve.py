@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -274,7 +274,7 @@ def _set(table: Settings, setting: Setting, problems: list[Problem]) -> None:
     try:
         value = coerce(_as_word(value, setting.text, leaf), leaf.type)
     except WrongType:
-        error(f"expected {leaf.type_name}, found {type(value).__name__}", _example(leaf, value))
+        error(f"expected {leaf.type_name}, found {type(value).__name__}", _example(leaf))
         return
     violation = leaf.info.violation(value)
     if violation and not (leaf.info.open and _are_registered(leaf.key, value, leaf.info.choices, table)):
@@ -293,11 +293,8 @@ def _as_word(value: Any, text: str | None, leaf: Leaf) -> Any:
     return text if is_number and text is not None and str in types and not {int, float} & set(types) else value
 
 
-def _example(leaf: Leaf, value: Any) -> str:
-    """How a value of the right type is written: the value as a list, else the key's example or default."""
-    is_list_of_text = get_origin(leaf.type) is list and get_args(leaf.type) == (str,)
-    if is_list_of_text and isinstance(value, str):
-        return f"write a list: {leaf.key}=[{value}]"
+def _example(leaf: Leaf) -> str:
+    """How a value of the right type is written: the key's example or default."""
     return "e.g. " + shlex.quote(f"{leaf.key}={leaf.info.example or scalar(leaf.default)}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+
 from gspo.config.compat.aliases import Alias, aliases, aliases_of
 from gspo.config.compat.unneeded import fixed_values, why_unneeded
 from gspo.config.loading import names, tree
@@ -46,8 +48,14 @@ def explain(name: str) -> tuple[str, bool]:
     if fixed is not None:
         allowed = ", ".join(map(str, (*fixed.values, "null")))
         return f"{name}: of another system; only {allowed} is accepted: {fixed.remedy}", True
-    near = names.nearest(name)
-    return f"unknown key {name}" + (f"; did you mean {near}?" if near else ""), False
+    return f"unknown key {name}; {names.suggestion(names.nearest(name) or _resembling(name))}", False
+
+
+def _resembling(name: str) -> str | None:
+    """The key whose last part is most like the name, however little."""
+    ends = {key.rpartition(".")[2]: key for key in tree.leaves()}
+    close = difflib.get_close_matches(name.rpartition(".")[2], ends, n=1, cutoff=0.4)
+    return ends[close[0]] if close else None
 
 
 def _alias_text(alias: Alias) -> str:

@@ -247,6 +247,20 @@ def keep_rate(rows: Sequence[Row]) -> str | None:
     )
 
 
+def no_gradient(rows: Sequence[Row]) -> str | None:
+    """Every group's responses earned the same, and none was filtered: nothing can be learnt from the step."""
+    ends = [_value(rows[-1], f"critic/advantages/{end}") for end in ("min", "max")]
+    if ends != [0.0, 0.0]:
+        return None
+    score = _value(rows[-1], "critic/score/mean")
+    earned = "" if score is None else f" (mean {score:.3g})"
+    return (
+        f"in every group all responses earned the same reward{earned}, so all advantages are 0 and the policy's gradient is "
+        "0; use data of another difficulty, a reward with more levels, a larger rollout.n, or "
+        "algorithm.filter_groups.enable=true, which replaces such groups"
+    )
+
+
 def length_collapse(rows: Sequence[Row]) -> str | None:
     """Answers shrink to a fraction of what they were."""
     start, now = _start(rows, "response_length/mean"), _value(rows[-1], "response_length/mean")
@@ -295,6 +309,7 @@ RULES: dict[str, Rule] = {
     "gibberish": gibberish,
     "rising_loss": rising_loss,
     "keep_rate": keep_rate,
+    "no_gradient": no_gradient,
     "length_collapse": length_collapse,
     "answers_cut": answers_cut,
     "reward_hacking": reward_hacking,
