@@ -35,6 +35,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "gspo train trainer.total_training_steps=10 trainer.experiment_name=short",
         "Train the embedded model for 10 steps into `runs/short`.",
     ),
+    "recipes": ("gspo recipes", "The named recipes, each with what it does."),
     "eval": (
         "gspo eval embedded --data arithmetic --limit 64 --n 4",
         "Greedy accuracy, and mean, best and majority of 4 sampled answers, on 64 held-out questions.",

@@ -95,19 +95,19 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def save_random_model(folder: str) -> None:
-    """An untrained model of the embedded shape with its tokenizer."""
+def save_random_model(folder: str, shape: dict[str, int]) -> None:
+    """An untrained model of a shape with its tokenizer."""
     tokenizer = build_tokenizer()
     torch.manual_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        num_key_value_heads=SHAPE["num_attention_heads"],
+        num_key_value_heads=shape["num_attention_heads"],
         max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        **SHAPE,
+        **shape,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -159,7 +159,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        save_random_model(f"{folder}/untrained")
+        save_random_model(f"{folder}/untrained", SHAPE)
         warm_up(f"{folder}/untrained", f"{folder}/runs", out, args)
     seconds = time.monotonic() - start
     model, tokenizer = load_model(str(out)), load_tokenizer(str(out))

@@ -17,6 +17,7 @@ from gspo.openmp import choose_spin_count
 COMMANDS = (
     "train",
     "branch",
+    "recipes",
     "eval",
     "sft",
     "config",

@@ -17,11 +17,11 @@ from gspo.rollout.episodes.settings import EpisodeSettings
 def has_environment(config: TrainerConfig, made: Any = None) -> bool:
     """Whether rollouts have turns."""
     turns, environment = config.actor_rollout_ref.rollout.multi_turn, config.environment
-    named = environment.name or environment.path or turns.function_tool_path
+    named = environment.name or environment.path or turns.function_tool_path or turns.tool_config_path
     if turns.enable and not named and made is None:
         raise EnvironmentProblem(
             "actor_rollout_ref.rollout.multi_turn.enable=true needs an environment; set environment.name or .path, or "
-            "multi_turn.function_tool_path"
+            "multi_turn.function_tool_path or .tool_config_path"
         )
     return turns.enable is not False and (bool(named) or made is not None)
 
@@ -36,6 +36,7 @@ def episode_settings(config: TrainerConfig, made: Any = None) -> EpisodeSettings
         path=environment.path,
         kwargs=dict(environment.kwargs),
         function_tool_path=turns.function_tool_path,
+        tool_config_path=turns.tool_config_path,
         plugins=tuple(config.trainer.plugins),
         made=made,
     )

@@ -18,7 +18,8 @@ PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 Words = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[CONFIG] [KEY=VALUE …]", help="YAML file, then overrides; any key or alias also as --flag."
+        metavar="[CONFIG] [KEY=VALUE …]",
+        help="YAML file or recipe name, then overrides; any key or alias also as --flag.",
     ),
 ]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file.")]

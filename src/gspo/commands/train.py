@@ -27,7 +27,7 @@ def train(
         typer.Option("--dry-run", help="Print what would be computed and which settings have no effect, then stop."),
     ] = False,
 ) -> None:
-    """Train a model. Without arguments, the embedded model learns arithmetic."""
+    """Train a model by a YAML file or a named recipe. Without arguments, the embedded model learns arithmetic."""
     raise typer.Exit(run(arguments, config, dry_run))
 
 

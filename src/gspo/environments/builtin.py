@@ -71,12 +71,12 @@ class PythonTool(ToolEnvironment):
 
     Every call runs the earlier code of the episode again, without its output, and then the new code: no process lives
     between two calls. Each run draws the same random numbers. `level` is the sandbox's isolation level, by default the
-    best available.
+    best available; with `allow_unsandboxed_code` code runs without isolation where no level is available.
     """
 
-    def __init__(self, level: int | None = None, memory: int = 512) -> None:
+    def __init__(self, level: int | None = None, memory: int = 512, allow_unsandboxed_code: bool = False) -> None:
         super().__init__([self.python])
-        self._sandbox, self._memory = _sandbox(level), memory << 20
+        self._sandbox, self._memory = _sandbox(level, allow_unsandboxed_code), memory << 20
         self._cells: list[str] = []
         self._seed = 0
 
@@ -104,9 +104,9 @@ class PythonTool(ToolEnvironment):
 
 
 @functools.cache
-def _sandbox(level: int | None) -> Sandbox:
+def _sandbox(level: int | None, allow_unsandboxed: bool) -> Sandbox:
     """The sandbox of a worker process, for all its episodes."""
-    return Sandbox(level, num_servers=1)
+    return Sandbox(level, allow_unsandboxed=allow_unsandboxed, num_servers=1)
 
 
 _SESSION = """

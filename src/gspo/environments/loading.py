@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +12,9 @@ from typing import Any
 from gspo.environments.protocol import Environment, EnvironmentProblem
 from gspo.environments.shapes import as_environment
 from gspo.environments.tools import ToolEnvironment
+from gspo.environments.verl import load_tools, tool_functions
 from gspo.plugins import import_plugins
-from gspo.registry import Registry
+from gspo.registry import Registry, import_name
 from gspo.rewards.functions import load_module
 from gspo.rewards.protocol import RewardError
 
@@ -29,11 +31,17 @@ ENVIRONMENTS: Registry[Callable[..., Any]] = Registry(
     },
     error=EnvironmentProblem,
 )
+# Environments of other packages, by the word before the colon of `environment.name`; the rest is their first argument.
+SCHEMES = {
+    "mcp": "gspo.environments.mcp:McpTools",
+    "openenv": "gspo.environments.openenv:OpenEnv",
+    "textarena": "gspo.environments.textarena:TextArena",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Where an environment is: a registered name, a name in a Python file or module, or a file of tool functions.
+    """Where an environment is: a registered name, `SCHEME:REST`, a name in a Python file or module, or files of tools.
 
     Only plain values, so that it can be sent to a worker; `made` is an object of this process that replaces the names.
     """
@@ -42,6 +50,7 @@ class EnvironmentSpec:
     path: str | None = None
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     function_tool_path: str | None = None
+    tool_config_path: str | None = None
     plugins: tuple[str, ...] = ()
     made: Any = None
 
@@ -50,7 +59,7 @@ class EnvironmentSpec:
         """What messages call the environment."""
         if self.made is not None:
             return getattr(self.made, "__name__", type(self.made).__name__)
-        return self.name or self.path or self.function_tool_path or ""
+        return self.name or self.path or self.tool_config_path or self.function_tool_path or ""
 
 
 def environment(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -74,12 +83,15 @@ def find_named(spec: EnvironmentSpec) -> Any:
     """The class, factory or list of functions that a spec names."""
     if spec.made is not None:
         return spec.made
-    if spec.function_tool_path is not None:
-        functions = _tool_functions(_import(spec.function_tool_path, "rollout.multi_turn.function_tool_path"))
-        return lambda **_: ToolEnvironment(functions)
+    if spec.tool_config_path is not None or spec.function_tool_path is not None:
+        path, key = spec.function_tool_path, "rollout.multi_turn.function_tool_path"
+        return load_tools(spec.tool_config_path, None if path is None else lambda: _import(path, key))
     if spec.path is None:
         assert spec.name is not None
         import_plugins(spec.plugins)
+        scheme, colon, rest = spec.name.partition(":")
+        if colon and scheme in SCHEMES:
+            return functools.partial(import_name(SCHEMES[scheme]), rest)
         return ENVIRONMENTS.find(spec.name)
     module = _import(spec.path, "environment.path")
     if spec.name is None:
@@ -107,17 +119,5 @@ def _only_environment(module: ModuleType, path: str) -> Any:
     if classes:
         names = ", ".join(each.__name__ for each in classes)
         raise EnvironmentProblem(f"environment.path={path!r} has several environments ({names}); set environment.name")
-    functions = _tool_functions(module)
+    functions = tool_functions(module)
     return lambda **_: ToolEnvironment(functions)
-
-
-def _tool_functions(module: ModuleType) -> list[Callable[..., Any]]:
-    """The public functions that a module defines."""
-    functions = [
-        value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-    ]
-    if not functions:
-        raise EnvironmentProblem(f"{module.__file__}: no functions to use as tools")
-    return functions

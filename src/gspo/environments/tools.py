@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import signal
 import threading
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from gspo.environments.protocol import Action, EnvironmentProblem, Message, Step, ToolCall
@@ -30,20 +33,54 @@ class ToolError(Exception):
     """Raised by a tool for a failure that the model should see as it is written."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool: its JSON schema, and `run`, which gets the arguments of a call and returns the answer."""
+
+    schema: Mapping[str, Any]
+    run: Callable[[dict[str, Any]], Any]
+
+    @property
+    def name(self) -> str:
+        return self.schema["function"]["name"]
+
+
+def function_tool(function: Callable[..., Any], schema: Mapping[str, Any] | None = None) -> Tool:
+    """A function as a tool. It may be async. Wrong arguments are a failure that the model sees."""
+    schema = schema or schema_of(function)
+    signature = inspect.signature(function)
+
+    def run(arguments: dict[str, Any]) -> Any:
+        if set(arguments) == {"input"} and "input" not in signature.parameters:
+            arguments = {next(iter(signature.parameters), "input"): arguments["input"]}
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise ToolError(f"{schema['function']['name']}: {error}") from None
+        answer = function(**arguments)
+        return asyncio.run(answer) if inspect.iscoroutine(answer) else answer
+
+    return Tool(schema, run)
+
+
 class ToolEnvironment:
     """Answers tool calls until a turn makes none, which ends the episode. It gives no reward.
 
     A call fails when its tool raises, when it has wrong arguments or an unknown name, or after `tool_timeout` seconds;
-    the model sees the error as the tool's answer.
+    the model sees the error as the tool's answer. A format that has one text per call passes it as the argument `input`.
     """
 
     tool_timeout: float | None = None
 
-    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
-        self._functions = {function.__name__: function for function in functions}
-        if not self._functions:
+    def __init__(self, tools: Sequence[Tool | Callable[..., Any]]) -> None:
+        made = [tool if isinstance(tool, Tool) else function_tool(tool) for tool in tools]
+        self._tools = {tool.name: tool for tool in made}
+        if not made:
             raise EnvironmentProblem("an environment of tools needs at least one function")
-        self.tools: Sequence[Mapping[str, Any]] = [schema_of(function) for function in functions]
+        if len(self._tools) < len(made):
+            names = sorted(name for name, count in Counter(tool.name for tool in made).items() if count > 1)
+            raise EnvironmentProblem(f"several tools have the name {', '.join(names)}; rename all but one")
+        self.tools: Sequence[Mapping[str, Any]] = [tool.schema for tool in made]
 
     def reset(self, prompt: Prompt, seed: int) -> Sequence[Message]:
         return ()
@@ -74,20 +111,12 @@ class ToolEnvironment:
     def _call(self, call: ToolCall) -> Any:
         if call.error is not None:
             raise ToolError(call.error)
-        name = call.name or next(iter(self._functions))
-        function = self._functions.get(name)
-        if function is None:
-            raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(self._functions)}")
-        arguments = dict(call.arguments)
-        parameters = inspect.signature(function).parameters
-        if set(arguments) == {"input"} and "input" not in parameters:  # from a format that has one text per call
-            arguments = {next(iter(parameters), "input"): arguments["input"]}
-        try:
-            inspect.signature(function).bind(**arguments)
-        except TypeError as error:
-            raise ToolError(f"{name}: {error}") from None
+        name = call.name or next(iter(self._tools))
+        tool = self._tools.get(name)
+        if tool is None:
+            raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(self._tools)}")
         with deadline(self.tool_timeout):
-            return function(**arguments)
+            return tool.run(dict(call.arguments))
 
 
 class ToolTimeout(BaseException):

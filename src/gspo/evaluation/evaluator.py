@@ -17,6 +17,8 @@ from gspo.runs.metric_names import aux_name, core_name
 from gspo.runs.turn_metrics import turn_metrics
 from gspo.types import Group, Prompt
 
+TURN_FIGURES = ("/mean", "/share")  # those of turns and tool calls that an evaluation reports
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -96,7 +98,7 @@ def summarise(groups: Sequence[Group]) -> Evaluation:
         failed = sum(r.reward is None for g in members for r in g.rollouts)
         metrics[aux_name(source, "reward_failures")] = Metric("sum", failed)
         turns = turn_metrics([r for g in members for r in g.rollouts])
-        metrics |= {aux_name(source, name): metric for name, metric in turns.items() if name.endswith("/mean")}
+        metrics |= {aux_name(source, name): metric for name, metric in turns.items() if name.endswith(TURN_FIGURES)}
     means = [sum(v) / len(v) for v in _values(groups).get("acc", []) if v]
     accuracy = sum(means) / len(means) if means else None
     interval = None if accuracy is None else wilson(accuracy, len(means))

@@ -12,7 +12,7 @@ from gspo.loop.guards.alarms import Paused
 from gspo.runs.console import Console
 from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder, step_of
-from gspo.runs.metric_names import accuracy_interval, held_out_accuracy
+from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, tool_call_share
 from gspo.runs.reading import read_groups
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
     """The outcome of the run, from its metric rows: the same after any number of interruptions."""
     rows = [row for row in run.rows() if held_out_accuracy(row) is not None]
     first, last = (rows[0], rows[-1]) if rows else ({}, {})
+    calls = {"tool_calls_start": tool_call_share(first), "tool_calls_final": tool_call_share(last)}
     return {
         "start_acc": held_out_accuracy(first),
         "final_acc": held_out_accuracy(last),
@@ -32,6 +33,7 @@ def result(run: RunFolder, step: int, counters: Counters) -> dict[str, Any]:
         "run": str(run.path),
         "start_ci": _interval(first),
         "final_ci": _interval(last),
+        **{name: share for name, share in calls.items() if share is not None},
     }
 
 

@@ -74,6 +74,14 @@ def accuracy_interval(row: Mapping[str, Any]) -> tuple[float, float] | None:
     return (low, high) if _is_number(low) and _is_number(high) else None
 
 
+def tool_call_share(row: Mapping[str, Any]) -> float | None:
+    """The share of held-out responses that call a tool, over the data sources of a row; None without an environment."""
+    values = [
+        v for name, v in row.items() if (h := held_out(name)) and h.measure == "tool_calls/share" and _is_number(v)
+    ]
+    return sum(values) / len(values) if values else None
+
+
 def _mean_over_sources(row: Mapping[str, Any], kind: str) -> float | None:
     pattern = re.compile(_MEAN.format(kind=kind))
     values = [value for name, value in row.items() if pattern.fullmatch(name) and _is_number(value)]

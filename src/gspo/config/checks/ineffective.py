@@ -221,10 +221,11 @@ def environment(c: TrainerConfig) -> Iterator[NoEffect]:
         yield unused(reason, "remove it", *(f"algorithm.{key}" for key in keys))
     if turns.enable is False:
         yield unused("turns are switched off", f"remove {ROLLOUT}.multi_turn.enable=false", "environment.")
-    elif turns.function_tool_path is not None:
-        reason, keys = "multi_turn.function_tool_path decides the tools", ("name", "path", "kwargs")
+    elif turns.function_tool_path is not None or turns.tool_config_path is not None:
+        key = "tool_config_path" if turns.function_tool_path is None else "function_tool_path"
+        reason, keys = f"multi_turn.{key} decides the tools", ("name", "path", "kwargs")
         yield unused(reason, "remove one of the two keys", *(f"environment.{key}" for key in keys))
-    if c.environment.name or c.environment.path or turns.function_tool_path:
+    if c.environment.name or c.environment.path or turns.function_tool_path or turns.tool_config_path:
         reason = "with an environment environment.max_failure_rate counts all missing rewards"
         yield unused(reason, "set environment.max_failure_rate", "reward.max_failure_rate")
 

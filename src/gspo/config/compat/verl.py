@@ -18,6 +18,8 @@ ALIASES = (
     Alias("trainer.max_checkpoints_to_keep", "verl", "trainer.max_actor_ckpt_to_keep"),
     Alias("trainer.resume_from_path", "verl", "trainer.resume_mode", values.resume_path),
     Alias("data.reward_fn_key", "verl", "data.data_source_key"),
+    Alias("data.function_tool_path", "verl", f"{ROLLOUT}.multi_turn.function_tool_path"),
+    Alias("data.tool_config_path", "verl", f"{ROLLOUT}.multi_turn.tool_config_path"),
     Alias("data.answer_key", "verl", "data.ground_truth_key"),
     Alias("data.dataset", "verl", "data.train_files"),
     Alias("data.train_max_samples", "verl", "data.num_train_samples", values.train_samples),
@@ -254,13 +256,10 @@ FIXED = {
     "data.sampler.class_name": Fixed((), "data.shuffle decides the order; or order the rows of the file"),
     "data.datagen.path": Fixed((), "name the generated rows as a file in data.train_files"),
     "data.datagen.name": Fixed((), "name the generated rows as a file in data.train_files"),
-    "data.tool_config_path": Fixed((), "write the tools as functions and set rollout.multi_turn.function_tool_path"),
-    "data.function_tool_path": Fixed((), "set rollout.multi_turn.function_tool_path"),
-    f"{ROLLOUT}.multi_turn.tool_config_path": Fixed(
-        (), "write the tools as functions and set rollout.multi_turn.function_tool_path"
-    ),
     f"{ROLLOUT}.multi_turn.interaction_config_path": Fixed((), "write it as an environment and set environment.path"),
-    f"{ROLLOUT}.agent.default_agent_loop": Fixed(("single_turn_agent",), "a response is one turn; remove it"),
+    f"{ROLLOUT}.agent.default_agent_loop": Fixed(
+        ("single_turn_agent", "tool_agent"), "tools and turns are set by rollout.multi_turn and environment; remove it"
+    ),
     f"{ROLLOUT}.agent.agent_loop_config_path": Fixed((), "a response is one turn; remove it"),
     f"{ROLLOUT}.do_sample": Fixed((True,), "all greedy responses of a prompt are the same and teach nothing"),
     f"{ROLLOUT}.over_sample_rate": Fixed((0,), "algorithm.filter_groups.strategy=stream keeps slots full instead"),

@@ -22,7 +22,7 @@ BETAS = f"{ACTOR}.optim.betas"
 LEVEL = f"{ACTOR}.importance_sampling_level"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 CLIPS = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
-LOSS_OF_LEVEL = {"token": "vanilla", "sequence": "gspo", "sequence_token": "gspo_token"}
+LOSS_OF_LEVEL = {"token": "vanilla", "turn": "gspo", "sequence": "gspo", "sequence_token": "gspo_token"}
 USUAL_MINI_BATCHES = 4
 
 

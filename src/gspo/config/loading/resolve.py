@@ -25,6 +25,7 @@ from gspo.config.loading.flags import read_flags
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
 from gspo.config.loading.sources import (
     embedded_recipe,
+    named_recipe,
     read_overrides,
     read_python,
     read_yaml,
@@ -117,14 +118,18 @@ def load(
 ) -> ResolvedConfig:
     """Resolve defaults < recipe < file < Python (`base`) < flags < overrides. ConfigErrors lists everything wrong.
 
-    `recipe` is a YAML file of defaults. The recipe of the embedded model takes precedence over it. `system` is whose
-    program this replaces: values that nobody sets are then that system's, where it has others (SYSTEM_DEFAULTS).
+    `config_path` may also name a recipe of this package, such as `calculator`. `recipe` is a YAML file of defaults. The
+    recipe of the embedded model takes precedence over it. `system` is whose program this replaces: values that nobody
+    sets are then that system's, where it has others (SYSTEM_DEFAULTS).
     """
     problems: list[Problem] = []
     defaults: list[Setting] = []
     if recipe is not None:
         settings = read_yaml(Path(recipe), Layer.RECIPE, problems, f"recipe {Path(recipe).name}")
         defaults = _full_keys(settings, problems)
+    if (named := named_recipe(config_path)) is not None:
+        defaults += _full_keys(read_yaml(named, Layer.RECIPE, problems, f"recipe {config_path}"), problems)
+        config_path = None
     if isinstance(base, ResolvedConfig):
         defaults += [s for s in base.settings() if s.origin.layer == Layer.RECIPE]
     written = _read(config_path, overrides, flags, base, problems)

@@ -21,6 +21,7 @@ from gspo.config.schema.fields import Section, explicit_fields
 
 RECIPE = Path(__file__).parents[1] / "embedded.yaml"
 SFT_RECIPE = Path(__file__).parents[1] / "sft.yaml"
+NAMED_RECIPES = Path(__file__).parents[1] / "recipes"
 WHOLE = ("model_init_kwargs",)  # mappings of other systems that one function converts
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
@@ -55,7 +56,7 @@ def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | No
     if not path.exists() and not path.is_symlink():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, others, n=1)
-        hint = "check the path, or write key=value to set a key"
+        hint = f"check the path, write key=value to set a key, or name a recipe: {', '.join(named_recipes())}"
         return failed("no such file", f"did you mean {path.parent / near[0]}?" if near else hint)
     try:
         text = untrusted.read_bytes(path, untrusted.MAX_YAML).decode("utf-8")
@@ -78,6 +79,16 @@ def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | No
         where = label or (f"{path}:{lines[name]}" if name in lines else str(path))
         settings.append(Setting(name, value, Origin(layer, where)))
     return settings
+
+
+def named_recipes() -> dict[str, Path]:
+    """The recipes in this package that `gspo train NAME` runs, and their files."""
+    return {"arithmetic": RECIPE} | {path.stem: path for path in sorted(NAMED_RECIPES.glob("*.yaml"))}
+
+
+def named_recipe(name: str | Path | None) -> Path | None:
+    """The file of a named recipe; None for anything else. A file of that name in the working directory comes first."""
+    return None if name is None or Path(name).exists() else named_recipes().get(str(name))
 
 
 def embedded_recipe() -> list[Setting]:

@@ -12,8 +12,8 @@ class EnvironmentConfig(Section):
 
     name: str | None = key(
         default=None,
-        doc="The environment: calculator, gridworld, gsm8k, guess or python, a registered name, or with `path` a name "
-        "in that file; null = none, unless `path` is set.",
+        doc="The environment: calculator, gridworld, gsm8k, guess or python, a registered name, textarena:ID, "
+        "mcp:COMMAND or mcp:URL, openenv:URL, or with `path` a name in that file; null = none, unless `path` is set.",
         example="calculator",
     )
     path: str | None = key(
@@ -93,6 +93,11 @@ class MultiTurnConfig(Section):
         default=None,
         doc="Python file whose functions are tools: their docstrings and annotations describe them to the model.",
         example="my_tools.py",
+    )
+    tool_config_path: str | None = key(
+        default=None,
+        doc="YAML file that lists tools as verl does: classes with create, execute and release.",
+        example="tools.yaml",
     )
     format: Literal["auto", "tokenizer", "hermes", "python", "tag"] = key(
         default="auto",

@@ -12,7 +12,7 @@ class ModelConfig(Section):
 
     path: str = key(
         default="embedded",
-        doc="The model to train: `embedded` (ships with gspo), a folder in Hugging Face format, or a hub name.",
+        doc="The model to train: `embedded` or `embedded-turns` (both ship with gspo), a folder in Hugging Face format, or a hub name.",
     )
     tokenizer_path: str | None = key(default=None, doc="Folder or hub name of the tokenizer; null = the model's own.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(

@@ -1,0 +1,35 @@
+"""An MCP server on standard input and output, with three tools. For tests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("sums", log_level="CRITICAL")
+logging.disable(logging.CRITICAL)
+
+
+@server.tool()
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@server.tool()
+def where(word: str = "") -> str:
+    """The process of this server."""
+    return f"{word}{os.getpid()}"
+
+
+@server.tool()
+def sleep(seconds: float) -> str:
+    """Answer late."""
+    time.sleep(seconds)
+    return "late"
+
+
+if __name__ == "__main__":
+    server.run()
