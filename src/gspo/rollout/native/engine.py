@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gspo.kernels.compiled_layers import worth_compiling
 from gspo.kernels.sizes import PAGE
+from gspo.metrics import Metric, Metrics
 from gspo.rollout.engine import GroupRequest, RolloutEngine, Written, check_request
 from gspo.rollout.native.decoder import Decoder
 from gspo.rollout.native.padded_rows import PaddedRows
@@ -145,6 +146,8 @@ class NativeEngine(RolloutEngine):
             self._pool.close_version(self._version)
         else:
             self._pool.rewind(self._version)
+        if self._generate_pool is not None:
+            self._generate_pool.clear()
         self._version = version
 
     def unfinished(self) -> list[GroupRequest]:
@@ -157,7 +160,22 @@ class NativeEngine(RolloutEngine):
         """With `free_cache`, free the pages: responses continue from their tokens afterwards."""
         if self._free_cache and self._paged is not None:
             self._pool.rewind(self._version)
+            if self._generate_pool is not None:
+                self._generate_pool.clear()
             self._paged.free()
+
+    def release(self, submission: int, response: int) -> None:
+        for pool in (self._pool, self._generate_pool):
+            if pool is not None:
+                pool.release(submission, response)
+
+    def metrics(self) -> Metrics:
+        """`rollout/prefix_saved`: of the tokens of continued responses, the share whose cache was still there."""
+        stats = [pool.stats for pool in (self._pool, self._generate_pool) if pool is not None]
+        num_continued = sum(each.num_continued for each in stats)
+        if not num_continued or self._paged is None:
+            return {}
+        return {"rollout/prefix_saved": Metric("last", sum(each.num_reused for each in stats) / num_continued)}
 
     def clear(self) -> None:
         self._pool.clear()
@@ -204,7 +222,8 @@ class NativeEngine(RolloutEngine):
             return self._new_pool(min(self._num_slots, num_responses))
         if self._generate_pool is None:
             self._generate_pool = self._new_pool(self._num_slots)
-        self._generate_pool.clear()
+        if self._generate_pool.num_groups:  # of a call that failed
+            self._generate_pool.clear()
         return self._generate_pool
 
     def _new_pool(self, num_slots: int) -> SlotPool:

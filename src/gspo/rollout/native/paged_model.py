@@ -143,6 +143,30 @@ class PagedModel:
             laid_out = lay_out(contexts, pages, self.device)
             self.compiled_or_not(lambda: self.run_prefill(*laid_out))
 
+    def extend(self, tokens: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], firsts: Sequence[int]) -> None:
+        """Append tokens to contexts of which `pages` have the first `firsts[i]` tokens, all in one forward.
+
+        Every token is a row of a decode step, with the pages of its context; keys and values are stored before
+        attention reads them, so a token sees those before it.
+        """
+        table = np.zeros((sum(map(len, tokens)), max(map(len, pages))), dtype=np.int32)
+        row = 0
+        for own, new in zip(pages, tokens):
+            table[row : row + len(new), : len(own)] = own
+            row += len(new)
+        ids, positions, places = upload(packed_tokens(tokens, pages, firsts), self.device)
+        rows = upload(table, self.device, np.int32)
+        self.compiled_or_not(lambda: self._run_extension(ids, positions, places, rows))
+
+    def _run_extension(self, tokens: Tensor, positions: Tensor, places: Tensor, table: Tensor) -> None:
+        kv = self.allocate()
+        kv.table, kv.lengths, kv.places = table, positions, places
+        try:
+            with self._fast():
+                self._hidden(tokens, positions, kv)
+        finally:
+            kv.places = None
+
     def run_prefill(self, tokens: Tensor, positions: Tensor, packed: PackedContexts) -> None:
         """Write the keys and values of packed contexts to the pages."""
         with self._fast():

@@ -38,6 +38,7 @@ class PagedRows(Runner):
 
     checks_every_step = False
     packs_prefill = True
+    can_hold = True
 
     def __init__(self, paged: PagedModel, num_slots: int, max_length: int) -> None:
         self._paged = paged
@@ -72,6 +73,31 @@ class PagedRows(Runner):
         if filled:
             self._paged.prefill([contexts[i] for i in filled], [prefixes[i].pages for i in filled])
         return prefixes
+
+    def detach(self, row: int, length: int) -> _Context:
+        own = self._pages[row, : self._num_pages[row]].tolist()
+        self._pages[row], self._num_pages[row] = 0, 0
+        return self._shortened(_Context(own, length), length)
+
+    def extend(
+        self, prefixes: Sequence[_Context], lengths: Sequence[int], tokens: Sequence[Sequence[int]]
+    ) -> list[_Context]:
+        longer = []
+        for prefix, length, new in zip(prefixes, lengths, tokens):
+            kept, total = self._shortened(prefix, length), length + len(new)
+            more = self._allocator.allocate(max(0, -(-total // PAGE) - len(kept.pages)))
+            longer.append(_Context([*kept.pages, *more], total))
+        filled = [i for i, new in enumerate(tokens) if len(new)]
+        if filled:
+            chosen = ([values[i] for i in filled] for values in (tokens, [c.pages for c in longer], lengths))
+            self._paged.extend(*chosen)
+        return longer
+
+    def _shortened(self, context: _Context, length: int) -> _Context:
+        """The first tokens of a context; pages behind them are released."""
+        num_pages = -(-length // PAGE)
+        self._allocator.release(context.pages[num_pages:])
+        return _Context(context.pages[:num_pages], length)
 
     def num_fitting(self, needs: Sequence[int]) -> int:
         # Every row needs a page for its tail and should find one more when it grows.

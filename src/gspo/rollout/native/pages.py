@@ -84,6 +84,9 @@ class PagedKV:
     prefill: PackedContexts | None = None
     table: Tensor | None = None  # [N, pages per row] int32
     lengths: Tensor | None = None  # [N]
+    places: Tensor | None = (
+        None  # [N], when tokens of one context are rows of `table`: keys are stored before any is read
+    )
     next_layer: int = 0
     number: int = field(init=False)  # by which the model reaches it
 
@@ -115,20 +118,29 @@ class PagedKV:
             from gspo.kernels.triton_decode import paged_decode_attention
 
             assert self.table is not None and self.lengths is not None
+            if self.places is not None:
+                _store(keys, values, key, value, self.places)
             return paged_decode_attention(
                 query, key, value, keys, values, self.table, self.lengths,
                 scale=scale, softcap=softcap, window=window,
             )  # fmt: skip
-        for pages, new in ((keys, key), (values, value)):
-            pages.view(-1, *pages.shape[2:]).index_copy_(0, self.prefill.places, new)
+        _store(keys, values, key, value, self.prefill.places)
         return attend_packed(self.prefill, query, key, value, scale, softcap, window)
 
 
-def packed_tokens(contexts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]]) -> np.ndarray:
-    """[3, N]: tokens, positions, and places in the pages (page · PAGE + position in the page)."""
+def _store(keys: Tensor, values: Tensor, key: Tensor, value: Tensor, places: Tensor) -> None:
+    """Write new keys and values [N, key heads, size] to their places in the pages of a layer."""
+    for pages, new in ((keys, key), (values, value)):
+        pages.view(-1, *pages.shape[2:]).index_copy_(0, places, new)
+
+
+def packed_tokens(
+    contexts: Sequence[Sequence[int]], pages: Sequence[Sequence[int]], firsts: Sequence[int] | None = None
+) -> np.ndarray:
+    """[3, N]: tokens, positions (from `firsts` on), and places in the pages (page · PAGE + position in the page)."""
     parts = []
-    for context, own in zip(contexts, pages):
-        positions = np.arange(len(context))
+    for context, own, first in zip(contexts, pages, firsts or [0] * len(contexts)):
+        positions = np.arange(first, first + len(context))
         parts.append([context, positions, np.asarray(own)[positions // PAGE] * PAGE + positions % PAGE])
     return np.concatenate(parts, axis=1)
 

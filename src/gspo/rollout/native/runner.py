@@ -1,9 +1,9 @@
-"""What a slot pool asks of the code that runs its rows on a device."""
+"""What a slot pool asks of the code that runs its rows on a device, and the prefixes that it holds between two turns."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,7 @@ class Runner(ABC):
     slots: Slots
     checks_every_step: bool  # whether the host waits for every token; else it learns one span late which rows are done
     packs_prefill: bool  # whether a prefill costs the sum of its contexts, not their number times the longest
+    can_hold: bool = False  # whether `detach` and `extend` work
 
     @abstractmethod
     def running(self) -> AbstractContextManager[None]:
@@ -57,6 +58,14 @@ class Runner(ABC):
     def release(self, prefix: Any) -> None:  # noqa: B027
         """Free a prefix."""
 
+    def detach(self, row: int, length: int) -> Any:
+        """The first `length` tokens of a row as a prefix that outlives it; the row must be removed next."""
+        raise NotImplementedError
+
+    def extend(self, prefixes: Sequence[Any], lengths: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[Any]:
+        """The first `lengths[i]` tokens of prefixes with more tokens behind them; the prefixes themselves are used up."""
+        raise NotImplementedError
+
     def reserve(self, num_steps: int) -> bool:
         """Reserve memory for `num_steps` more tokens of every row; False, with no effect, when there is too little."""
         return True
@@ -77,3 +86,60 @@ class Runner(ABC):
     def pages(self) -> PageCounts:
         """How the cache's pages are used; zeros for a cache without pages."""
         return PageCounts()
+
+
+class HeldPrefixes:
+    """Prefixes of finished responses that a later request may continue, by submission and response, oldest first."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._held: dict[tuple[int, int], tuple[tuple[int, ...], Any]] = {}  # tokens, prefix
+        self.num_reused = self.num_continued = 0  # tokens of continued contexts: held, all
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, key: tuple[int, int], row: int, tokens: tuple[int, ...]) -> None:
+        """Hold the cache of a row that is about to be removed; `tokens` are those that it has."""
+        self.release(key)
+        self._held[key] = tokens, self._runner.detach(row, len(tokens))
+
+    def num_held(self, key: tuple[int, int], context: Sequence[int]) -> int:
+        """How many tokens of a context are held; one that does not begin with what is held is released."""
+        tokens, _ = self._held.get(key, ((), None))
+        num = min(len(tokens), len(context))
+        if tuple(context[:num]) == tokens[:num]:
+            return num
+        self.release(key)
+        return 0
+
+    def fill(self, contexts: Mapping[tuple[int, int], Sequence[int]]) -> dict[tuple[int, int], Any]:
+        """The prefixes of these contexts: what is held is extended, the others are prefilled."""
+        nums = {key: self.num_held(key, context) for key, context in contexts.items()}
+        held = [key for key, num in nums.items() if num]
+        fresh = [key for key in contexts if key not in held]
+        self.num_reused += sum(nums.values())
+        self.num_continued += sum(len(context) for (_, response), context in contexts.items() if response >= 0)
+        filled = dict(zip(fresh, self._runner.prefill([contexts[key] for key in fresh]))) if fresh else {}
+        if held:
+            prefixes = [self._held.pop(key)[1] for key in held]
+            tokens = [contexts[key][nums[key] :] for key in held]
+            filled |= zip(held, self._runner.extend(prefixes, [nums[key] for key in held], tokens))
+        return filled
+
+    def release(self, key: tuple[int, int]) -> None:
+        """Free what is held of a response, if anything."""
+        if key in self._held:
+            self._runner.release(self._held.pop(key)[1])
+
+    def release_oldest(self) -> bool:
+        """Free the cache that was held first; False when none is."""
+        if not self._held:
+            return False
+        self.release(next(iter(self._held)))
+        return True
+
+    def clear(self) -> None:
+        """Free everything."""
+        while self.release_oldest():
+            pass

@@ -20,8 +20,13 @@ from typing import Any
 
 import numpy as np
 
+<<<<<<< HEAD
 from gspo.rollout.engine import EngineError, GroupRequest, Written, not_finite_error
 from gspo.rollout.native.runner import PageCounts, Runner
+=======
+from gspo.rollout.engine import EngineError, GroupRequest, not_finite_error
+from gspo.rollout.native.runner import HeldPrefixes, PageCounts, Runner
+>>>>>>> 96506f9 (The native engine holds the KV pages of a response between its turns)
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.types import Group, Rollout
 
@@ -40,6 +45,8 @@ class PoolStats:
     num_prefills: int  # forwards
     num_contexts: int  # token lists in them
     pages: PageCounts
+    num_continued: int = 0  # tokens of contexts that continue a response
+    num_reused: int = 0  # of those, tokens whose cache was held
 
 
 class SlotPool:
@@ -67,6 +74,7 @@ class SlotPool:
         self._prefill_tokens = prefill_tokens
         self._num_arrivals = self._num_prefills = self._num_contexts = 0
         self._prefixes: dict[tuple[int, int], Any] = {}  # prefilled contexts of waiting responses, by their key
+        self._held = HeldPrefixes(runner)  # caches of finished responses of requests with `hold`
         self.clear()
 
     def clear(self) -> None:
@@ -81,6 +89,7 @@ class SlotPool:
         self._rows: list[SequenceProgress] = []
         self._num_row_steps = self._num_ended = 0
         self._release_except(set())
+        self._held.clear()
         self._slots.forget_mark()
         self._runner.clear()
 
@@ -101,12 +110,14 @@ class SlotPool:
     @property
     def holds_cache(self) -> bool:
         """Whether the cache holds something that `rewind` would free."""
-        return bool(self._rows or self._prefixes)
+        return bool(self._rows or self._prefixes or self._held)
 
     @property
     def stats(self) -> PoolStats:
         rows = tuple((s.group.request.submission, s.index) for s in self._rows)
-        return PoolStats(rows, self._num_prefills, self._num_contexts, self._runner.pages)
+        held = self._held
+        pages = self._runner.pages
+        return PoolStats(rows, self._num_prefills, self._num_contexts, pages, held.num_continued, held.num_reused)
 
     @property
     def ended_per_token(self) -> float:
@@ -122,6 +133,10 @@ class SlotPool:
         if group.is_complete:
             self._complete.append(group)
         return group
+
+    def release(self, submission: int, response: int) -> None:
+        """Free what is held of a finished response."""
+        self._held.release((submission, response))
 
     def advance(self, num_steps: int, version: int) -> list[Group]:
         """Refill the slots, decode up to `num_steps` tokens per row, and return the groups that became complete."""
@@ -205,6 +220,10 @@ class SlotPool:
             sequence = self._rows[row]
             stopped = rollout.token_ids[-1] in sequence.group.stops
             sequence.finish(rollout, self._detokenize(rollout.token_ids), "stop" if stopped else "length")
+            if sequence.group.request.hold and self._runner.can_hold:
+                request = sequence.group.request
+                tokens = (*request.prompt.token_ids, *rollout.token_ids[:-1])  # the last one was never fed
+                self._held.hold((request.submission, sequence.number), row, tokens)
             if sequence.group.is_complete:
                 self._complete.append(sequence.group)
         self._remove(finished)
@@ -231,9 +250,12 @@ class SlotPool:
     def _make_room(self, num_steps: int, version: int) -> None:
         """Free memory until every row left has room for `num_steps` more tokens.
 
-        First contexts that were prefilled ahead are released, then the rows placed last are preempted.
+        First held caches are released, the oldest first, then contexts that were prefilled ahead, and then the rows
+        placed last are preempted.
         """
         while self._rows and not self._runner.reserve(num_steps):
+            if self._held.release_oldest():
+                continue
             if self._prefixes:
                 self._release_except(set())
                 continue
@@ -318,7 +340,7 @@ class SlotPool:
             key, need = sequence.prefix_key, 0
             if key not in self._prefixes and key not in contexts:
                 context = sequence.context[:-1]
-                need = len(context)
+                need = len(context) - self._held.num_held(key, context)
                 longest, total = max(longest, need), total + need
                 cost = total if self._runner.packs_prefill else longest * (len(contexts) + 1)
                 if contexts and cost > self._prefill_tokens:
@@ -328,10 +350,12 @@ class SlotPool:
         fitting = {s.prefix_key for s in islice(self._waiting, self._runner.num_fitting(needs))}
         new = {key: context for key, context in contexts.items() if key in fitting}
         if not new:
+            if self._held.release_oldest():
+                return True
             return not self._rows and self._make_room_for_one(self._waiting[0])
         self._num_prefills += 1
         self._num_contexts += len(new)
-        self._prefixes.update(zip(new, self._runner.prefill(list(new.values()))))
+        self._prefixes.update(self._held.fill(new))
         return True
 
     def _make_room_for_one(self, sequence: SequenceProgress) -> bool:
