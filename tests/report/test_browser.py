@@ -284,6 +284,42 @@ def test_model_text_is_text(serve: tuple[Path, str], tab: Tab) -> None:
         assert page.evaluate("document.querySelectorAll('img').length") == 0
 
 
+def test_turns_can_be_folded_and_what_the_environment_says_is_grey(serve: tuple[Path, str], tab: Tab) -> None:
+    runs, url = serve
+    run = make_run(runs / "turns", Plan(steps=1, groups=1, n=2, questions=1))
+    called = {"start": 0, "end": 2, "text": "<tool>6*7</tool>", "observation": "<b>42</b>", "calls": 1, "errors": 1}
+    turns = [{**called, "reward": -0.25}, {"start": 4, "end": 5, "text": "42", "observation": "", "reward": 1}]
+    trained = {"tokens": ["<tool>", "6*7</tool>", "<b>42", "</b>", "42"], "log_probs": [-1, -2, 0, 0, -3]}
+    trained |= {"old_log_probs": [-1, -2, 0, 0, -3], "advantage": 1.0, "ratio": 1.0, "num_tokens": 3, "score": 0.75}
+    record = {"uid": "turned", "fate": "kept", "data_source": "calculator", "ground_truth": "42", "version": 0}
+    record |= {
+        "messages": [{"role": "user", "content": "6*7="}],
+        "responses": [{"text": "42", "turns": turns, **trained}, {"text": "42", "turns": turns, "num_tokens": 3}],
+    }
+    write_step(run / "groups", 1, [record])
+    for address in (build_report(run, pictures=False).page.as_uri(), url + "#run=turns"):
+        page = tab.open(address)
+        page.click("#rollouts .row:has-text('6*7=') >> nth=0")
+        page.wait_for_selector("#rollouts .response")
+        first, plain = "#rollouts .response:nth-child(1)", "#rollouts .response:nth-child(2)"
+        heads = page.eval_on_selector_all(f"{first} .turn > summary", "all => all.map(e => e.textContent)")
+        assert heads == ["turn 1 · reward −0.25 · 1 call · 1 error", "turn 2 · reward 1"]
+        drawn = page.eval_on_selector_all(f"{first} .turn", "all => all.map(e => e.querySelectorAll('.token').length)")
+        assert drawn == [2, 1], "tokens of the environment are not among those of the model"
+        assert page.inner_text(f"{plain} .turn >> nth=0 >> .text >> nth=0") == "<tool>6*7</tool>"
+        assert page.inner_text(f"{first} .observation .text") == "<b>42</b>"
+        muted = page.evaluate("G.css('--muted')")
+        shade = page.eval_on_selector(f"{first} .observation .text", "e => getComputedStyle(e).color")
+        assert shade == "rgb({}, {}, {})".format(*(int(muted[i : i + 2], 16) for i in (1, 3, 5)))
+        page.focus(f"{first} .turn >> nth=1 >> .tokens")
+        page.keyboard.press("ArrowRight")
+        assert 'token 5 "42"' in page.inner_text(f"{first} .turn >> nth=1 >> .readout")
+        page.click(f"{first} .observation summary")
+        assert not page.is_visible(f"{first} .observation .text") and page.is_visible(f"{first} .tokens >> nth=0")
+        page.click(f"{first} .turn >> nth=0 >> summary >> nth=0")
+        assert not page.is_visible(f"{first} .tokens >> nth=0") and page.is_visible(f"{first} .tokens >> nth=1")
+
+
 def test_a_live_run_moves_and_half_written_files_do_no_harm(serve: tuple[Path, str], tab: Tab) -> None:
     runs, url = serve
     maker = Maker(runs / "live", Plan(steps=20, groups=3, n=4, questions=5))

@@ -19,7 +19,7 @@ from gspo.runs.reading import to_json
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("uPlot.min.css", "style.css")
-OURS = ("core", "source", "chart", "group_panels", "panels", "rollouts", "detail", "run", "compare", "app")
+OURS = ("core", "source", "chart", "group_panels", "panels", "rollouts", "turns", "detail", "run", "compare", "app")
 SCRIPTS = ("uPlot.iife.min.js", *(f"{name}.js" for name in OURS))  # in the order in which they need each other
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
 
 from gspo.kernels.remappable_memory import RemappableMemory, RemappingFailed
 from gspo.rollout.counter_noise import sequence_key, uniform
+from tests.rollout.episodes.world import ENDS, make_episodes, make_pool
 from tests.rollout.models import drain, make_engine, make_model, make_request
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -97,3 +100,29 @@ def test_memory_is_unmapped_mapped_again_and_given_back():
     assert free() == before
     with pytest.raises(RemappingFailed, match="cuMem"):
         RemappableMemory(1 << 50, torch.device("cuda"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen2-sliding"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_caches_held_over_turns_give_the_tokens_of_a_cpu(kind, temperature):
+    """Observations are appended to held pages by one forward, while graphs decode other rows between two turns."""
+    requests = [make_request(i, n=3, max_tokens=70, length=9 + 7 * i, temperature=temperature) for i in range(6)]
+
+    def play(engine, pool):
+        episodes = make_episodes(engine, pool)
+        for request in requests:
+            episodes.submit(request)
+        return sorted(drain(episodes), key=lambda group: group.submission)
+
+    options = {"num_slots": 6, "max_length": 128, "eos_token_ids": ENDS}
+    with closing(make_pool(num_turns=5)) as pool:
+        expected = play(make_engine(make_model(kind), **options), pool)
+        engine = make_engine(make_model(kind).cuda(), device="cuda", **options)
+        got = play(engine, pool)
+    assert [r.token_ids for g in got for r in g.rollouts] == [r.token_ids for g in expected for r in g.rollouts]
+    for mine, other in zip(got, expected):
+        for one, two in zip(mine.rollouts, other.rollouts):
+            assert one.log_probs == pytest.approx(two.log_probs, abs=1e-3)
+    assert engine.metrics()["rollout/prefix_saved"].value > 0.5
+    pages = engine.stats.pages
+    assert pages.num_free == pages.num_pages > 0

@@ -51,11 +51,12 @@ G.detail = (function () {
     if (strength > 0.01) span.style.backgroundColor = G.alpha(G.css(color), 0.06 + 0.7 * Math.sqrt(strength));
   }
 
-  function tokens(response, look) {
+  // The tokens of a response, or of one of its turns, with a line for the numbers of the current one.
+  function tokens(response, look, { start, end } = { start: 0, end: response.tokens.length }) {
     const readout = G.h("p", { class: "readout", "aria-live": "polite", hidden: true });
-    const spans = response.tokens.map((text, i) => {
+    const spans = response.tokens.slice(start, end).map((text, i) => {
       const span = G.h("span", { class: "token" }, /^\n+$/.test(text) ? "↵" + text : text);
-      paint(span, response, i, look);
+      paint(span, response, start + i, look);
       return span;
     });
     let at = -1;
@@ -64,13 +65,14 @@ G.detail = (function () {
       if (spans[at]) spans[at].classList.remove("current");
       at = i;
       spans[i].classList.add("current");
-      const parts = [`token ${i + 1} ${JSON.stringify(response.tokens[i])}`];
+      const place = start + i;
+      const parts = [`token ${place + 1} ${JSON.stringify(response.tokens[place])}`];
       if (response.log_probs)
         parts.push(
-          `log-prob ${G.number(response.log_probs[i])} (${G.percent(Math.exp(response.log_probs[i]))})`,
+          `log-prob ${G.number(response.log_probs[place])} (${G.percent(Math.exp(response.log_probs[place]))})`,
         );
-      if (response.log_updates) parts.push(`log π_θ/π_old ${G.number(response.log_updates[i])}`);
-      if (response.log_ratios) parts.push(`log π_old/μ ${G.number(response.log_ratios[i])}`);
+      if (response.log_updates) parts.push(`log π_θ/π_old ${G.number(response.log_updates[place])}`);
+      if (response.log_ratios) parts.push(`log π_old/μ ${G.number(response.log_ratios[place])}`);
       readout.hidden = false;
       readout.textContent = parts.join(" · ");
     };
@@ -127,10 +129,14 @@ G.detail = (function () {
 
   function card(response, i, look, plain) {
     const body = G.h("div", {});
+    const written = (asTokens, part) =>
+      asTokens ? tokens(response, look, part) : G.h("div", { class: "text" }, (part || response).text || "(empty)");
     const fill = (asTokens) =>
       G.replace(
         body,
-        asTokens ? tokens(response, look) : G.h("div", { class: "text" }, response.text || "(empty)"),
+        Array.isArray(response.turns) && response.turns.length
+          ? G.turns(response.turns, (turn) => written(asTokens, turn))
+          : written(asTokens),
       );
     const able = Array.isArray(response.tokens) && response.tokens.length > 0;
     fill(able && !plain);
