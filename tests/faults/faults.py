@@ -28,13 +28,7 @@ POINTS = (
 
 def kill_at(trainer_module: Any, point: str, count: int) -> None:
     """Arrange SIGKILL at the `count`-th time that a trainer made from now on reaches `point`."""
-    left = [count]
-
-    def reach() -> None:
-        left[0] -= 1
-        if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
+    reach = _bomb(count)
     if point.startswith("save:"):
         checkpoint.save = functools.partial(checkpoint.save, hook=lambda name: reach() if name == point else None)
         return
@@ -58,6 +52,22 @@ def kill_at(trainer_module: Any, point: str, count: int) -> None:
         _after(*where[point], reach)
 
     trainer.__init__ = init
+
+
+def kill_after(owner: Any, method: str, count: int) -> None:
+    """Arrange SIGKILL after the `count`-th call of a method."""
+    _after(owner, method, _bomb(count))
+
+
+def _bomb(count: int) -> Callable[[], None]:
+    left = [count]
+
+    def reach() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return reach
 
 
 def _after(owner: Any, name: str, then: Callable[[], None]) -> None:
