@@ -15,7 +15,7 @@ import pytest
 
 from gspo.loop import ending
 from tests.distributed.cases import CASES
-from tests.distributed.runs import LORA, LOW, PPO, SFT, SHUFFLE, Launch, train, train_sft
+from tests.distributed.runs import LORA, LOW, PPO, SFT, SHUFFLE, TURNS, Launch, train, train_sft
 from tests.loop.test_moe import make_moe
 from tests.support.small_run import make_model
 
@@ -71,6 +71,7 @@ def here(work, model) -> Path:
             train(folder / "ppo", model, *STEPS, *PPO)
             train(folder / "shuffled", model, *STEPS, *SHUFFLE, stop_after=1)
             train(folder / "begun", model, *STEPS, stop_after=1)
+            train(folder / "turns", model, *STEPS, *TURNS, stop_after=2)
             train(folder / "lora", model, *STEPS, *LORA)
             train(folder / "lora begun", model, *STEPS, *LORA, stop_after=1)
             train(folder / "lora low begun", model, *STEPS, *LORA, *LOW, stop_after=1)
@@ -94,6 +95,7 @@ def two(work, model, here) -> Launched:
     launch.add(folder / "ppo", model, *STEPS, *PPO, stop_after=1)
     launch.add(folder / "shuffled", model, *STEPS, *SHUFFLE, stop_after=1)
     launch.add(folder / "low", model, *STEPS, *LOW, stop_after=1)
+    launch.add(folder / "turns", model, *STEPS, *TURNS, stop_after=2)
     launch.add(folder / "from one", model, *STEPS)
     launch.add(folder / "lora", model, *STEPS, *LORA)
     launch.add(folder / "lora begun", model, *STEPS, *LORA, stop_after=1)

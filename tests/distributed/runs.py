@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.loop.episode_run import OVERRIDES
 from tests.loop.runs import train as train_here
 from tests.loop.supervised_runs import train as train_sft
 
@@ -39,6 +40,7 @@ SFT = (
     "data.train_batch_size=9",  # does not divide by the ranks
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=64",
 )
+TURNS = (*OVERRIDES[:-1], "environment.num_workers=1")  # an environment of three turns
 LOW = ("actor_rollout_ref.model.dtype=bfloat16",)
 
 

@@ -65,6 +65,12 @@ def test_ranks_draw_the_same_mini_batches_whoever_runs_a_row(two, here):
     same_weights(two.folder / "shuffled", here / "shuffled")
 
 
+def test_rollouts_with_turns_on_two_ranks_are_those_of_one_process(two, here):
+    same_rows(two.folder / "turns", here / "turns")
+    same_weights(two.folder / "turns", here / "turns")
+    assert max(row["num_turns/max"] for row in rows(two.folder / "turns")) > 1
+
+
 def test_the_same_number_of_ranks_resumes_to_the_bit(two):
     assert final_state(two.folder / "again" / "run") == final_state(two.folder / "whole" / "run")
 

@@ -17,6 +17,7 @@ from gspo.loop import ending
 from gspo.loop.trainer import Trainer
 from gspo.rollout.workers.fleet import Fleet
 from gspo.runs.console import Console
+from tests.loop.episode_run import OVERRIDES
 from tests.support.small_run import config, even_first_byte, final_state
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("no_process_left")]
@@ -91,6 +92,16 @@ def test_a_run_with_vllm_trains_what_the_native_run_trains(model_folder, tmp_pat
     for name in ("critic/score/mean", "response_length/mean", "train/generated_tokens"):
         assert [row[name] for row in vllm] == [row[name] for row in native]
     for name in ("actor/pg_loss", "actor/grad_norm", "actor/entropy"):
+        assert [row[name] for row in vllm] == pytest.approx([row[name] for row in native], rel=1e-3, abs=1e-5)
+
+
+def test_rollouts_with_turns_are_those_of_the_native_engine(model_folder, tmp_path):
+    native = _train(tmp_path / "native", model_folder, ROUNDS, *OVERRIDES)
+    vllm = _train(tmp_path / "vllm", model_folder, ROUNDS, VLLM, *OVERRIDES)
+    for name in ("critic/score/mean", "response_length/mean", "num_turns/mean", "environment/failures"):
+        assert [row[name] for row in vllm] == [row[name] for row in native]
+    assert max(row["num_turns/max"] for row in vllm) > 1
+    for name in ("actor/pg_loss", "actor/grad_norm"):
         assert [row[name] for row in vllm] == pytest.approx([row[name] for row in native], rel=1e-3, abs=1e-5)
 
 

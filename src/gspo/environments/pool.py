@@ -86,7 +86,8 @@ class EpisodePool(WorkerPool):
         seconds, now = super()._wait_time(), time.monotonic()
         if seconds is None or not self._queue:
             return seconds
-        homes = {self._homes.get(job.key) for job in self._queue if isinstance(job, EpisodeJob)}
+        queued = tuple(self._queue)  # at once: other threads add to it
+        homes = {self._homes.get(job.key) for job in queued if isinstance(job, EpisodeJob)}
         due = [
             worker.since + STUCK_SHARE * self._timeout - now for worker in homes if worker is not None and worker.job
         ]

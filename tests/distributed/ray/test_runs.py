@@ -99,6 +99,22 @@ def test_async_without_staleness_does_too_though_its_rollout_actor_is_killed(clu
     assert rows(tmp_path)[-1]["rollout/worker_restarts"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [(), ASYNC_0])
+def test_rollouts_with_turns_on_ray_are_those_of_one_process(cluster, tmp_path, apart):
+    turns = (
+        "environment.name=guess",
+        "data.train_files=guess",
+        "data.max_response_length=40",
+        "data.max_prompt_length=16",
+    )
+    free = ("algorithm.filter_groups.enable=false", "environment.num_workers=1")
+    assert Trainer(small(tmp_path / "one", *turns, *free)).fit()["steps"] == 3
+    assert RayPPOTrainerWithSampling(small(tmp_path / "ray", *turns, *free, *apart)).fit()["steps"] == 3
+    assert_same(tmp_path / "ray", tmp_path / "one")
+    assert max(row["num_turns/max"] for row in rows(tmp_path / "ray")) > 1
+
+
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
     cluster, in_process, tmp_path, capsys, num_ranks

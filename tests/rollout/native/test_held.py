@@ -51,7 +51,12 @@ def tokens_of(groups: list[Group]) -> list[tuple[int, ...]]:
     return [rollout.token_ids for group in groups for rollout in group.rollouts]
 
 
-@pytest.mark.parametrize("kind", sorted(set(CONFIGS) - {"gpt2"}))
+QUICK = ("llama", "qwen2-sliding")
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] * (k not in QUICK)) for k in sorted(set(CONFIGS) - {"gpt2"})]
+)
 def test_tokens_are_those_of_an_engine_that_computes_them_again(pool: EpisodePool, kind: str) -> None:
     model = make_model(kind)
     requests = [make_request(i, n=3, max_tokens=70, length=10 + 7 * i) for i in range(4)]
