@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 
 class Countdown:
@@ -26,16 +29,13 @@ class Countdown:
 
 
 FIELD = {"take": {"type": "integer"}, "metadata": {"type": "object"}}
-app = FastAPI()
 sessions: list[int] = []  # the numbers of sessions that are open
 
 
-@app.get("/schema")
-def schema() -> dict[str, Any]:
-    return {"action": {"properties": FIELD, "required": ["take"]}, "observation": {}, "state": {}}
+def schema(request: Any) -> JSONResponse:
+    return JSONResponse({"action": {"properties": FIELD, "required": ["take"]}, "observation": {}, "state": {}})
 
 
-@app.websocket("/ws")
 async def serve(socket: WebSocket) -> None:
     await socket.accept()
     game = Countdown()
@@ -61,3 +61,6 @@ def answer(game: Countdown, message: dict[str, Any]) -> dict[str, Any]:
         return {"type": "observation", "data": game.step(message["data"])}
     except ValueError as error:
         return {"type": "error", "data": {"message": str(error), "code": "EXECUTION_ERROR"}}
+
+
+app = Starlette(routes=[Route("/schema", schema), WebSocketRoute("/ws", serve)])

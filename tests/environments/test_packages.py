@@ -79,7 +79,7 @@ class TestTextArena:
 
 def test_an_mcp_server_on_stdio_serves_a_pool() -> None:
     spec = EnvironmentSpec(f"mcp:{sys.executable} {HERE / 'mcp_server.py'}")
-    with closing(in_workers(spec, tool_timeout=4.0)) as pool:
+    with closing(in_workers(spec, tool_timeout=6.0)) as pool:
         assert [tool["function"]["name"] for tool in pool.tools] == ["add", "where", "sleep"]
         calls = [ToolCall("add", {"a": 2, "b": 3}), ToolCall("add", {"a": "x"}), ToolCall("where"), ToolCall("where")]
         late = ToolCall("sleep", {"seconds": 30})
@@ -88,7 +88,7 @@ def test_an_mcp_server_on_stdio_serves_a_pool() -> None:
         steps = [answer.result()["steps"][0] for answer in answers]
         texts = [[message["content"] for message in step["messages"]] for step in steps]
         assert texts[0][0] == "5" and "error" in texts[0][1] and texts[0][2] == texts[0][3]
-        assert texts[1][4] == "error: no answer within 4 s"
+        assert texts[1][4] == "error: no answer within 6 s"
         servers = {int(text[2]) for text in texts}
         assert len(servers) == 2, "each worker has a server of its own"
         again = pool.play(Job(1, PROMPT, 0, (second, Action("", [calls[0]])), 1)).result()

@@ -12,12 +12,13 @@ import asyncio
 import os
 import shlex
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from gspo.environments.protocol import EnvironmentProblem
+from gspo.environments.protocol import EnvironmentProblem, Message
 from gspo.environments.tools import Tool, ToolEnvironment, ToolError
+from gspo.types import Prompt
 
 START_TIMEOUT = 60.0
 _SERVERS: dict[tuple[int, str], McpServer] = {}  # by process and target: a forked process has connections of its own
@@ -32,6 +33,10 @@ class McpTools(ToolEnvironment):
             _TOOLS[target] = _ask_for_tools(target, env)
         super().__init__([Tool(schema, self._runner(schema["function"]["name"])) for schema in _TOOLS[target]])
         self._target, self._env = target, env
+
+    def reset(self, prompt: Prompt, seed: int) -> Sequence[Message]:
+        self._server()  # connecting is not part of a call, which has a deadline
+        return ()
 
     def _runner(self, name: str) -> Any:
         def run(arguments: dict[str, Any]) -> str:

@@ -20,13 +20,8 @@ from typing import Any
 
 import numpy as np
 
-<<<<<<< HEAD
 from gspo.rollout.engine import EngineError, GroupRequest, Written, not_finite_error
-from gspo.rollout.native.runner import PageCounts, Runner
-=======
-from gspo.rollout.engine import EngineError, GroupRequest, not_finite_error
 from gspo.rollout.native.runner import HeldPrefixes, PageCounts, Runner
->>>>>>> 96506f9 (The native engine holds the KV pages of a response between its turns)
 from gspo.rollout.progress import GroupProgress, SequenceProgress, as_requests, begin
 from gspo.types import Group, Rollout
 
