@@ -48,6 +48,10 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "gspo sft --out warm --data arithmetic --steps 20 --batch-size 16",
         "Fine-tune the embedded model on 20 batches of answers and write it to `warm`.",
     ),
+    "rm": (
+        "gspo rm --out scores --data arithmetic --steps 20 --batch-size 16",
+        "Train a reward model from the embedded model on 20 batches of pairs and write it to `scores`.",
+    ),
     "config show": (
         "gspo config show --diff data.train_batch_size=64",
         "Print the values that differ from the defaults, each with its origin.",

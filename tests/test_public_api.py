@@ -30,7 +30,7 @@ SIGNATURES = {
 }
 FIELDS = {
     "Prompt": ("uid", "messages", "token_ids", "data_source", "ground_truth", "extra", "opening"),
-    "Reward": ("score", "acc", "extra", "kl_penalty", "kl_by_token", "turns"),
+    "Reward": ("score", "acc", "extra", "kl_penalty", "kl_by_token", "turns", "noise", "notes"),
     "Rollout": (
         *("token_ids", "log_probs", "loss_mask", "versions", "finish_reason", "text", "reward", "failure", "turns"),
     ),

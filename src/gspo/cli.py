@@ -20,6 +20,7 @@ COMMANDS = (
     "recipes",
     "eval",
     "sft",
+    "rm",
     "config",
     "data",
     "rewards",

@@ -44,7 +44,9 @@ class Reward:
     """What a response earned. `acc=None` means the reward function did not provide an accuracy.
 
     `kl_penalty` is the KL penalty of the whole response, `kl_by_token` how it is spread over its tokens.
-    `turns` are the parts of the score that each turn of the model earned; empty without an environment.
+    `turns` are the parts of the score that each turn of the model earned; empty without an environment. `noise` is how
+    far repeated scores of this response lie apart, 0 when it was scored once. `notes` are plain data for readers of the
+    run, such as a judge's verdict and its reason.
     """
 
     score: float
@@ -53,6 +55,8 @@ class Reward:
     kl_penalty: float = 0.0
     kl_by_token: tuple[float, ...] = ()
     turns: tuple[float, ...] = ()
+    noise: float = 0.0
+    notes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def final(self) -> float:

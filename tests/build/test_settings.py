@@ -8,7 +8,7 @@ import torch
 from gspo.algo.controllers import ClipController
 from gspo.algo.objective import BoundRegulariser
 from gspo.algo.settings import Behaviour, LossSettings
-from gspo.build import inputs, models, run
+from gspo.build import models, rewards, run
 from gspo.build.data import rows
 from gspo.build.models import build_roles
 from gspo.build.role_settings import critic_settings, order_seed, policy_settings, reference_settings
@@ -266,7 +266,7 @@ def test_the_order_of_mini_batches_follows_the_seed_and_the_step():
 def test_schedules_of_the_optimiser_section():
     def schedule(*overrides: str) -> Schedule:
         c = config(*(f"{ACTOR}.optim.{word}" for word in overrides))
-        return models._schedule(c.actor_rollout_ref.actor.optim, 40)
+        return models.schedule_of(c.actor_rollout_ref.actor.optim, 40)
 
     assert schedule("lr=3e-5") == Schedule(3e-5, "constant", 0, 40, 0.0)
     cosine = ("lr=3e-5", "lr_scheduler_type=cosine", "min_lr_ratio=0.2")
@@ -335,8 +335,8 @@ SCORED = (
 @pytest.mark.parametrize(("words", "limit"), [((), 40), (("reward_model.reward_kwargs.max_resp_len=30",), 30)])
 def test_the_scorer_gets_every_key_of_its_sections(monkeypatch, words, limit):
     seen = {}
-    monkeypatch.setattr(inputs, "make_scorer", lambda reward, **options: seen.update(reward=reward, **options))
-    inputs.build_scorer(config(*SCORED, *words, "data.max_response_length=40"))
+    monkeypatch.setattr(rewards, "make_scorer", lambda reward, **options: seen.update(reward=reward, **options))
+    rewards.build_scorer(config(*SCORED, *words, "data.max_response_length=40"))
     assert seen == {
         "reward": None,
         "manager": "dapo",

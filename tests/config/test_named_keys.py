@@ -130,6 +130,8 @@ def test_rules_about_keys_without_effect_name_keys_that_exist():
             *(f"{rollout}.multi_turn.function_tool_path=tools.py", f"{actor}.policy_loss.loss_mode=gspo_token"),
             "algorithm.turn_rewards=return_to_go",
         ),
+        ("reward.judge.base_url=http://host/v1", "reward.judge.model=m", "reward.functions=[{judge: {}}]"),
+        ("adv_estimator=opd", "actor_rollout_ref.ref.path=org/teacher", f"{actor}.sft_weight=0"),
     )
     found = {
         rule

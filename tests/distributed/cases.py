@@ -16,11 +16,12 @@ from gspo.training.critic import Critic, CriticSettings, ValueModel
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.parallel.fsdp import Shards, ShardSettings, full
 from gspo.training.parallel.ranks import ALONE, Ranks
-from gspo.training.policy import Policy, PolicySettings, TokenScorer
+from gspo.training.policy import Policy, PolicySettings, Supervision, TokenScorer
 from gspo.training.reference import Reference
+from gspo.training.reward_model import RewardModel, RewardModelSettings
 from gspo.training.schedule import Schedule
 from gspo.types import AdvantageBatch, Group
-from tests.training.models import llama, qwen3_moe
+from tests.training.models import classifier, llama, qwen3_moe
 from tests.training.test_policy import groups
 
 Numbers = dict[str, Any]
@@ -172,6 +173,29 @@ def critic(sharded: bool) -> Numbers:
     return out | numbers(model, optimizer, ranks)
 
 
+def reward_model(sharded: bool) -> Numbers:
+    """Scores of texts of many lengths, more and fewer than there are ranks."""
+    model = ValueModel.of_classifier(classifier().requires_grad_(False))
+    ranks = place(model, sharded)
+    role = made(ranks, lambda: RewardModel(model, RewardModelSettings(max_tokens=60), ranks))
+    texts = [rollout.token_ids for group in uneven() for rollout in group.rollouts]
+    return {f"scores {count}": gathered(ranks, role.scores(texts[:count])) for count in (1, len(texts))}
+
+
+def examples_beside(sharded: bool) -> Numbers:
+    """A supervised loss in the same optimizer steps; one of them has no examples."""
+    policy = build_policy(llama(), sharded)
+    others = collate(uneven(num=2, seed=7))
+    others = dataclasses.replace(others, group_ids=torch.arange(others.num_sequences))
+    out: Numbers = {}
+    for step in range(2):
+        batch = prepared(policy, uneven(seed=step), seed=step)
+        beside = Supervision(others, 0.5)
+        update = policy.update(batch, BoundLoss("gspo", LossSettings()), step=step, beside=beside)
+        out[f"metrics {step}"] = update.metrics
+    return out | numbers(policy.model, policy.optimizer, policy.ranks)
+
+
 def bad_numbers(sharded: bool) -> Numbers:
     """One infinite advantage: its mini-batch is skipped on all ranks, the others are not."""
     policy = build_policy(llama(), sharded)
@@ -229,6 +253,8 @@ CASES: dict[str, Case] = {
         not_resharded,
         reference_and_entropy,
         critic,
+        reward_model,
+        examples_beside,
         bad_numbers,
         bad_gradients,
         low_precision,

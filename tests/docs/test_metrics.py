@@ -61,6 +61,9 @@ SUPERVISED = (
 )
 # Documented metrics that need what the runs above do not have: bad numbers, a mixture of experts and a group filter.
 NOT_RUN = {"actor/nonfinite_loss", "actor/nonfinite_gradient", "actor/router_change", "train/groups_filtered"}
+# With a judge (tests/rewards/judge) and a reward model (tests/learning/test_reward_model.py).
+NOT_RUN |= {f"judge/{name}" for name in ("calls", "cache_hits", "failures", "tokens", "seconds", "disagreement")}
+NOT_RUN |= {"reward_model/disagreement"}
 
 
 def documented() -> dict[str, re.Pattern[str]]:

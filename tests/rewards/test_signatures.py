@@ -112,7 +112,19 @@ def test_reward_kwargs_are_bound() -> None:
     assert [r.score for r in graded if isinstance(r, Reward)] == [10, 30]
 
 
-@pytest.mark.parametrize("fn", [lambda: 1, lambda a: 1, lambda a, b, c: 1, lambda a, b, *, c: 1])
+def test_a_parameter_that_must_be_set_is_set_by_kwargs() -> None:
+    def shorter(prompt: Prompt, response: str, *, limit: int) -> float:
+        return limit - len(response)
+
+    graded = wrap_function(shorter, kwargs={"limit": 5}).grade(PROMPT, RESPONSES)
+    assert [r.score for r in graded if isinstance(r, Reward)] == [4, 2]
+    with pytest.raises(RewardError, match="shorter needs a value of limit; set it in kwargs"):
+        wrap_function(shorter)
+    with pytest.raises(RewardError, match="has no parameter 'limt'; kwargs may set limit"):
+        wrap_function(shorter, kwargs={"limt": 5})
+
+
+@pytest.mark.parametrize("fn", [lambda: 1, lambda a: 1, lambda a, b, c: 1])
 def test_unknown_signature_is_refused_with_the_four(fn: Any) -> None:
     with pytest.raises(RewardError, match=r"completions, \*\*columns"):
         detect_style(fn, "fn")

@@ -154,3 +154,20 @@ def test_a_filter_that_gives_no_answer_is_named_with_the_prompt(keep, message):
     uid = group().prompt.uid
     with pytest.raises(PluginError, match=rf"algorithm\.filter_groups\.function: prompt '{uid}': .*{message}"):
         judge(group(*same(1.0)), keep=keep)
+
+
+def test_a_spread_within_the_noise_is_no_difference():
+    pair = group(Reward(0.5), Reward(0.75), Reward(0.5))
+    assert judge(pair, min_spread=0.2).keep
+    verdict = judge(pair, min_spread=0.25)
+    assert (verdict.keep, verdict.reason) == (False, "same_score")
+    assert judge(pair, enable=False, min_spread=1.0).keep
+    assert judge(group(Reward(0.5)), min_spread=1.0).keep
+
+
+def test_repeated_scores_of_one_response_set_the_smallest_spread():
+    noisy = group(Reward(0.5, acc=0.0, noise=0.4), Reward(0.75, acc=1.0, noise=0.0))
+    assert judge(noisy).keep  # 0.25 is more than the mean noise of 0.2
+    noisy = group(Reward(0.5, acc=0.0, noise=0.4), Reward(0.75, acc=1.0, noise=0.2))
+    assert not judge(noisy).keep
+    assert judge(noisy, "acc").keep  # the noise is that of the score

@@ -22,6 +22,8 @@ rewards = st.none() | st.builds(
     acc=st.none() | floats,
     extra=st.dictionaries(st.text(max_size=4), floats, max_size=3),
     kl_penalty=floats,
+    noise=floats,
+    notes=st.just({}) | st.just({"judge": {"verdict": "right", "reason": "so", "tokens": 3}}),
 )
 
 

@@ -10,6 +10,7 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    LlamaForSequenceClassification,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
@@ -31,6 +32,13 @@ def llama(seed: int = 0, **kw) -> LlamaForCausalLM:
         "tie_word_embeddings": True,
     }
     return LlamaForCausalLM(LlamaConfig(**{**shape, **kw})).eval()
+
+
+def classifier(seed: int = 0, **kw) -> LlamaForSequenceClassification:
+    """The same decoder with a score per text, that of its last token."""
+    shape = llama(seed, **kw).config.to_dict()
+    torch.manual_seed(seed)
+    return LlamaForSequenceClassification(LlamaConfig(**{**shape, "num_labels": 1, "pad_token_id": 0})).eval()
 
 
 def gpt2(seed: int = 0) -> GPT2LMHeadModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gspo.algo.aggregation import aggregate
 from gspo.data.examples import Example
 from gspo.training import forward
 from gspo.training.batch.batching import MicroBatch, micro_batch
 from gspo.training.optim.adamw import MasterOptimizer, StepResult
-from gspo.training.policy import Policy, PolicySettings
+from gspo.training.policy import Policy, PolicySettings, Supervision
 from gspo.training.schedule import Schedule
-from gspo.training.sft import answer_batch, answer_loss, held_out_loss
-from gspo.types import Prompt, TrainBatch
+from gspo.training.sft import answer_batch, answer_loss, example_batch, held_out_loss
+from gspo.types import LossInputs, LossOutput, Prompt, TrainBatch
 from tests.training.models import VOCAB, gemma2, llama
 
 SIZES = ((5, 3), (2, 9), (11, 1), (1, 4), (7, 7), (3, 2))  # prompt and answer tokens
@@ -173,3 +175,35 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted() -> None:
     update = p.update(answer_batch(make_examples()), answer_loss, step=0)
     assert update.metrics["actor/skipped_updates"].result() == 1
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def clipped(x: LossInputs) -> LossOutput:
+    """A policy loss with a ratio and advantages of its own."""
+    ratio = torch.exp(x.log_probs - x.log_probs.detach())
+    return LossOutput(aggregate(-ratio * x.advantages, x.mask, x.totals, "token-mean"), {})
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed", "shared"])
+def test_examples_beside_a_batch_add_their_weighted_gradient(layout: str) -> None:
+    examples, others = make_examples(), make_examples(seed=1, sizes=((4, 3), (6, 5), (2, 2)))
+    batch = answer_batch(examples)
+    batch = dataclasses.replace(
+        batch, advantages=torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(2))
+    )
+    _, supervised = reference(llama(), others)
+
+    alone, both = (policy(llama(), layout=layout, micro_batch_tokens=14) for _ in range(2))
+    alone.update(batch, clipped, step=0)
+    update = both.update(batch, clipped, step=0, beside=Supervision(example_batch(others), 0.5))
+    assert isinstance(alone.optimizer, RecordingOptimizer) and isinstance(both.optimizer, RecordingOptimizer)
+    for name, gradient in both.optimizer.grads.items():
+        torch.testing.assert_close(gradient, alone.optimizer.grads[name] + 0.5 * supervised[name], rtol=1e-4, atol=1e-6)
+    loss, _ = reference(llama(), others)
+    assert update.metrics["actor/sft_loss"].result() == pytest.approx(loss, rel=1e-5)
+
+
+def test_every_optimizer_step_has_its_share_of_the_examples() -> None:
+    batch, others = answer_batch(make_examples()), make_examples(seed=1, sizes=((4, 3), (6, 5), (2, 2)))
+    split = policy(llama(), mini_batch_groups=2)  # three optimizer steps, one example each
+    update = split.update(batch, clipped, step=0, beside=Supervision(example_batch(others), 1.0))
+    assert update.metrics["actor/sft_loss"].weight == 3 + 5 + 2

@@ -163,6 +163,26 @@ def gae(x: AdvantageInputs) -> Estimate:
     return whiten(raw_BT, x.mask), raw_BT + values_BT
 
 
+@advantage_estimator("opd", options=("old_log_probs", "ref_log_probs"))
+def opd(x: AdvantageInputs) -> Estimate:
+    """-(log π_old - log π_teacher) of each token: on-policy distillation, in which the reward plays no part.
+
+    E[A ∇ log π] = -∇ KL(π ‖ π_teacher), the reverse KL token by token (arXiv 2306.13649).
+    """
+    old, teacher = x.options.get("old_log_probs"), x.options.get("ref_log_probs")
+    if old is None or teacher is None:
+        raise ValueError(
+            "adv_estimator=opd needs old_log_probs and ref_log_probs [B,T], of the policy and of the teacher"
+        )
+    advantages_BT = distillation(old, teacher, x.mask).to(x.rewards.dtype)
+    return advantages_BT, advantages_BT
+
+
+def distillation(old_log_probs: Tensor, teacher_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """log π_teacher - log π_old [B,T] on trained tokens: how much more the teacher likes a token than the policy."""
+    return torch.where(mask.bool(), teacher_log_probs.double() - old_log_probs.double(), 0.0)
+
+
 def rewards_to_go(rewards_BT: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """G_t = r_t + γ·G_next over trained tokens; a reward on an untrained token goes to the trained one before it."""
     returns_BT = torch.zeros_like(rewards_BT)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gspo.algo.advantages import whiten
+from gspo.algo.advantages import distillation, whiten
 from gspo.algo.aggregation import aggregate
 from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
@@ -81,6 +81,8 @@ class Objective:
     regulariser: BoundRegulariser | None = None
     normalize: bool = False  # whiten the advantages of a step
     turn_discount: float | None = None  # of returns to go, which replace `advantage` where there are turns
+    reads_teacher: bool = False  # `advantage` is made of π_old and the reference's log-probs
+    distill_weight: float = 0.0  # of log π_teacher - log π_old, which is added to the advantages
 
     def with_advantages(
         self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
@@ -91,6 +93,9 @@ class Objective:
             advantages = whiten(advantages, batch.mask.bool())
         if weights is not None:
             advantages = advantages * weights[:, None]
+        if self.distill_weight:
+            old, teacher = _teacher(batch)
+            advantages = advantages + self.distill_weight * distillation(old, teacher, batch.mask)
         return batch.with_advantages(advantages, returns)
 
     def _estimate(self, batch: ScoredBatch, baselines: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -109,6 +114,8 @@ class Objective:
             rewards[torch.arange(batch.num_sequences), last] += batch.kl_penalties.sum(dim=-1)
             rewards -= batch.kl_penalties
         options = {} if baselines is None else {"reward_baselines": baselines}
+        if self.reads_teacher:
+            options |= dict(zip(("old_log_probs", "ref_log_probs"), _teacher(batch)))
         return self.advantage(rewards, batch.mask, batch.group_ids, values=batch.values, **options)
 
     def clip_range(self) -> tuple[float, float]:
@@ -137,8 +144,26 @@ class Objective:
             out["actor/pg_clipfrac_later"] = Metric("last", fraction)
         return out
 
+    def teacher_metrics(self, batch: ScoredBatch) -> Metrics:
+        """`actor/teacher_kl`: the token mean of log π_old - log π_teacher, an estimate of KL(π ‖ π_teacher)."""
+        if not self.distills:
+            return {}
+        gap = distillation(*_teacher(batch), batch.mask)
+        return {"actor/teacher_kl": Metric.mean(-float(gap.sum()), float(batch.mask.sum()))}
+
+    @property
+    def distills(self) -> bool:
+        """Whether a teacher has a part in the advantages."""
+        return self.reads_teacher or self.distill_weight > 0
+
     def state_dict(self) -> dict[str, Any]:
         return {"clip": self.clip_control.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.clip_control.load_state_dict(state["clip"])
+
+
+def _teacher(batch: ScoredBatch) -> tuple[Tensor, Tensor]:
+    """π_old and the teacher's log-probs of every row."""
+    assert batch.ref_log_probs is not None and not batch.unscored_rows, "both are scored before the advantages"
+    return batch.old_log_probs, batch.ref_log_probs

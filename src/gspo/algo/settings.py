@@ -61,6 +61,7 @@ ESTIMATORS = (
     "reinforce_plus_plus_baseline",
     "remax",
     "gae",
+    "opd",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+from gspo.build.rewards import names_reward
 from gspo.config import TrainerConfig
 from gspo.environments.loading import EnvironmentSpec
 from gspo.environments.protocol import EnvironmentProblem
@@ -73,5 +74,4 @@ def require_sendable(settings: EpisodeSettings) -> None:
 
 def turn_scorer(config: TrainerConfig, scorer: Scorer, reward_fn: Any) -> Scorer:
     """A scorer that gives rollouts their environment's rewards; a reward function that is set adds to them."""
-    named = reward_fn is not None or config.custom_reward_function.path is not None or bool(config.reward.functions)
-    return TurnScorer(scorer, adds_function=named)
+    return TurnScorer(scorer, adds_function=names_reward(config, reward_fn))

@@ -11,6 +11,7 @@ import torch
 
 from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import TrainerConfig
+from gspo.data.examples import Example, ExampleOrder
 from gspo.training.roles import PolicyFacts
 from gspo.types import Prompt
 
@@ -27,7 +28,7 @@ def fingerprint(
     facts: PolicyFacts,
     rows: Sequence[Any],
     total_steps: int,
-    trained_on: Literal["rollouts", "answers"] = "rollouts",
+    trained_on: Literal["rollouts", "answers", "pairs"] = "rollouts",
 ) -> dict[str, Any]:
     """The model, the data (as JSON values) and the machine's arithmetic, in words or digests that can be compared."""
     optim = config.actor_rollout_ref.actor.optim
@@ -46,6 +47,12 @@ def fingerprint(
 def prompt_rows(prompts: Sequence[Prompt]) -> list[Any]:
     """What identifies prompts as training data."""
     return [(p.uid, p.token_ids, str(p.ground_truth)) for p in prompts]
+
+
+def example_rows(order: ExampleOrder[Example] | None) -> list[Any]:
+    """What identifies examples as training data."""
+    examples = [] if order is None else order.examples
+    return [(e.prompt.uid, e.prompt.token_ids, e.answer_ids) for e in examples]
 
 
 def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:

@@ -11,12 +11,14 @@ import torch
 from torch import nn
 from transformers.utils.logging import disable_progress_bar
 
-from gspo.build.role_settings import FLEX_ATTENTION, critic_settings, policy_settings, reference_settings
+from gspo.build.rewards import rewards_of
+from gspo.build.role_settings import FLEX_ATTENTION, critic_settings, layout_kind, policy_settings, reference_settings
 from gspo.config import TrainerConfig
+from gspo.config.batch_plan import distills
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 from gspo.kernels.compiled_layers import worth_compiling
 from gspo.models.four_bit import forget_quantizer
-from gspo.models.load import compute_dtype, load_model
+from gspo.models.load import compute_dtype, load_model, load_reward_model
 from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel
 from gspo.training.lora import Adapters, LoraSettings
@@ -27,6 +29,7 @@ from gspo.training.parallel.fsdp import ShardSettings
 from gspo.training.parallel.ranks import ALONE, Ranks
 from gspo.training.policy import Policy, TokenScorer
 from gspo.training.reference import Reference
+from gspo.training.reward_model import RewardModel, RewardModelSettings
 from gspo.training.roles import LocalRoles
 from gspo.training.schedule import Schedule
 
@@ -53,8 +56,10 @@ def build_roles(
     needs_critic = config.algorithm.adv_estimator == "gae"
     if needs_critic if config.critic.enable is None else config.critic.enable:
         roles.critic = _critic(config, device, total_steps, ranks_of)
-    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward:
+    if config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward or distills(config):
         roles.reference = _reference(config, device, policy, adapters, ranks_of)
+    if rewards_of(config).model is not None:
+        roles.reward_model = _reward_model(config, device, ranks_of)
     return roles
 
 
@@ -109,8 +114,8 @@ def _policy(config: TrainerConfig, model: Any, total_steps: int, ranks_of: Ranks
     actor = config.actor_rollout_ref.actor
     ranks = ranks_of(model, _shard_settings(actor.fsdp_config)) if ranks_of else ALONE
     offload = actor.fsdp_config.optimizer_offload and ranks_of is None
-    optimizer = _optimizer(model, actor.optim, actor.grad_clip, offload)
-    schedule, settings = _schedule(actor.optim, total_steps), policy_settings(config)
+    optimizer = optimizer_of(model, actor.optim, actor.grad_clip, offload)
+    schedule, settings = schedule_of(actor.optim, total_steps), policy_settings(config)
     # Captured code reads its weights where they were: not with shards that come and go, nor adapters switched off.
     alone = ranks_of is None and config.actor_rollout_ref.model.lora_rank == 0
     on_mps = next(model.parameters()).device.type == "mps"  # for which nothing is captured or compiled
@@ -125,7 +130,7 @@ def _critic(config: TrainerConfig, device: torch.device, total_steps: int, ranks
     model = ValueModel(load_weights(config, device, path, on_host=ranks_of is not None))
     ranks = ranks_of(model, _shard_settings(c.fsdp_config)) if ranks_of else ALONE
     offload = c.fsdp_config.optimizer_offload and ranks_of is None
-    optimizer, schedule = _optimizer(model, c.optim, c.grad_clip, offload), _schedule(c.optim, total_steps)
+    optimizer, schedule = optimizer_of(model, c.optim, c.grad_clip, offload), schedule_of(c.optim, total_steps)
     settings = critic_settings(config)
     return _placed(ranks, lambda: Critic(model, optimizer, schedule, settings, ranks))
 
@@ -144,7 +149,32 @@ def _reference(
     return Reference(_placed(ranks, lambda: TokenScorer(model, settings, ranks)))
 
 
-def _optimizer(model: Any, optim: OptimConfig, grad_clip: float, offload: bool) -> MasterOptimizer:
+def _reward_model(config: TrainerConfig, device: torch.device, ranks_of: RanksOf | None) -> RewardModel:
+    c, path = config.reward_model, rewards_of(config).model_path
+    assert path is not None, "checked with the config"
+    classifier = load_reward_model(
+        path,
+        dtype=compute_dtype(c.dtype, device),
+        device="cpu" if ranks_of is not None else str(device),
+        trust_remote_code=config.actor_rollout_ref.model.trust_remote_code,
+    )
+    model = ValueModel.of_classifier(classifier.requires_grad_(False))
+    kind = "plain" if layout_kind(config) == "plain" else "packed"
+    settings = RewardModelSettings(c.max_tokens_per_batch, kind, offload=_offloads(config, model, device))
+    sharding = ShardSettings(param_offload=settings.offload)
+    ranks = ranks_of(model, sharding) if ranks_of else ALONE
+    return _placed(ranks, lambda: RewardModel(model, settings, ranks))
+
+
+def _offloads(config: TrainerConfig, model: nn.Module, device: torch.device) -> bool:
+    """Whether the reward model rests in host memory."""
+    if config.reward_model.offload != "auto" or device.type != "cuda":
+        return config.reward_model.offload == "on"
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    return size > torch.cuda.mem_get_info(device)[0] / 4
+
+
+def optimizer_of(model: Any, optim: OptimConfig, grad_clip: float, offload: bool) -> MasterOptimizer:
     """`offload` keeps the state of a model on a GPU in host memory; that of ranks is moved as a whole (`Shards`)."""
     on_gpu = any(p.is_cuda for p in model.parameters())
     if optim.eight_bit:
@@ -173,7 +203,7 @@ def _shard_settings(c: FSDPConfig) -> ShardSettings:
     )
 
 
-def _schedule(optim: OptimConfig, total_steps: int) -> Schedule:
+def schedule_of(optim: OptimConfig, total_steps: int) -> Schedule:
     """The learning rate by step."""
     span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
     warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)

@@ -12,10 +12,12 @@ from typing import Any, Protocol, cast
 from gspo.algo.objective import Objective
 from gspo.build.fingerprint import check_fingerprint
 from gspo.config import TrainerConfig, resolved_loss
+from gspo.data.examples import Example, ExampleOrder
 from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.rewards import Scorer
+from gspo.rewards.mixed import MixedScorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.sampling.sampler import Sampler
 from gspo.training.kl_reward import KlScorer
@@ -78,6 +80,8 @@ class RunParts:
     scorers: list[Scorer] = field(default_factory=list)
     data: str = ""  # what is trained on, in words
     kl_reward: KlScorer | None = None
+    examples: ExampleOrder[Example] | None = None  # imitated beside reinforcement learning
+    mixed: MixedScorer | None = None  # with a judge or a reward model
     baseline: GreedyBaseline | None = None
     # Keys that nobody set and that had to change, with value and reason.
     adapted: dict[str, tuple[Any, str]] = field(default_factory=dict)

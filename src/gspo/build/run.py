@@ -20,19 +20,12 @@ from gspo.build.data.rows import given_datasets
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers, stop_tokens
 from gspo.build.environments import episode_settings, has_environment, require_sendable, turn_scorer
-from gspo.build.fingerprint import fingerprint, prompt_rows
-from gspo.build.inputs import (
-    build_scorer,
-    check_code_tests,
-    grades,
-    load_prompts,
-    prompt_columns,
-    reward_lag,
-    try_reward,
-)
+from gspo.build.fingerprint import example_rows, fingerprint, prompt_rows
+from gspo.build.inputs import check_code_tests, load_prompts, load_sft_examples, prompt_columns
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
 from gspo.build.ranks import build_rank
+from gspo.build.rewards import add_model, build_scorer, grades, names_reward, reward_lag, try_reward
 from gspo.build.settings import (
     build_objective,
     groups_held,
@@ -42,8 +35,10 @@ from gspo.build.settings import (
     validation_params,
 )
 from gspo.config import TrainerConfig
+from gspo.config.batch_plan import distills
 from gspo.data.columns import Say
 from gspo.data.cursor import PromptCursor
+from gspo.data.examples import Example, ExampleOrder
 from gspo.distributed.backend import Backend, ClusterError
 from gspo.distributed.launch import check_launch
 from gspo.distributed.rank_engine import RankEngine
@@ -53,10 +48,12 @@ from gspo.distributed.run_layout import runs_ahead
 from gspo.environments.pool import EpisodePool
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
+from gspo.models import ModelError
 from gspo.models.load import load_tokenizer
 from gspo.plugins import import_plugins
 from gspo.registry import PluginError
 from gspo.rewards import Scorer
+from gspo.rewards.mixed import MixedScorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.episodes.settings import EpisodeSettings
 from gspo.sampling.dynamic import DynamicSampler, Record
@@ -133,6 +130,7 @@ def build(
     tokenizer = inputs.tokenizer or load_run_tokenizer(config)
     episodes, reward_fn = episode_settings(config, inputs.environment), inputs.reward_fn
     adapted: dict[str, tuple[Any, str]] = {}
+    check_teacher(config, tokenizer)
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
         pool = None
         if episodes is not None:
@@ -143,24 +141,29 @@ def build(
         options = None if episodes is None else episodes.prompt_options(tokenizer)
         notes: list[str] = []
         train, held_out = _load_data(config, tokenizer, inputs, options, notes.append)
-        if reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
+        if not names_reward(config, reward_fn):
             check_code_tests([*train, *held_out])
         if episodes is not None and pool is not None and train:
             episodes = episodes.with_opening(pool, train[0])
-        scorer, val_scorer = (_scorer(config, inputs, fn) for fn in (reward_fn, inputs.val_reward_fn or reward_fn))
-        for each in (scorer, val_scorer):
-            started.callback(each.close)
+        rewards = build_scorer(config, reward_fn, folder=folder)
+        started.callback(rewards.close)
+        val_rewards = build_scorer(config, inputs.val_reward_fn or reward_fn, folder=folder, held_out=True)
+        started.callback(val_rewards.close)
+        scorer, val_scorer = (_behind_environment(config, inputs, each) for each in (rewards, val_rewards))
         if train and (episodes is None or grades(config, train[0], reward_fn)):
             metric = try_reward(config, scorer, train[0], uses_metric=keep is None and episodes is None)
             if metric != config.algorithm.filter_groups.metric:
                 config, adapted = copy.deepcopy(config), {METRIC: (metric, "the reward function returns no acc")}
                 config.algorithm.filter_groups.metric = metric
         num_steps = total_steps(config, len(train))
+        examples = _examples(config, tokenizer)
         progress("loading the model")
         roles, build_own_engine = build_models(
             config, tokenizer, device, num_steps, weights_from, backend, episodes, pool
         )
         started.callback(roles.close)
+        for each in (rewards, val_rewards):
+            add_model(config, each, roles.reward_model)
         progress("starting the engine")
         if notify is not None and isinstance(roles, LocalRoles):
             _warn_without_end(roles.policy.model.generation_config, tokenizer, notify)
@@ -188,15 +191,19 @@ def build(
             evaluator=build_evaluator(config, engine, val_scorer, held_out) if held_out else None,
             objective=build_objective(config),
             total_steps=num_steps,
-            fingerprint=fingerprint(config, roles.facts(), prompt_rows(train), num_steps),
+            fingerprint=fingerprint(config, roles.facts(), [*prompt_rows(train), *example_rows(examples)], num_steps),
             scorers=[scorer, val_scorer],
             data=inputs.facts().get("train_dataset") or str(config.data.train_files),
             kl_reward=kl_reward,
+            examples=examples,
             adapted=adapted,
             notes=notes,
+            mixed=rewards if isinstance(rewards, MixedScorer) else None,
         )
         if config.algorithm.adv_estimator == "remax":
-            _add_baseline(parts, _scorer(config, inputs, reward_fn))
+            baseline = build_scorer(config, reward_fn, folder=folder)
+            add_model(config, baseline, roles.reward_model)
+            _add_baseline(parts, _behind_environment(config, inputs, baseline))
         started.pop_all()
         progress(None)
         return parts
@@ -240,6 +247,32 @@ def load_run_tokenizer(config: TrainerConfig) -> Any:
     return load_tokenizer(c.tokenizer_path or c.path, trust_remote_code=c.trust_remote_code)
 
 
+def _examples(config: TrainerConfig, tokenizer: Any) -> ExampleOrder[Example] | None:
+    """The examples that are imitated beside reinforcement learning; None without any."""
+    c = config.data
+    if c.sft_files is None or config.actor_rollout_ref.actor.sft_weight == 0:
+        return None
+    seed = derive_seed(config.trainer.seed if c.seed is None else c.seed, "sft")
+    size = c.sft_batch_size or c.train_batch_size
+    return ExampleOrder(load_sft_examples(config, tokenizer), size, seed=seed, shuffle=c.shuffle)
+
+
+def check_teacher(config: TrainerConfig, tokenizer: Any) -> None:
+    """Refuse a teacher whose tokens are not the policy's: its log-probs would be those of other texts."""
+    path = config.actor_rollout_ref.ref.path
+    if path is None or not distills(config):
+        return
+    own = tokenizer.get_vocab()
+    other = load_tokenizer(path, trust_remote_code=config.actor_rollout_ref.model.trust_remote_code).get_vocab()
+    if own != other:
+        token = next(iter(sorted({*own.items(), *other.items()} - (own.items() & other.items()))))[0]
+        raise ModelError(
+            f"actor_rollout_ref.ref.path={path}: the teacher's tokenizer is not the policy's: token {token!r} is number "
+            f"{other.get(token)} there and {own.get(token)} here ({len(other)} and {len(own)} tokens); a teacher needs "
+            "the tokens of the model that it teaches"
+        )
+
+
 def _load_data(
     config: TrainerConfig, tokenizer: Any, inputs: Inputs, template_options: Mapping[str, Any] | None, say: Say
 ) -> tuple[list[Prompt], list[Prompt]]:
@@ -249,10 +282,9 @@ def _load_data(
     return prompts, load_prompts(config, tokenizer, "val", val, template_options)
 
 
-def _scorer(config: TrainerConfig, inputs: Inputs, reward_fn: Any) -> Scorer:
-    """The scorer of a reward function, behind the rewards of the environment where there is one."""
-    scorer = build_scorer(config, reward_fn)
-    return turn_scorer(config, scorer, reward_fn) if has_environment(config, inputs.environment) else scorer
+def _behind_environment(config: TrainerConfig, inputs: Inputs, scorer: Scorer) -> Scorer:
+    """The scorer of the rewards that are set, behind the rewards of the environment where there is one."""
+    return turn_scorer(config, scorer, inputs.reward_fn) if has_environment(config, inputs.environment) else scorer
 
 
 def owns_engine(roles: Roles, num_workers: int) -> bool:

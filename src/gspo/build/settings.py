@@ -67,6 +67,7 @@ def sampling_settings(config: TrainerConfig, reward_lag: int = 1) -> SamplingSet
         gen_batch_size=data.gen_batch_size,
         enable=f.enable,
         metric=f.metric,
+        min_spread=f.min_spread,
         strategy=f.strategy,
         max_num_gen_batches=f.max_num_gen_batches,
         on_limit=f.on_limit,
@@ -138,5 +139,7 @@ def build_objective(config: TrainerConfig) -> Objective:
             entropy_coeff=actor.entropy_coeff,
         ),
         normalize=algorithm.normalize_advantages,
+        reads_teacher=algorithm.adv_estimator == "opd",
+        distill_weight=algorithm.distill_weight,
         turn_discount=algorithm.turn_discount if algorithm.turn_rewards == "return_to_go" else None,
     )

@@ -10,8 +10,9 @@ import torch
 
 from gspo.build.device import choose_device, default_threads
 from gspo.build.engines import build_engine
-from gspo.build.inputs import build_scorer, load_prompts
+from gspo.build.inputs import load_prompts
 from gspo.build.models import load_weights
+from gspo.build.rewards import build_scorer
 from gspo.config import TrainerConfig
 from gspo.data.rows import DataError
 from gspo.evaluation.evaluator import Evaluation, Evaluator
@@ -57,7 +58,7 @@ def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None
     if not prompts:
         files = config.data.val_files or config.data.train_files
         raise DataError(f"data.val_files={files}", "has no held-out rows; name rows to answer with --data FILE")
-    scorer = build_scorer(config, reward_fn)
+    scorer = build_scorer(config, reward_fn, held_out=True)
     start = time.monotonic()
     try:
         engine = build_engine(config, load_weights(config, device, c.path).eval(), tokenizer, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -39,9 +40,9 @@ def try_reward(
     ] = None,
     timeout: Annotated[float, typer.Option(help="Longest time for the reward, in seconds.")] = 10.0,
 ) -> None:
-    """Grade one answer to a row of a dataset, as in training, and print the reward."""
-    from gspo.build.inputs import build_scorer
-    from gspo.data.rows import DataError
+    """Grade one answer to a row of a dataset, as in training, and print the reward and what a judge said."""
+    from gspo.build.rewards import build_scorer
+    from gspo.data.rows import DataError, visible
     from gspo.rewards import RewardError
     from gspo.types import Group, Prompt, Rollout
 
@@ -73,6 +74,9 @@ def try_reward(
     typer.echo(f"acc        {'not given' if scored.reward.acc is None else format(scored.reward.acc, 'g')}")
     for name, value in scored.reward.extra.items():
         typer.echo(f"{name:10s} {value:g}")
+    for name, note in scored.reward.notes.items():
+        for key, value in note.items():
+            typer.echo(visible(f"{name:10s} {key}: {value if isinstance(value, str) else json.dumps(value)}"))
     typer.echo(f"time       {time.perf_counter() - start:.3f} s, including the start of a worker if one is needed")
 
 

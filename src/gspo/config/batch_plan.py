@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gspo.config.resolved_loss import resolved_loss
+from gspo.config.reward_parts import reward_parts
 from gspo.config.schema import TrainerConfig
 
 
@@ -114,9 +115,15 @@ def roles(config: TrainerConfig) -> dict[str, bool]:
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
     needs_critic = algorithm.adv_estimator == "gae"
     return {
-        "reference": actor.use_kl_loss or algorithm.use_kl_in_reward,
+        "reference": actor.use_kl_loss or algorithm.use_kl_in_reward or distills(config),
         "critic": needs_critic if config.critic.enable is None else config.critic.enable,
+        "reward model": reward_parts(config).model is not None,
     }
+
+
+def distills(config: TrainerConfig) -> bool:
+    """Whether a teacher, the reference, has a part in the advantages."""
+    return config.algorithm.adv_estimator == "opd" or config.algorithm.distill_weight > 0
 
 
 def without_effect(config: TrainerConfig, ineffective: Sequence[str] = ()) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -75,25 +75,28 @@ def _shorten(example: Example, limit: int, truncation: Truncation) -> Example | 
     return Example(dataclasses.replace(example.prompt, token_ids=kept[:start]), kept[start:])
 
 
-class ExampleOrder:
-    """Which examples each step trains on, as a function of the step.
+T = TypeVar("T")
+
+
+class ExampleOrder(Generic[T]):
+    """Which examples, or pairs, each step trains on, as a function of the step.
 
     Every epoch has each example once, in an order that depends on (seed, epoch) only.
     """
 
-    def __init__(self, examples: Sequence[Example], batch_size: int, *, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, examples: Sequence[T], batch_size: int, *, seed: int, shuffle: bool = True) -> None:
         if not examples:
             raise DataError("dataset", "has no examples; expected at least one")
         self.examples, self.batch_size = list(examples), batch_size
         self._seed, self._shuffle = seed, shuffle
         self._epoch: tuple[int, np.ndarray] | None = None  # the latest, and its order
 
-    def batch(self, step: int) -> list[Example]:
+    def batch(self, step: int) -> list[T]:
         """The examples of a step, counted from 0."""
         start = step * self.batch_size
         return [self._at(position) for position in range(start, start + self.batch_size)]
 
-    def _at(self, position: int) -> Example:
+    def _at(self, position: int) -> T:
         epoch, offset = divmod(position, len(self.examples))
         if self._epoch is None or self._epoch[0] != epoch:
             size, seed = len(self.examples), derive_seed(self._seed, "shuffle", epoch)

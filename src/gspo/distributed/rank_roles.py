@@ -20,7 +20,8 @@ from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_worker import MakeModels, RankScores, RankUpdate, RankWorker
 from gspo.metrics import Metrics
 from gspo.training.parallel.ranks import merge_ranks
-from gspo.training.policy import LossFunction, Regulariser, Upcoming, Update
+from gspo.training.policy import LossFunction, Regulariser, Supervision, Upcoming, Update
+from gspo.training.reward_model import Text
 from gspo.training.roles import PolicyFacts
 from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
 
@@ -81,6 +82,17 @@ class RankReference:
         return dataclasses.replace(batch, ref_log_probs=self.log_probs(batch))
 
 
+@dataclass(frozen=True, slots=True)
+class RankRewardModel:
+    """The frozen reward model of a rank group."""
+
+    ranks: RankGroup
+
+    def scores(self, texts: list[Text]) -> Tensor:
+        """The scores [n] of texts."""
+        return merge_rows(self.ranks.call(RankWorker.reward_scores, texts))
+
+
 class RankRoles:
     """The models of one run, sharded over the ranks of a group. Each rank builds its shards with `make`."""
 
@@ -92,6 +104,7 @@ class RankRoles:
         self.policy = RankPolicy(ranks)
         self.critic = RankCritic(ranks) if self._facts.has_critic else None
         self.reference = RankReference(ranks) if self._facts.has_reference else None
+        self.reward_model = RankRewardModel(ranks) if self._facts.has_reward_model else None
 
     def facts(self) -> PolicyFacts:
         return self._facts
@@ -104,8 +117,9 @@ class RankRoles:
         step: int,
         regulariser: Regulariser | None = None,
         upcoming: Upcoming | None = None,  # the ranks have no batch but the one that is sent
+        beside: Supervision | None = None,
     ) -> Update:
-        parts: list[RankUpdate] = self._ranks.call(RankWorker.update, batch, loss, step, regulariser)
+        parts: list[RankUpdate] = self._ranks.call(RankWorker.update, batch, loss, step, regulariser, beside)
         if rows := [row for part in parts for row in part.scored_rows]:
             old = torch.cat([part.old_log_probs for part in parts])
             entropy = torch.cat([part.entropy for part in parts if part.entropy is not None])

@@ -21,7 +21,8 @@ from gspo.models.load import no_progress_bars
 from gspo.rollout.engine import GroupRequest, RolloutEngine
 from gspo.training.parallel.fsdp import Shards
 from gspo.training.parallel.sharded_lora import ShardedAdapters
-from gspo.training.policy import LossFunction, Regulariser
+from gspo.training.policy import LossFunction, Regulariser, Supervision
+from gspo.training.reward_model import Text
 from gspo.training.roles import ADAPTER_FILES, LocalRoles, PolicyFacts
 from gspo.types import AdvantageBatch, Group, TrainBatch
 
@@ -133,6 +134,13 @@ class RankWorker:
         with reference.scorer.ranks.resident():
             return reference.log_probs(batch)
 
+    def reward_scores(self, texts: list[Text]) -> Tensor:
+        """The reward model's scores of this rank's texts, 0 for others."""
+        model = self.roles.reward_model
+        assert model is not None
+        with model.ranks.resident():
+            return model.scores(texts)
+
     def values(self, batch: TrainBatch) -> Tensor:
         """The critic's values of this rank's rows, 0 in others."""
         critic = self.roles.critic
@@ -143,12 +151,17 @@ class RankWorker:
         return values
 
     def update(
-        self, batch: AdvantageBatch, loss: LossFunction, step: int, regulariser: Regulariser | None
+        self,
+        batch: AdvantageBatch,
+        loss: LossFunction,
+        step: int,
+        regulariser: Regulariser | None,
+        beside: Supervision | None = None,
     ) -> RankUpdate:
         """Train the policy on a batch, each rank on its rows of every mini-batch."""
         policy = self.roles.policy
         with policy.ranks.resident(policy.optimizer):
-            update = self.roles.update_policy(batch, loss, step=step, regulariser=regulariser)
+            update = self.roles.update_policy(batch, loss, step=step, regulariser=regulariser, beside=beside)
         metrics = _plain(update.metrics)
         if batch.entropy is not None:
             metrics.pop("actor/entropy", None)  # the controller computes it from the rows of all ranks

@@ -15,7 +15,7 @@ from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
 from gspo.runs.group_log import turn_record
 from gspo.runs.metric_names import aux_name, core_name
 from gspo.runs.turn_metrics import turn_metrics
-from gspo.types import Group, Prompt
+from gspo.types import Group, Prompt, Reward
 
 TURN_FIGURES = ("/mean", "/share")  # those of turns and tool calls that an evaluation reports
 
@@ -44,6 +44,7 @@ class Evaluation:
                         "acc": None if r.reward is None else r.reward.acc,
                         "num_tokens": r.num_model_tokens,
                         "finish_reason": r.finish_reason,
+                        **_parts(r.reward),
                         **({"turns": [turn_record(turn) for turn in r.turns]} if r.turns else {}),
                     }
                     for r in g.rollouts
@@ -51,6 +52,14 @@ class Evaluation:
             }
             for g in self.groups
         ]
+
+
+def _parts(reward: Reward | None) -> dict[str, Any]:
+    """The parts of a reward that has several, and the notes of a judge."""
+    if reward is None:
+        return {}
+    parts = {name: value for name, value in reward.extra.items() if name.startswith("reward/")}
+    return {**({"extra": parts} if parts else {}), **({"notes": dict(reward.notes)} if reward.notes else {})}
 
 
 class Evaluator:

@@ -42,8 +42,11 @@ def measure(done: TrainedStep, parts: RunParts, counters: Counters) -> Metrics:
     metrics = step_metrics(done, with_gap=with_gap)
     merge_metrics(metrics, parts.objective.observe(done.update.metrics))
     merge_metrics(metrics, parts.engine.metrics())
+    merge_metrics(metrics, parts.objective.teacher_metrics(done.update.batch))
     if parts.kl_reward is not None:
         merge_metrics(metrics, parts.kl_reward.observe())
+    if parts.mixed is not None:
+        merge_metrics(metrics, parts.mixed.observe())
     merge_metrics(metrics, counters.count_tokens(metrics))
     return metrics
 

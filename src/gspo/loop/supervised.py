@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.build.run import Inputs
-from gspo.build.supervised import SupervisedParts, build_supervised
+from gspo.build.supervised.examples import SupervisedParts, build_supervised
 from gspo.checkpoint import folder as checkpoint
 from gspo.config import ResolvedConfig, TrainerConfig, load_supervised
 from gspo.data.rows import DataError
@@ -37,6 +37,7 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
 
     command, name_prefix = "sft", "sft-"
     alarm_rules = SUPERVISED_RULES
+    columns = SUPERVISED_COLUMNS
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
         self._made: tuple[int, AdvantageBatch] | None = None  # the latest batch and its step
         resolved = cfg if isinstance(cfg, ResolvedConfig) and cfg.for_sft else load_supervised(base=cfg)
         every = resolved.config.trainer.console_table_freq
-        console = console or Console(every=every, columns=SUPERVISED_COLUMNS)
+        console = console or Console(every=every, columns=self.columns)
         super().__init__(resolved, inputs, sinks=sinks, callbacks=callbacks, console=console, backend=backend)
 
     def _build(self, weights_from: Path | None) -> SupervisedParts:
@@ -121,8 +122,8 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
             "out": str(self._out or self.run.checkpoints / f"step-{self.step:06d}"),
             "steps": self.step,
             "num_examples": len(self.parts.order.examples),
-            "first_loss": _mean(losses[:MEAN_STEPS]),
-            "last_loss": _mean(losses[-MEAN_STEPS:]),
+            "first_loss": mean_of(losses[:MEAN_STEPS]),
+            "last_loss": mean_of(losses[-MEAN_STEPS:]),
             "start_val_loss": held_out[0] if held_out else None,
             "val_loss": held_out[-1] if held_out else None,
             **({"start_acc": accuracies[0], "final_acc": accuracies[-1]} if accuracies else {}),
@@ -145,7 +146,7 @@ def _check_empty(out: Path | None) -> None:
         raise DataError(f"--out {out}", "exists and is not an empty folder; give a new one")
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
+def mean_of(values: Sequence[float | None]) -> float | None:
     """The mean of the values that are finite numbers; rows store others as null."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

@@ -20,7 +20,8 @@ from gspo.runs.console import Console
 from gspo.runs.sinks import Sink
 from gspo.sampling.filters import GroupFilter
 from gspo.training.batch.batching import collate
-from gspo.training.policy import Update
+from gspo.training.policy import Supervision, Update
+from gspo.training.sft import example_batch
 from gspo.types import AdvantageBatch
 
 
@@ -86,6 +87,8 @@ class Trainer(TrainingRun[RunParts]):
         metrics = measure(done, self.parts, self.counters)
         step_records.warn_of_failures(self.step, done.sampling, self.console.warn)
         self.recorder.groups(self.step, done, self.parts.token_text)
+        if self.parts.mixed is not None and (spent := self.parts.mixed.over_budget()) is not None:
+            self.finish_early(spent)
         return metrics
 
     def _train(self) -> TrainedStep:
@@ -98,7 +101,8 @@ class Trainer(TrainingRun[RunParts]):
             c, seed = self.config.algorithm, order_seed(self.config, self.step)
             masks = {"mask_truncated": c.mask_truncated, "mask_malformed": c.mask_malformed_turns}
             batch = roles.policy.score(collate(groups, seed, **masks))
-        if roles.reference is not None and self.config.actor_rollout_ref.actor.use_kl_loss:
+        use_kl_loss = self.config.actor_rollout_ref.actor.use_kl_loss
+        if roles.reference is not None and (use_kl_loss or parts.objective.distills):
             with clock("ref"):
                 batch = roles.reference.score(batch)
         if roles.critic is not None:
@@ -129,7 +133,14 @@ class Trainer(TrainingRun[RunParts]):
             log_probs, entropy = roles.policy.log_probs(batch)  # the weights stay, so this is π_old as well
             rows = list(batch.unscored_rows)
             return Update({}, log_probs, batch.with_rows(rows, log_probs[rows], entropy[rows]))
-        return roles.update_policy(batch, objective.loss(), step=self.step, regulariser=objective.regulariser)
+        examples, beside = self.parts.examples, None
+        if examples is not None:
+            beside = Supervision(
+                example_batch(examples.batch(self.step)), self.config.actor_rollout_ref.actor.sft_weight
+            )
+        return roles.update_policy(
+            batch, objective.loss(), step=self.step, regulariser=objective.regulariser, beside=beside
+        )
 
     def _evaluate(self) -> Metrics:
         if self.parts.evaluator is None:

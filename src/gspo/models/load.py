@@ -103,6 +103,51 @@ def load_model(
     return model if four_bit else model.to(device)
 
 
+def load_reward_model(
+    path: str,
+    *,
+    dtype: torch.dtype | str = "float32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    new_head: bool = False,
+) -> Any:
+    """A classifier with one label from a folder or hub name. With `new_head` its score starts at 0, over any decoder."""
+    from transformers import AutoModelForSequenceClassification
+
+    resolved = resolve(path)
+    if Path(resolved).is_dir():
+        check_weights(Path(resolved))
+    with _reading(path, "reward model") as source, no_progress_bars(), _no_load_report():
+        loaded: Any = AutoModelForSequenceClassification.from_pretrained(
+            **source,
+            num_labels=1,
+            dtype=dtype,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
+        )
+    model, info = loaded
+    if not hasattr(model, "score"):
+        raise ModelError(
+            f"{path}: {type(model).__name__} has no layer `score`; expected a decoder with a score per text"
+        )
+    lacks_head = any(
+        name.startswith("score.") for name in (*info["missing_keys"], *(m[0] for m in info["mismatched_keys"]))
+    )
+    if lacks_head and not new_head:
+        raise ModelError(
+            f"{path}: is no reward model: its weights have no score of one label; train one with `gspo rm`, or give the "
+            "folder of a classifier with num_labels=1"
+        )
+    others = {**info, "missing_keys": {n for n in info["missing_keys"] if not n.startswith("score.")}}
+    others["mismatched_keys"] = [m for m in info["mismatched_keys"] if not m[0].startswith("score.")]
+    _check_tensors(path, others, None)
+    if lacks_head:
+        model.score.weight.data.zero_()
+    return model.to(device)
+
+
 def _empty_model(path: str, overrides: Mapping[str, Any] | None) -> dict[str, torch.Tensor]:
     """The tensors of the model that the config asks for, without memory."""
     import torch
@@ -168,6 +213,19 @@ def _reading(path: str, what: str) -> Iterator[dict[str, Any]]:
             first = "needs Python code from its folder, which is not run"
             hint = "set trust_remote_code=true if you have read and trust it"
         raise ModelError(f"{path}: the {what} cannot be loaded: {first}; {hint}") from error
+
+
+@contextmanager
+def _no_load_report() -> Iterator[None]:
+    """Prevent transformers from listing a missing score: the caller says what it means."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
 
 
 @contextmanager

@@ -7,9 +7,10 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import itertools
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from gspo.rewards.protocol import Graded, RewardError
 from gspo.rewards.results import as_number, to_json
 from gspo.rewards.shaping import overlong_penalty
 from gspo.rewards.signatures import Response
-from gspo.types import Prompt, Reward
+from gspo.types import Prompt, Reward, Rollout
 
 Manager = Literal["naive", "dapo", "batch", "prime"]
 RewardLike = RewardSpec | RewardFunction | str | Callable[..., Any] | Mapping[str, Any]
@@ -98,25 +99,32 @@ def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Gr
     """The weighted sum of one response's rewards. A failure when one of them failed, or when the sum is not finite.
 
     With several rewards the first `acc` that is not None counts, and each part's score becomes the metric
-    `reward/<name>`.
+    `reward/<name>`. A part of weight 0 is only logged, and left out where it failed.
     """
-    for result in graded:
-        if isinstance(result, str):
-            return result
-    parts = [result for result in graded if isinstance(result, Reward)]
-    if len(parts) == 1 and functions[0].weight == 1.0:
-        return parts[0]
+    failures = [(function.weight, result) for function, result in zip(functions, graded) if isinstance(result, str)]
+    if failures and (len(failures) == len(functions) or any(weight for weight, _ in failures)):
+        return next((text for weight, text in failures if weight), failures[0][1])
+    parts = [(function, part) for function, part in zip(functions, graded) if isinstance(part, Reward)]
+    if len(functions) == 1 and functions[0].weight == 1.0:
+        return parts[0][1]
     try:
-        weighted = sum(function.weight * part.score for function, part in zip(functions, parts))
+        weighted = sum(function.weight * part.score for function, part in parts)
         score = as_number(weighted, f"the weighted sum of {', '.join(f.name for f in functions)}")
     except RewardError as error:
         return str(error)
     extra: dict[str, float] = {}
-    for function, part in zip(functions, parts):
+    scores: dict[str, float] = {}
+    for function, part in parts:
         extra |= part.extra
-        extra[f"reward/{function.name}"] = part.score
-    acc = next((part.acc for part in parts if part.acc is not None), None)
-    return Reward(score, acc, extra)
+        scores[unique_name(f"reward/{function.name}", scores)] = part.score
+    acc = next((part.acc for _, part in parts if part.acc is not None), None)
+    return Reward(score, acc, extra | scores)
+
+
+def unique_name(name: str, taken: Collection[str]) -> str:
+    """The name itself, or with the first number that makes it a new one: score, score_2, score_3."""
+    names = (name if number == 1 else f"{name}_{number}" for number in itertools.count(1))
+    return next(each for each in names if each not in taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +154,25 @@ def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong
     if overlong.log:
         extra |= {"overlong_reward": penalty, "overlong": float(penalty < 0)}
     return dataclasses.replace(reward, score=reward.score + penalty, acc=acc, extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Finishing:
+    """What becomes of a rollout's graded response: the reward manager, then the scale."""
+
+    manager: Manager = "naive"
+    overlong: Overlong | None = None
+    scale: RewardScale | None = None
+
+    def apply(self, rollout: Rollout, graded: Graded) -> Rollout:
+        """The rollout with its reward, or with a failure and no reward."""
+        if isinstance(graded, str):
+            return rollout.with_reward(None, graded)
+        managed = manage(graded, rollout.num_model_tokens, self.manager, self.overlong)
+        return rollout.with_reward(managed if self.scale is None else self.scale.apply(managed))
+
+
+PLAIN = Finishing()
 
 
 def as_specs(reward: RewardLike | Sequence[RewardLike] | None) -> list[RewardSpec | RewardFunction]:

@@ -157,7 +157,7 @@ def wrap_function(
         fn = own
     name = name or str(getattr(fn, "__qualname__", type(fn).__name__))
     bound = functools.partial(fn, **kwargs) if kwargs else fn
-    return RewardFunction(bound, detect_style(fn, name), name, _where(fn), weight)
+    return RewardFunction(bound, detect_style(fn, name, tuple(kwargs or ())), name, _where(fn), weight)
 
 
 def _awaited(value: Any) -> Any:

@@ -19,6 +19,8 @@ from typing import Any, TypeGuard, get_args
 from gspo.rewards import builtin
 from gspo.rewards.compose import (
     DEFAULT,
+    PLAIN,
+    Finishing,
     Grader,
     Manager,
     Overlong,
@@ -26,7 +28,6 @@ from gspo.rewards.compose import (
     RewardScale,
     as_specs,
     build_grading,
-    manage,
 )
 from gspo.rewards.functions import RewardFunction, RewardSpec
 from gspo.rewards.pool.worker_pool import JobFailed, WorkerPool
@@ -50,17 +51,14 @@ class PoolScorer:
         self,
         specs: Sequence[AnyReward],
         *,
-        manager: Manager = "naive",
-        overlong: Overlong | None = None,
-        scale: RewardScale | None = None,
+        finishing: Finishing = PLAIN,
         num_workers: int = 0,
         timeout: float = 10.0,
         memory: int = 1024,
         retries: int = 1,
     ) -> None:
         self._specs = list(specs)
-        self._manager: Manager = manager
-        self._overlong, self._scale = overlong, scale
+        self._finishing = finishing
         self._in_threads = any(isinstance(spec, RewardFunction) for spec in specs)
         self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
         self._timeout, self._memory, self._retries = timeout, memory, retries
@@ -88,7 +86,9 @@ class PoolScorer:
         pending = self._pending[:num]
         self._pending = self._pending[len(pending) :]
         return [
-            group.with_rollouts(tuple(self._with_reward(*pair) for pair in zip(group.rollouts, results(), strict=True)))
+            group.with_rollouts(
+                tuple(self._finishing.apply(*pair) for pair in zip(group.rollouts, results(), strict=True))
+            )
             for group, results in pending
         ]
 
@@ -144,13 +144,6 @@ class PoolScorer:
         names = self.pool.source.info["names"] if self.pool else []
         return f"reward function {', '.join(names) or f'for data_source {prompt.data_source!r}'}"
 
-    def _with_reward(self, rollout: Rollout, graded: Graded) -> Rollout:
-        """The rollout with its reward, or with a failure and no reward."""
-        if isinstance(graded, str):
-            return rollout.with_reward(None, graded)
-        managed = manage(graded, rollout.num_model_tokens, self._manager, self._overlong)
-        return rollout.with_reward(managed if self._scale is None else self._scale.apply(managed))
-
 
 def responses_of(group: Group) -> list[Response]:
     """The group's responses as reward functions see them."""
@@ -190,9 +183,7 @@ def make_scorer(
         raise RewardError(f"the overlong penalty needs reward_model.reward_manager=dapo; {manager} does not apply it")
     scorer = PoolScorer(
         specs,
-        manager=manager,
-        overlong=overlong,
-        scale=scale,
+        finishing=Finishing(manager, overlong, scale),
         num_workers=num_workers,
         timeout=timeout,
         memory=memory,

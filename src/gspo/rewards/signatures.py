@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from gspo.rewards.protocol import RewardError
@@ -48,13 +48,17 @@ class Response(str):
         return len(self.token_ids)
 
 
-def detect_style(fn: Callable[..., Any], name: str) -> Style:
-    """Which of the signatures `fn` has, recognised by the names of its parameters."""
+def detect_style(fn: Callable[..., Any], name: str, kwargs: Collection[str] = ()) -> Style:
+    """Which of the signatures `fn` has, recognised by the names of its parameters. `kwargs` are those set already."""
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError) as error:
         raise RewardError(f"the signature of reward function {name} cannot be read; {_EXPECTED}") from error
     names = {p.name for p in parameters}
+    unknown = sorted(set(kwargs) - names)
+    if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        raise RewardError(f"reward function {name} has no parameter {unknown[0]!r}; kwargs may set {_settable(fn)}")
+    parameters = [p for p in parameters if p.name not in kwargs]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
     if "solution_strs" in names:
@@ -63,11 +67,19 @@ def detect_style(fn: Callable[..., Any], name: str) -> Style:
         return "verl"
     if "completions" in names:
         return "areal" if "prompt" in names or "prompt_ids" in names else "trl"
-    keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-    if len(positional) >= 2 and len(required) <= 2 and not keywords:
+    keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    if len(positional) >= 2 and len(required) <= 2:
+        if keywords:
+            raise RewardError(f"reward function {name} needs a value of {', '.join(keywords)}; set it in kwargs")
         return "gspo"
     shown = ", ".join(str(p).split(":")[0].split("=")[0].strip() for p in parameters)
     raise RewardError(f"reward function {name}({shown}) has an unknown signature; {_EXPECTED}")
+
+
+def _settable(fn: Callable[..., Any]) -> str:
+    """The parameters of a function that its settings may set."""
+    parameters = list(inspect.signature(fn).parameters.values())
+    return ", ".join(p.name for p in parameters[2:] if p.kind is not p.VAR_POSITIONAL) or "none"
 
 
 def call(fn: Callable[..., Any], style: Style, prompt: Prompt, responses: Sequence[Response]) -> Any:

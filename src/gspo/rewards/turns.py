@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from gspo.rewards.protocol import Scorer
@@ -67,4 +68,5 @@ def _finish(rollout: Rollout, graded: Rollout | None) -> Rollout:
     own[-1] += reward.score
     score = sum(own) if _is_rewarded(rollout) else reward.score
     known = acc if reward.acc is None else reward.acc
-    return rollout.with_reward(Reward(score, known, {**metrics, **reward.extra}, turns=tuple(own)))
+    extra = {**metrics, **reward.extra}
+    return rollout.with_reward(dataclasses.replace(reward, score=score, acc=known, extra=extra, turns=tuple(own)))

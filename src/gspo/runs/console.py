@@ -43,6 +43,12 @@ SUPERVISED_COLUMNS: tuple[Column, ...] = (
     ("s/step", "timing_s/step", "{:.2f}", 6, 5),
     ("left", "left", "{}", 10, 4),
 )
+PREFERENCE_COLUMNS: tuple[Column, ...] = (
+    *SUPERVISED_COLUMNS[:2],
+    ("order right", "train/accuracy", "{:.3f}", 11, 3),
+    ("held-out", "val/accuracy", "{:.3f}", 8, 2),
+    *SUPERVISED_COLUMNS[4:],
+)
 
 
 class Console:

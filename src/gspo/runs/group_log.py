@@ -2,7 +2,7 @@
 
 One line per group: `uid, submission, version, fate, data_source, ground_truth, messages, responses`; a response has
 `text, finish_reason, num_tokens, versions` (pairs of a weight version and the number of consecutive tokens drawn with
-it)`, score, acc, extra, failure`, with an environment `turns` (text, observation, reward, calls and errors of each, and
+it)`, score, acc, extra, failure`, with a judge `notes` (its verdict, reason, tokens and seconds), with an environment `turns` (text, observation, reward, calls and errors of each, and
 the numbers of its first and one past its last token), and when it was trained on `advantage, ratio`
 (the sequence ratio π_θ/π_old at its own mini-batch) and `tokens, token_ids, loss_mask, log_probs` (μ) with
 `old_log_probs` and `new_log_probs` (rounded to 1e-5).
@@ -91,6 +91,7 @@ def _response(rollout: Rollout) -> dict[str, Any]:
         "acc": None if reward is None else reward.acc,
         "extra": {} if reward is None else dict(reward.extra),
         "failure": rollout.failure,
+        **({"notes": dict(reward.notes)} if reward is not None and reward.notes else {}),
         **({"turns": [turn_record(turn) for turn in rollout.turns]} if rollout.turns else {}),
     }
 

@@ -277,7 +277,8 @@ class DynamicSampler:
             self._report.fates["stale_dropped"] += 1
             self._put_back([group], "stale_dropped")
             return
-        verdict = judge(group, self._settings.metric, enable=self._settings.enable, keep=self._keep)
+        s = self._settings
+        verdict = judge(group, s.metric, enable=s.enable, keep=self._keep, min_spread=s.min_spread)
         self._report.fates[verdict.reason] += 1
         self._report.add_prediction(self._prompts.learn(verdict.group))
         if verdict.keep:

@@ -47,8 +47,18 @@ def group_filter(name: str) -> Callable[[GroupFilter], GroupFilter]:
     return GROUP_FILTERS.register(name)
 
 
-def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep: GroupFilter | None = None) -> Verdict:
+def judge(
+    group: Group,
+    metric: str = "seq_reward",
+    *,
+    enable: bool = True,
+    keep: GroupFilter | None = None,
+    min_spread: float = 0.0,
+) -> Verdict:
     """Keep a group iff its metric differs within it, or it has a single response; `keep` replaces this rule.
+
+    Its greatest and smallest value must differ by more than `min_spread` and, where it is the reward, by more than
+    repeated scores of one response do (`Reward.noise`, the mean over the group).
 
     Rollouts without a reward are left out first. A group of several with fewer than two left is dropped, since it has
     no advantage to compute. With `enable=False` only that rule applies. The metric is compared with `max != min`,
@@ -63,9 +73,20 @@ def judge(group: Group, metric: str = "seq_reward", *, enable: bool = True, keep
         return Verdict(False, "reward_failed", rest)
     if enable and keep is not None:
         return Verdict(True, "kept", rest) if _ask(keep, rest) else Verdict(False, "filtered", rest)
-    if not enable or num_rollouts == 1 or max(values) != min(values):
+    if not enable or num_rollouts == 1 or (max(values) != min(values) and differs(rest, metric, min_spread)):
         return Verdict(True, "kept", rest)
-    return Verdict(False, _why_equal(rest, values[0]), rest)
+    reason = _why_equal(rest, values[0]) if max(values) == min(values) else "same_score"
+    return Verdict(False, reason, rest)
+
+
+def differs(group: Group, metric: str, min_spread: float) -> bool:
+    """Whether the metric differs within the group by more than its noise."""
+    rewards = [r.reward for r in group.rollouts if r.reward]
+    values = [metric_value(reward, metric) for reward in rewards]
+    noise = 0.0
+    if metric in ("seq_reward", "score", "seq_final_reward"):
+        noise = sum(reward.noise for reward in rewards) / len(rewards)
+    return max(values) - min(values) > max(min_spread, noise)
 
 
 def is_right(reward: Reward) -> bool:

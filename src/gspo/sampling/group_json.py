@@ -124,6 +124,8 @@ def _pack_reward(reward: Reward) -> dict[str, Any]:
         "kl_penalty": _pack_number(reward.kl_penalty),
         **by_token,
         **({"turns": [_pack_number(value) for value in reward.turns]} if reward.turns else {}),
+        **({"noise": _pack_number(reward.noise)} if reward.noise else {}),
+        **({"notes": dict(reward.notes)} if reward.notes else {}),
     }
 
 
@@ -135,6 +137,8 @@ def _unpack_reward(data: Mapping[str, Any]) -> Reward:
         kl_penalty=_unpack_number(data["kl_penalty"]),
         kl_by_token=tuple(_unpack_number(x) for x in data.get("kl_by_token", ())),
         turns=tuple(_unpack_number(value) for value in data.get("turns", ())),
+        noise=_unpack_number(data.get("noise", 0.0)),
+        notes=data.get("notes", {}),
     )
 
 

@@ -22,6 +22,7 @@ class SamplingSettings:
     gen_batch_size: int | None = None  # None: train_batch_size
     enable: bool = True
     metric: str = "seq_reward"
+    min_spread: float = 0.0
     strategy: Strategy = "stream"
     max_num_gen_batches: int = 0  # <= 0: unlimited, with the no-progress guard
     on_limit: OnLimit = "raise"
@@ -51,6 +52,7 @@ class SamplingSettings:
             ("predict_min_prob", 0 < self.predict_min_prob <= 1, "in (0, 1]"),
             ("predict_discount", 0 < self.predict_discount <= 1, "in (0, 1]"),
             ("reward_lag", self.reward_lag >= 1, "at least 1"),
+            ("min_spread", self.min_spread >= 0, "at least 0"),
             ("max_failure_rate", 0 <= self.max_failure_rate <= 1, "in [0, 1]"),
         )
         for name, good, expected in checks:

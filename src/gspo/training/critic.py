@@ -39,14 +39,22 @@ class ValueModel(nn.Module):
     The map starts at 0, so the first values are 0 and the first advantages are the rewards alone.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, head: nn.Linear | None = None) -> None:
         super().__init__()
         self.decoder = model.base_model
+        if head is not None:
+            self.head = head
+            return
         size = model.get_output_embeddings().weight.shape[1]
         device = next(self.decoder.parameters()).device
         self.head = nn.Linear(size, 1, device=device, dtype=torch.float32)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
+
+    @staticmethod
+    def of_classifier(model: Any) -> ValueModel:
+        """A classifier with one label: its own decoder and score, which becomes float32."""
+        return ValueModel(model, model.score.float())
 
     def forward(self, micro: MicroBatch) -> Tensor:
         """Values [b,T]. The value at response token t is computed from the tokens before t."""

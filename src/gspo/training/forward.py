@@ -90,9 +90,11 @@ class Forward:
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward in this layout, cached for the latest batch."""
-        return self.made.get(
-            batch, tuple(rows), lambda: micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of)
-        )
+        return self.made.get(batch, tuple(rows), lambda: self.uncached(batch, rows, device))
+
+    def uncached(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
+        """The tensors of one forward in this layout."""
+        return micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of)
 
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Hidden states [M, H] that predict the response tokens; within `running`."""

@@ -33,6 +33,17 @@ Regulariser = Callable[[Tensor, Tensor | None, Tensor | None, Tensor, BatchTotal
 
 
 @dataclass(frozen=True, slots=True)
+class Supervision:
+    """Examples whose answers are imitated in the same optimizer steps: weight · their mean negative log-prob.
+
+    Each optimizer step has an equal share of the examples.
+    """
+
+    batch: TrainBatch
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """The result of an update: its metrics, and the log-probs [B,T] of each mini-batch before its optimizer step.
 
@@ -184,10 +195,11 @@ class Policy(TokenScorer):
         step: int,
         regulariser: Regulariser | None = None,
         upcoming: Upcoming | None = None,
+        beside: Supervision | None = None,
     ) -> Update:
         """One optimizer step per mini-batch. One with a non-finite loss or gradient is skipped and counted.
 
-        `upcoming` makes the batch of the next update. Its micro-batches are made while a GPU works on this one.
+        `beside` adds a supervised loss. `upcoming` makes the batch of the next update. Its micro-batches are made while a GPU works on this one.
         """
         metrics: Metrics = {}
         seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)
@@ -197,7 +209,11 @@ class Policy(TokenScorer):
             plan = self.plan(batch, epoch)
             later = {row for micros in plan[1:] for row in _rows_of(micros)}
             assert later.isdisjoint(batch.unscored_rows), "only the first mini-batch's forward is π_old"
-            done = [self._mini_batch(batch, micros, loss, regulariser, lr) for micros in plan]
+            shares = self._shares(beside, len(plan))
+            done = [
+                self._mini_batch(batch, micros, loss, regulariser, lr, beside, share)
+                for micros, share in zip(plan, shares, strict=True)
+            ]
             if upcoming is not None and epoch == self.settings.num_epochs - 1:
                 self._prepare(upcoming())
             batch = _with_first_pass(batch, done[0].seen)
@@ -217,6 +233,21 @@ class Policy(TokenScorer):
         for rows in (rows for micros in self.plan(batch) for rows in micros):
             self.micro(batch, rows)
 
+    def _shares(self, beside: Supervision | None, num_mini_batches: int) -> list[list[list[int]]]:
+        """For each mini-batch the micro-batches of the examples beside it; none without examples."""
+        if beside is None:
+            return [[] for _ in range(num_mini_batches)]
+        s = self.settings
+        shares = plan_micro_batches(
+            beside.batch,
+            -(-beside.batch.num_sequences // num_mini_batches),
+            max_tokens=s.micro_batch_tokens,
+            max_rows=s.micro_batch_rows,
+            kind=self.runner.kind,
+            ranks=self.ranks,
+        )
+        return shares + [[] for _ in range(num_mini_batches - len(shares))]
+
     def _mini_batch(
         self,
         batch: AdvantageBatch,
@@ -224,12 +255,14 @@ class Policy(TokenScorer):
         loss: LossFunction,
         regulariser: Regulariser | None,
         lr: float,
+        beside: Supervision | None,
+        share: list[list[int]],
     ) -> _MiniBatch:
         counts = self.ranks.total(count_totals(batch.mask[_rows_of(micros)]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         seen: list[Seen] = []
-        self.optimizer.begin(len(micros))
+        self.optimizer.begin(len(micros) + len(share))
         # Sharded gradients are summed over ranks instead.
         in_place = self._head_gradient.active(self.model) if self.ranks is ALONE else nullcontext()
         with self.runner.running(), in_place:
@@ -237,6 +270,12 @@ class Policy(TokenScorer):
                 out = self._micro_step(batch, rows, loss, regulariser, counts, seen)
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
+            if beside is not None and share:
+                num_tokens = self.ranks.total(count_totals(beside.batch.mask[_rows_of(share)])).num_tokens
+                for rows in share:
+                    out = self._supervised_step(beside, rows, num_tokens)
+                    total += out.loss
+                    merge_metrics(metrics, out.metrics)
         total = self.ranks.sum(total)
         return _MiniBatch(metrics, total, self.optimizer.step(lr, total), seen)
 
@@ -277,6 +316,16 @@ class Policy(TokenScorer):
         if batch.entropy is None and entropy is not None:
             out.metrics.update(entropy_metric(entropy, mask))
         return out
+
+    def _supervised_step(self, beside: Supervision, rows: list[int], num_tokens: float) -> LossOutput:
+        """The gradient of the answers of some examples; without rows, one of 0 beside the other ranks'."""
+        batch = beside.batch
+        log_probs, _ = self.forward(self.runner.uncached(batch, rows or [idle_row(batch)], self.device))
+        mask = upload(batch.mask[rows], self.device) if rows else torch.zeros_like(log_probs)
+        total = -(log_probs * mask).sum()
+        loss = beside.weight * total / max(num_tokens, 1.0)
+        loss.backward()
+        return LossOutput(loss.detach(), {"actor/sft_loss": Metric.mean(total.detach(), mask.sum())})
 
     def _idle_step(self, batch: TrainBatch) -> LossOutput:
         """Join the other ranks' forward and backward with a loss of 0."""

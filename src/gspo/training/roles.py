@@ -23,10 +23,12 @@ from gspo.checkpoint.tensor_sets import TensorSet, stored_set
 from gspo.metrics import Metrics
 from gspo.training.critic import Critic
 from gspo.training.lora import Adapters, num_trained
+from gspo.training.model_reward import RewardModelRole
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.parallel.fsdp import full
-from gspo.training.policy import LossFunction, Policy, Regulariser, Upcoming, Update
+from gspo.training.policy import LossFunction, Policy, Regulariser, Supervision, Upcoming, Update
 from gspo.training.reference import Reference
+from gspo.training.reward_model import RewardModel
 from gspo.training.router_change import RouterWatch
 from gspo.types import AdvantageBatch, Batch, ScoredBatch, TrainBatch
 
@@ -46,6 +48,7 @@ class PolicyFacts:
     frozen_digest: str | None
     has_critic: bool
     has_reference: bool
+    has_reward_model: bool = False
     num_ranks: int | None = None  # None without sharding
 
 
@@ -97,6 +100,9 @@ class Roles(SavedModels, Protocol):
     @property
     def reference(self) -> ReferenceRole | None: ...
 
+    @property
+    def reward_model(self) -> RewardModelRole | None: ...
+
     def facts(self) -> PolicyFacts:
         """Sizes and identity of the policy."""
         ...
@@ -109,8 +115,12 @@ class Roles(SavedModels, Protocol):
         step: int,
         regulariser: Regulariser | None = None,
         upcoming: Upcoming | None = None,
+        beside: Supervision | None = None,
     ) -> Update:
-        """Train the policy on a batch. `upcoming` makes the next one; it may be called while this one is trained on."""
+        """Train the policy on a batch, and on the examples `beside` it.
+
+        `upcoming` makes the next batch; it may be called while this one is trained on.
+        """
         ...
 
     def scale_lr(self, factor: float) -> None:
@@ -150,6 +160,7 @@ class LocalRoles:
     adapters: Adapters | None = None
     critic: Critic | None = None
     reference: Reference | None = None
+    reward_model: RewardModel | None = None
 
     def __post_init__(self) -> None:
         self.routers = RouterWatch(self.policy.model, self.policy.ranks)
@@ -167,6 +178,7 @@ class LocalRoles:
             frozen_digest=self.frozen_digest(),
             has_critic=self.critic is not None,
             has_reference=self.reference is not None,
+            has_reward_model=self.reward_model is not None,
         )
 
     def update_policy(
@@ -177,10 +189,13 @@ class LocalRoles:
         step: int,
         regulariser: Regulariser | None = None,
         upcoming: Upcoming | None = None,
+        beside: Supervision | None = None,
     ) -> Update:
         """Train the policy on a batch. Metrics of a mixture of experts include `actor/router_change`."""
         with self.routers.watching(batch) as routing:
-            update = self.policy.update(batch, loss, step=step, regulariser=regulariser, upcoming=upcoming)
+            update = self.policy.update(
+                batch, loss, step=step, regulariser=regulariser, upcoming=upcoming, beside=beside
+            )
         return dataclasses.replace(update, metrics=update.metrics | routing)
 
     def scale_lr(self, factor: float) -> None:
@@ -261,10 +276,12 @@ class LocalRoles:
         return notes
 
     def frozen_digest(self) -> str | None:
-        """Identifies the weights that checkpoints do not contain: those under adapters and the reference's."""
+        """Identifies the weights that checkpoints do not contain: those under adapters, the reference's, the reward model's."""
         models = [self.policy.model] if self.adapters is not None else []
         if self.reference is not None and self.reference.scorer is not self.policy:
             models.append(self.reference.scorer.model)
+        if self.reward_model is not None:
+            models.append(self.reward_model.scorer)
         if not models:
             return None
         digest = hashlib.sha256()

@@ -31,6 +31,7 @@ HEALTHY = {
     "train/groups_all_right": 10,
     "response_length/mean": 20.0,
     "response_length/clip_ratio": 0.05,
+    "judge/disagreement": 0.1,
 }
 
 
@@ -51,6 +52,7 @@ CAUSES = {
     "length_collapse": {"response_length/mean": 4.0},
     "answers_cut": {"response_length/clip_ratio": 0.7},
     "reward_hacking": {"critic/score_all/mean": 0.9, "val-core/a/acc/mean@1": 0.3},
+    "judge_disagreement": {"judge/disagreement": 0.3},
 }
 
 

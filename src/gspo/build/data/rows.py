@@ -50,6 +50,12 @@ def training_rows(config: TrainerConfig, limit: int, *, needs_truth: bool = True
     return _rows_of_files(config, "train", columns, min(limit, c.num_train_samples or limit))
 
 
+def sft_rows(config: TrainerConfig, columns: Columns) -> list[Row]:
+    """All rows of `data.sft_files`."""
+    assert config.data.sft_files is not None
+    return _load_all(config, config.data.sft_files, "train", columns, None, None, key="sft_files")
+
+
 def custom_dataset(config: TrainerConfig, tokenizer: Any, split: str) -> list[Any]:
     """The items of the user's dataset class for a split; none for held-out data without files."""
     c = config.data
@@ -119,7 +125,7 @@ def _load_all(
     columns: Columns,
     limit: int | None,
     say: Say | None,
-    key: Literal["train_files", "val_files"] = "train_files",
+    key: Literal["train_files", "val_files", "sft_files"] = "train_files",
 ) -> list[Row]:
     """The rows of the named datasets, one after another."""
     c, rows = config.data, []

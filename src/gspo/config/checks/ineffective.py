@@ -10,6 +10,7 @@ from gspo.config.loading import tree
 from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
 from gspo.config.resolved_loss import resolved_loss
+from gspo.config.reward_parts import reward_parts
 from gspo.config.schema import TrainerConfig
 
 ACTOR = "actor_rollout_ref.actor"
@@ -76,7 +77,9 @@ def estimator(c: TrainerConfig) -> Iterator[NoEffect]:
         yield unused("the KL coefficient is fixed", remedy, *(f"algorithm.kl_ctrl.{key}" for key in keys))
     if not roles(c)["reference"]:
         remedy = f"set {ACTOR}.use_kl_loss=true or algorithm.use_kl_in_reward=true, or remove it"
-        yield unused("no KL term is on, so no reference model is used", remedy, "actor_rollout_ref.ref.")
+        yield unused(
+            "neither a KL term nor a teacher is on, so no reference model is used", remedy, "actor_rollout_ref.ref."
+        )
     use_gae = "set algorithm.adv_estimator=gae, or remove it"
     if not roles(c)["critic"]:
         yield unused("there is no critic to warm up", use_gae, "trainer.critic_warmup")
@@ -91,6 +94,9 @@ def estimator(c: TrainerConfig) -> Iterator[NoEffect]:
     if name != "grpo" or not algorithm.norm_adv_by_std_in_grpo:
         reason = "advantages are not divided by a standard deviation, or by that of the group only"
         yield unused(reason, "remove it", "algorithm.std_level")
+    if name == "opd":
+        reason = "adv_estimator=opd uses the teacher alone"
+        yield unused(reason, "choose another adv_estimator, or remove it", "algorithm.distill_weight")
     if name not in ("grpo", "grpo_passk"):
         reason = "this estimator does not divide by the group's std"
         yield unused(reason, "remove it", "algorithm.norm_adv_by_std_in_grpo")
@@ -236,7 +242,20 @@ def rest(c: TrainerConfig) -> Iterator[NoEffect]:
         remedy = "set reward_model.reward_manager=dapo, or remove it"
         reason = f"the {c.reward_model.reward_manager} manager has no overlong penalty"
         yield unused(reason, remedy, "reward_model.reward_kwargs.")
-    if c.reward.functions:
+    if reward_parts(c).model is None:
+        names = ("path", "weight", "normalize", "dtype", "max_tokens_per_batch", "offload")
+        remedy = "set reward_model.enable=true, or remove it"
+        yield unused("there is no reward model", remedy, *(f"reward_model.{name}" for name in names))
+    if not reward_parts(c).judges:
+        keys = [key for key in tree.leaves() if key.startswith("reward.judge.") and key != "reward.judge.base_url"]
+        yield unused("there is no judge", "set reward.judge.base_url, or remove it", *keys)
+    for kind, key in {"rubric": "reward.judge.rubric", "score": "reward.judge.max_score"}.items():
+        if c.reward.judge.kind != kind:
+            yield unused("this kind of judge does not use it", f"set reward.judge.kind={kind}, or remove it", key)
+    if any("judge" in entry for entry in c.reward.functions):
+        reason = "the weight in reward.functions decides"
+        yield unused(reason, "remove it", "reward.judge.weight")
+    if reward_parts(c).functions:
         remedy = "name the function in reward.functions, or remove one of the two keys"
         yield unused("reward.functions decides the reward", remedy, "custom_reward_function.")
     if c.custom_reward_function.path is None:
@@ -246,6 +265,12 @@ def rest(c: TrainerConfig) -> Iterator[NoEffect]:
     if isinstance(c.data.val_split, float) and c.data.val_files is not None:
         remedy = "remove one of the two keys"
         yield unused("data.val_files names the held-out data", remedy, "data.val_split")
+    if c.data.sft_files is None:
+        keys = ("data.sft_batch_size", f"{ACTOR}.sft_weight")
+        yield unused("there are no examples to imitate", "set data.sft_files, or remove it", *keys)
+    if c.actor_rollout_ref.actor.sft_weight == 0:
+        keys = ("data.sft_files", "data.sft_batch_size")
+        yield unused("the supervised loss has weight 0", f"set {ACTOR}.sft_weight, or remove it", *keys)
     if not c.data.shuffle:
         yield unused("the data is not shuffled", "set data.shuffle=true, or remove it", "data.seed")
     if c.data.filter_overlong_prompts:

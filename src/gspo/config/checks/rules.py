@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gspo.algo.settings import length_weighting_note
-from gspo.config.batch_plan import BatchPlan, roles
+from gspo.config.batch_plan import BatchPlan, distills, roles
 from gspo.config.checks import ineffective, small_machines, supervised
+from gspo.config.checks.reward_rules import judge, rewards
 from gspo.config.loading.names import nearest_choice
 from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
@@ -231,6 +232,26 @@ def estimators(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report(f"{ACTOR}.kl_loss_coef", message, f"set {ACTOR}.use_kl_loss=false", "warning")
 
 
+def distillation(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """A teacher has a path of its own, and its advantages are by token."""
+    actor, algorithm = c.actor_rollout_ref.actor, c.algorithm
+    if not distills(c):
+        return
+    key = "algorithm.adv_estimator" if algorithm.adv_estimator == "opd" else "algorithm.distill_weight"
+    if c.actor_rollout_ref.ref.path is None:
+        message = "the teacher would be the model that the run starts from"
+        yield report("actor_rollout_ref.ref.path", message, "name the folder or hub name of the teacher")
+    if resolved_loss(actor).level == "sequence":
+        message = "a teacher's advantages differ by token, and one ratio for the whole response would mix them"
+        yield report(key, message, f"set {ACTOR}.policy_loss.loss_mode=gspo_token, or vanilla")
+    if actor.old_log_prob_source == "first_pass":
+        message = "distillation needs π_old before the update"
+        yield report(f"{ACTOR}.old_log_prob_source", message, "set it to recompute, or remove it")
+    if algorithm.adv_estimator == "opd" and algorithm.filter_groups.enable:
+        message = "drops groups whose rewards are equal, of which a teacher could teach something"
+        yield report(f"{FILTER}.enable", message, "set it to false", "warning")
+
+
 def optimisers(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     """AdamW's constants."""
     for key, betas in (
@@ -241,30 +262,10 @@ def optimisers(c: TrainerConfig, report: Report) -> Iterator[Problem]:
             yield report(key, "expected two numbers in [0, 1)", "e.g. [0.9, 0.999]")
 
 
-def rewards(c: TrainerConfig, report: Report) -> Iterator[Problem]:
-    """Penalties must have an effect, functions must exist, and there is no trained reward model."""
-    if c.reward_model.enable:
-        message = "trained reward models are not supported"
-        remedy = "call your reward model in a function and name its file in custom_reward_function.path"
-        yield report("reward_model.enable", message, remedy)
-    buffer = c.reward_model.reward_kwargs.overlong_buffer_cfg
-    limit = c.reward_model.reward_kwargs.max_resp_len or c.data.max_response_length
-    if buffer.enable and not 0 < buffer.len < limit:
-        message = f"expected 1 to {limit - 1}: over so many tokens the penalty grows, up to the limit of {limit}"
-        yield report("reward_model.reward_kwargs.overlong_buffer_cfg.len", message, f"e.g. {max(1, limit // 4)}")
-    if buffer.enable and c.reward_model.reward_manager != "dapo":
-        message = f"the {c.reward_model.reward_manager} manager applies no overlong penalty"
-        yield report("reward_model.reward_manager", message, "set reward_model.reward_manager=dapo", "warning")
-    path = c.custom_reward_function.path
-    if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file():
-        yield report(
-            "custom_reward_function.path", "no such file", "give the path of a Python file, or the name of a module"
-        )
-
-
 def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     """Files must exist; other names are looked up later."""
-    for key, value in (("data.train_files", c.data.train_files), ("data.val_files", c.data.val_files)):
+    for name in ("train_files", "val_files", "sft_files"):
+        key, value = f"data.{name}", getattr(c.data, name)
         for name in value if isinstance(value, list) else [value] if value else []:
             path = re.sub(r"^(gsm8k|jsonl|parquet):", "", name)  # the format may precede the path
             pattern = str(Path(path).expanduser())
@@ -349,8 +350,10 @@ RULES: tuple[Rule, ...] = (
     clipping,
     off_policy,
     estimators,
+    distillation,
     optimisers,
     rewards,
+    judge,
     files,
     run_settings,
     devices,
@@ -363,6 +366,7 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     supervised.lengths,
     optimisers,
     rewards,
+    judge,
     files,
     run_settings,
     devices,

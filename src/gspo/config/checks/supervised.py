@@ -21,7 +21,13 @@ USED = (
     *(f"{ACTOR}.{key}" for key in ("strategy", "grad_clip", "use_torch_compile", "ulysses_sequence_parallel_size")),
     *(f"{ACTOR}.{key}" for key in ("ppo_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")),
 )
-NOT_USED = ("data.gen_batch_size", "trainer.critic_warmup", "trainer.save_groups")
+NOT_USED = (
+    "data.gen_batch_size",
+    "data.sft_files",
+    "data.sft_batch_size",
+    "trainer.critic_warmup",
+    "trainer.save_groups",
+)
 FOR_ACCURACY = (
     *("reward.", "reward_model.", "custom_reward_function.", f"{ROLLOUT}.val_kwargs.", "trainer.log_val_generations"),
     *(f"{ROLLOUT}.{key}" for key in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "prompt_length")),

@@ -92,6 +92,18 @@ def trl_scale_rewards(value: Any) -> Mapping[str, Any]:
     return _pick(value, table)
 
 
+def trl_reward_funcs(value: Any) -> Mapping[str, Any]:
+    """Names of built-in rewards, or file.py:function; one or a list."""
+    names = value if isinstance(value, list) else [value]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError("expected a name, file.py:function, or a list of these")
+    entries = []
+    for name in names:
+        path, colon, function = name.rpartition(":")
+        entries.append({"path": path, "name": function} if colon else {"name": name})
+    return {"reward.functions": entries}
+
+
 def trl_scheduler(value: Any) -> Mapping[str, Any]:
     """constant, constant_with_warmup, linear or cosine."""
     key = f"{ACTOR}.optim.lr_scheduler_type"

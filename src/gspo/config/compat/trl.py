@@ -17,6 +17,13 @@ ALIASES = (
     Alias("loss_type", "TRL", f"{ACTOR}.loss_agg_mode", values.trl_loss_type),
     Alias("beta", "TRL", f"{ACTOR}.kl_loss_coef", values.kl_in_loss),
     Alias("scale_rewards", "TRL", "algorithm.norm_adv_by_std_in_grpo", values.trl_scale_rewards),
+    Alias(
+        "reward_weights",
+        "TRL",
+        "reward.functions",
+        deferred="One weight per entry of reward.functions, in their order.",
+    ),
+    Alias("reward_funcs", "TRL", "reward.functions", values.trl_reward_funcs),
     Alias("num_iterations", "TRL", f"{ACTOR}.ppo_epochs"),
     Alias(
         "steps_per_generation",
@@ -212,7 +219,6 @@ FIXED: dict[str, Fixed] = {
     ),
     "min_p": Fixed((0,), "sample with top_p or top_k"),
     "generation_kwargs": Fixed(({},), "set temperature, top_p and top_k; rollout.engine_kwargs are those of vLLM"),
-    "reward_weights": Fixed((), "give each entry of reward.functions its weight, or use gspo.compat.trl.GRPOTrainer"),
     "multi_objective_aggregation": Fixed(("sum_then_normalize",), "scores are added, then normalised; remove it"),
     "sync_ref_model": Fixed((False,), "the reference is fixed; remove it"),
     "top_entropy_quantile": Fixed((1,), "every token is trained on; remove it"),

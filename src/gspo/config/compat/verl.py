@@ -9,6 +9,9 @@ ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
+RUNS_IN_TRAINER = (
+    "the reward model runs on the trainer's devices, packed up to reward_model.max_tokens_per_batch tokens"
+)
 OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 CORRECTION = "algorithm.rollout_correction"
 
@@ -32,6 +35,9 @@ ALIASES = (
     Alias("reward.reward_manager", "verl", "reward_model.reward_manager"),
     Alias("reward.reward_manager.name", "verl", "reward_model.reward_manager"),
     Alias("reward.reward_model.enable", "verl", "reward_model.enable"),
+    Alias("reward.reward_model.model_path", "verl", "reward_model.path"),
+    Alias("reward_model.model.path", "verl", "reward_model.path"),
+    Alias("reward_model.forward_max_token_len_per_gpu", "verl", "reward_model.max_tokens_per_batch"),
     Alias("reward.reward_kwargs.max_resp_len", "verl", "reward_model.reward_kwargs.max_resp_len"),
     Alias("reward.reward_kwargs.overlong_buffer_cfg.enable", "verl", f"{OVERLONG}.enable"),
     Alias("reward.reward_kwargs.overlong_buffer_cfg.len", "verl", f"{OVERLONG}.len"),
@@ -55,6 +61,7 @@ ALIASES = (
     Alias(f"{ACTOR}.fsdp_config.full_determinism", "verl", "trainer.deterministic"),
     Alias(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", "verl", f"{ACTOR}.ulysses_sequence_parallel_size"),
     Alias(f"{ROLLOUT}.log_prob_micro_batch_size", "verl", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"),
+    Alias("actor_rollout_ref.ref.model.path", "verl", f"{REF}.path"),
     Alias("actor_rollout_ref.ref.log_prob_micro_batch_size", "verl", f"{REF}.log_prob_micro_batch_size_per_gpu"),
     Alias("critic.ppo_micro_batch_size", "verl", "critic.ppo_micro_batch_size_per_gpu"),
     Alias(f"{MODEL}.torch_dtype", "verl", f"{MODEL}.dtype", values.dtype),
@@ -211,7 +218,7 @@ NO_EFFECT = {
     "critic.fsdp_config": "master weights are float32 and prefetching is always on",
     "reward_manager": "reward managers are selected by name: reward_model.reward_manager",
     "reward.reward_manager.module": "reward managers are selected by name: reward_model.reward_manager",
-    "reward.reward_model": "trained reward models are not supported",
+    "reward.reward_model": RUNS_IN_TRAINER,
     "reward.sandbox_fusion": "model-written code runs in the built-in sandbox",
     "sandbox_fusion": "model-written code runs in the built-in sandbox",
     "reward_model.sandbox_fusion": "model-written code runs in the built-in sandbox",
@@ -221,10 +228,10 @@ NO_EFFECT = {
     "reward_model.reward_loop_module_path": "rewards are always computed during generation",
     "reward_model.reward_loop_class_name": "rewards are always computed during generation",
     **{
-        f"reward_model.{key}": "trained reward models are not supported"
+        f"reward_model.{key}": RUNS_IN_TRAINER
         for key in (
             *("strategy", "model", "rollout", "micro_batch_size", "micro_batch_size_per_gpu", "max_length", "nnodes"),
-            *("use_dynamic_bsz", "forward_max_token_len_per_gpu", "ulysses_sequence_parallel_size"),
+            *("use_dynamic_bsz", "ulysses_sequence_parallel_size"),
             *("enable_resource_pool", "n_gpus_per_node"),
         )
     },
@@ -310,7 +317,7 @@ FIXED = {
     "reward.reward_manager.source": Fixed(("register",), "name your reward in custom_reward_function.path"),
     "reward.reward_manager.module.path": Fixed((), "name your reward in custom_reward_function.path"),
     "algorithm.use_pf_ppo": Fixed((False,), "algorithm.filter_groups filters groups; remove it"),
-    "distillation.enabled": Fixed((False,), "distillation is not supported; remove it"),
+    "distillation.enabled": Fixed((False,), "set algorithm.adv_estimator=opd and actor_rollout_ref.ref.path"),
     f"{CORRECTION}.rollout_rs": Fixed(
         (), "use behav_imp_weight_mode=sequence_mask or token_mask with behav_imp_weight_cap"
     ),

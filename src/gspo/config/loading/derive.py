@@ -19,6 +19,7 @@ MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 N = "actor_rollout_ref.rollout.n"
 ESTIMATOR = "algorithm.adv_estimator"
 BETAS = f"{ACTOR}.optim.betas"
+FUNCTIONS = "reward.functions"
 LEVEL = f"{ACTOR}.importance_sampling_level"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 CLIPS = (f"{ACTOR}.clip_ratio_low", f"{ACTOR}.clip_ratio_high")
@@ -30,12 +31,14 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
     """Fill in derived values in place, those of deferred aliases included; contradictions go to `problems`."""
     if system == "verl":
         _devices_of_verl(settings)
+    _distillation(settings)
+    _filter_metric(settings)
     _loss_of_method(settings)
     _loss_of_level(settings, problems)
     _clip_range(settings)
     _length_of_run(settings)
     _give_way(settings, problems)
-    deferred = _adam_betas(settings, deferred)
+    deferred = _reward_weights(settings, _adam_betas(settings, deferred), problems)
     bad = [setting for setting in deferred if not _is_count(setting.value)]
     for setting in bad:
         problems.append(setting.problem("expected a whole number of at least 1", f"e.g. {setting.name}=4"))
@@ -68,12 +71,51 @@ def _adam_betas(settings: Settings, deferred: Sequence[Setting]) -> list[Setting
     return [setting for setting in deferred if setting.name not in names]
 
 
+def _reward_weights(settings: Settings, deferred: Sequence[Setting], problems: list[Problem]) -> list[Setting]:
+    """Give the entries of `reward.functions` TRL's weights, in their order; returns the other deferred settings."""
+    for setting in deferred:
+        if setting.name != "reward_weights":
+            continue
+        entries, weights = settings[FUNCTIONS].value, setting.value
+        if not isinstance(weights, list) or len(weights) != len(entries):
+            message = f"expected a list of {len(entries)} numbers, one for each entry of {FUNCTIONS}"
+            problems.append(setting.problem(message, f"give each entry of {FUNCTIONS} its own `weight`"))
+        else:
+            weighted = [{**entry, "weight": weight} for entry, weight in zip(entries, weights)]
+            settings.put(FUNCTIONS, weighted, setting.origin)
+    return [setting for setting in deferred if setting.name != "reward_weights"]
+
+
 def _is_count(value: Any) -> bool:
     """Whether a value is a positive whole number."""
     try:
         return coerce(value, int) >= 1
     except WrongType:
         return False
+
+
+def _distillation(settings: Settings) -> None:
+    """A teacher compares itself with π_old of every token, and it is not the model that a recipe's KL term means."""
+    only = settings[ESTIMATOR].value == "opd"
+    if not only and not settings["algorithm.distill_weight"].value:
+        return
+    source, kl, groups = f"{ACTOR}.old_log_prob_source", f"{ACTOR}.use_kl_loss", "algorithm.filter_groups.enable"
+    if not settings.explicit(source):
+        settings.derive(source, "recompute", "distillation needs π_old before the update")
+    if settings[kl].origin.layer == Layer.RECIPE:
+        settings.derive(kl, False, "the reference is the teacher")
+    if only and settings[groups].origin.layer == Layer.RECIPE:
+        settings.derive(groups, False, "a teacher has something to say about every group")
+
+
+def _filter_metric(settings: Settings) -> None:
+    """Where a judge or a reward model decides, a recipe's filter by the rule's accuracy gives way to the reward."""
+    metric = "algorithm.filter_groups.metric"
+    entries = settings[FUNCTIONS].value
+    judged = settings["reward.judge.base_url"].value is not None or settings["reward_model.enable"].value
+    judged = judged or any("judge" in entry or "model" in entry for entry in entries if isinstance(entry, dict))
+    if judged and settings[metric].origin.layer == Layer.RECIPE:
+        settings.derive(metric, "seq_reward", "the reward is a judge's or a model's")
 
 
 def _devices_of_verl(settings: Settings) -> None:

@@ -140,6 +140,12 @@ class ActorConfig(Section):
         "the engine. first_pass: as recompute, but the first mini-batch uses its own training pass, with the same "
         "bits.",
     )
+    sft_weight: float = key(
+        default=0.1,
+        doc="Weight of the supervised loss on the answers of data.sft_files, their mean negative log-prob per token, which "
+        "is added to the policy loss of each optimiser step.",
+        ge=0,
+    )
     entropy_coeff: float = key(
         default=0.0, doc="Weight of the entropy bonus, which is subtracted from the loss; 0 = none."
     )
@@ -169,7 +175,7 @@ class ActorConfig(Section):
 
 
 class RefConfig(Section):
-    """The frozen reference model, loaded only when a KL term is on."""
+    """The frozen reference model, or the teacher; loaded only when a KL term or distillation is on."""
 
     path: str | None = key(
         default=None,

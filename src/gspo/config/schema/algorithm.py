@@ -23,6 +23,12 @@ class FilterGroupsConfig(Section):
         "does not return a recipe's metric: seq_reward.",
         auto=True,
     )
+    min_spread: float = key(
+        default=0.0,
+        doc="How much the greatest and the smallest `metric` of a group must differ for it to be kept, for rewards with "
+        "noise. 0 = they must not be equal.",
+        ge=0,
+    )
     function: str | None = key(
         default=None,
         doc="A function Group -> bool that decides which groups are kept, in place of `metric`: a registered name or "
@@ -130,6 +136,12 @@ class AlgoConfig(Section):
     )
     mask_malformed_turns: bool = key(
         default=False, doc="With an environment: leave turns out of the loss whose tool call could not be read."
+    )
+    distill_weight: float = key(
+        default=0.0,
+        doc="Weight of log π_teacher - log π_old, which is added to the advantage of each token; the teacher is the "
+        "reference (actor_rollout_ref.ref.path). 0 = no teacher. adv_estimator=opd uses it alone, without a reward.",
+        ge=0,
     )
     use_kl_in_reward: bool = key(
         default=False, doc="Subtract a KL penalty against the reference model from the reward."

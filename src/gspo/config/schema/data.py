@@ -32,6 +32,14 @@ class DataConfig(Section):
         doc="Held-out data, named as in train_files; null = the held-out part of each task or hub dataset in "
         "train_files. Files have no held-out part; val_split can hold out a share of them.",
     )
+    sft_files: str | list[str] | None = key(
+        default=None,
+        doc="Rows with answers to imitate in the same steps as reinforcement learning, named as in train_files; null = "
+        "none. Their loss has the weight actor.sft_weight.",
+    )
+    sft_batch_size: int | None = key(
+        default=None, doc="Rows of sft_files per training step; null = train_batch_size.", gt=0, unit="rows"
+    )
     num_train_samples: int | None = key(
         default=None, doc="Use only the first N training prompts; null = all.", ge=1, unit="prompts"
     )

@@ -33,6 +33,7 @@ KEEP_LIMIT = 0.05
 LENGTH_SHARE = 0.25
 CUT_LIMIT = 0.5
 HACKING_MARGIN = 0.05
+DISAGREEMENT_MARGIN = 0.15
 
 Row = Mapping[str, Any]
 Rule = Callable[[Sequence[Row]], str | None]
@@ -301,6 +302,19 @@ def reward_hacking(rows: Sequence[Row]) -> str | None:
     )
 
 
+def judge_disagreement(rows: Sequence[Row]) -> str | None:
+    """A judge or reward model contradicts the rule more often than at first: the policy learns to please it."""
+    for name, what in (("judge/disagreement", "the judge"), ("reward_model/disagreement", "the reward model")):
+        start, now = _start(rows, name), _value(rows[-1], name)
+        if start is not None and now is not None and now > start + DISAGREEMENT_MARGIN:
+            return (
+                f"{what} disagrees with the rule on {now:.0%}, {start:.0%} at first: the policy may learn what pleases "
+                "it instead of what is right; read answers that only one of them likes (gspo report), give the rule a "
+                "weight in reward.functions, or add a KL term"
+            )
+    return None
+
+
 RULES: dict[str, Rule] = {
     "not_finite": not_finite,
     "ratio_explosion": ratio_explosion,
@@ -313,5 +327,6 @@ RULES: dict[str, Rule] = {
     "length_collapse": length_collapse,
     "answers_cut": answers_cut,
     "reward_hacking": reward_hacking,
+    "judge_disagreement": judge_disagreement,
 }
 SUPERVISED_RULES: dict[str, Rule] = {"not_finite": not_finite}  # the others read what only rollouts have

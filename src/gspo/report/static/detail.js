@@ -119,6 +119,18 @@ G.detail = (function () {
     return facts;
   }
 
+  // What a judge said, by its name: the verdict and the reason.
+  function opinions(response) {
+    return Object.entries(response.notes || {}).map(([name, note]) =>
+      G.h(
+        "div",
+        { class: "opinion" },
+        G.h("span", { class: "k" }, `${name}: ${typeof note.verdict === "string" ? note.verdict : JSON.stringify(note.verdict)}`),
+        note.reason ? ` ${note.reason}` : "",
+      ),
+    );
+  }
+
   function verdict(response) {
     if (response.failure) return G.h("span", { class: "mark bad" }, "reward failed");
     const value = response.acc ?? response.score;
@@ -154,6 +166,7 @@ G.detail = (function () {
           G.h("button", { type: "button", class: "quiet small", onclick: () => fill(true) }, "tokens"),
       ),
       body,
+      opinions(response),
       response.failure && G.h("p", { class: "failure" }, response.failure),
     );
   }

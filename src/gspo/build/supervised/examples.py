@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from gspo.build.data.rows import given_datasets, held_out_share
-from gspo.build.fingerprint import check_fingerprint, fingerprint
-from gspo.build.inputs import (
-    build_scorer,
-    check_code_tests,
-    example_columns,
-    load_examples,
-    load_prompts,
-    prompt_columns,
-)
+from gspo.build.fingerprint import check_fingerprint, example_rows, fingerprint
+from gspo.build.inputs import check_code_tests, example_columns, load_examples, load_prompts, prompt_columns
 from gspo.build.parts import layout_note, model_size, where
+from gspo.build.rewards import build_scorer, names_reward
 from gspo.build.run import NOTHING, Inputs, build_evaluator, build_models, load_run_tokenizer, prepare_process
 from gspo.build.settings import total_steps
 from gspo.config import TrainerConfig
@@ -40,7 +34,7 @@ class SupervisedParts:
     config: TrainerConfig
     tokenizer: Any
     roles: Roles
-    order: ExampleOrder
+    order: ExampleOrder[Any]
     held_out: list[Example]
     total_steps: int
     fingerprint: dict[str, Any]
@@ -114,17 +108,16 @@ def build_supervised(
     seed = config.trainer.seed if config.data.seed is None else config.data.seed
     order = ExampleOrder(examples, config.data.train_batch_size, seed=seed, shuffle=config.data.shuffle)
     num_steps = total_steps(config, len(examples))
-    rows = [(e.prompt.uid, e.prompt.token_ids, e.answer_ids) for e in examples]
     with_answers = config.trainer.val_accuracy and bool(held_out)
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
-        scorer = build_scorer(config, inputs.val_reward_fn or inputs.reward_fn) if with_answers else None
+        scorer = build_scorer(config, inputs.val_reward_fn or inputs.reward_fn, held_out=True) if with_answers else None
         if scorer is not None:
             started.callback(scorer.close)
         engine_tokenizer = tokenizer if with_answers else None
         progress("loading the model")
         roles, build_engine = build_models(config, engine_tokenizer, device, num_steps, weights_from, backend)
         started.callback(roles.close)
-        facts = fingerprint(config, roles.facts(), rows, num_steps, trained_on="answers")
+        facts = fingerprint(config, roles.facts(), example_rows(order), num_steps, trained_on="answers")
         parts = SupervisedParts(config, tokenizer, roles, order, held_out, num_steps, facts, notes=notes)
         if scorer is not None:
             parts.scorer, parts.engine = scorer, build_engine()
@@ -164,6 +157,6 @@ def _evaluator(
     """Answers the held-out prompts and grades the answers."""
     _, given = given_datasets(config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, say=None)
     prompts = load_prompts(config, tokenizer, "val", given)
-    if inputs.reward_fn is None and config.custom_reward_function.path is None and not config.reward.functions:
+    if not names_reward(config, inputs.reward_fn):
         check_code_tests(prompts)
     return build_evaluator(config, engine, scorer, prompts)

@@ -1,0 +1,1 @@
+"""Runs on answers: examples to imitate (`gspo sft`) and preference pairs (`gspo rm`)."""

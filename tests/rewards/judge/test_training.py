@@ -1,0 +1,235 @@
+"""Runs with a judge: the same bits as with the rule it agrees with, missing rewards, a dead server, kill -9."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gspo.config import ResolvedConfig
+from gspo.exit_codes import EXIT_REWARDS_FAILED
+from gspo.loop.run import run_program
+from gspo.loop.trainer import Trainer
+from gspo.rewards.judge import client
+from gspo.rewards.judge.cache import question_key
+from gspo.runs.console import Console
+from gspo.runs.group_log import read_groups
+from tests.support.judge_server import KEY, JudgeServer, even_first, judge_server
+from tests.support.small_run import config, even_first_byte, final_state, make_model
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "FIRST_WAIT", 0.01)
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    with judge_server(even_first) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def with_judge(folder: Path, model: Path, server: JudgeServer, *words: str) -> ResolvedConfig:
+    return config(
+        folder,
+        model,
+        f"reward.judge.base_url={server.url}",
+        "reward.judge.model=some-model",
+        "reward.judge.kind=reference",
+        "reward.judge.api_key_env=JUDGE_KEY",
+        "reward.judge.retries=0",
+        "reward.lag=1",
+        "trainer.total_training_steps=3",
+        *words,
+    )
+
+
+def fit(resolved: ResolvedConfig, **options: Any) -> dict[str, Any]:
+    return Trainer(resolved, console=Console(enabled=False), **options).fit()
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+
+
+def contents(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            data = file.read_bytes()
+            yield file, gzip.decompress(data) if file.suffix == ".gz" else data
+
+
+def test_a_judge_that_agrees_with_the_rule_trains_the_same_weights(
+    tmp_path: Path, model: Path, server: JudgeServer
+) -> None:
+    words = ("reward.lag=1", "trainer.total_training_steps=2")
+    fit(config(tmp_path / "rule", model, *words), reward_fn=even_first_byte)
+    fit(with_judge(tmp_path / "judge", model, server, "trainer.total_training_steps=2"))
+    rule, judged = (final_state(tmp_path / name / "run") for name in ("rule", "judge"))
+    assert judged["weights"] == rule["weights"]
+    last = rows(tmp_path / "judge")[-1]
+    assert last["judge/failures"] == 0 and last["reward/reward/judge/mean"] == last["critic/score/mean"]
+    assert sum(row.get("judge/calls", 0) for row in rows(tmp_path / "judge")) <= len(server.requests)
+    assert 0 <= last["judge/disagreement"] <= 1  # the built-in rule of arithmetic is logged beside the judge
+    assert "reward/reward/arithmetic/mean" in last
+    groups = list(read_groups(tmp_path / "judge" / "run" / "groups" / "step-000001.jsonl.gz"))
+    note = groups[0]["responses"][0]["notes"]["judge"]
+    assert note["verdict"] in ("right", "wrong") and note["reason"].startswith("the answer begins with")
+    assert note["tokens"] == 100 and note["seconds"] > 0
+    leaks = [file for file, data in contents(tmp_path / "judge") if KEY.encode() in data]
+    assert not leaks and server.keys[0] == f"Bearer {KEY}"
+
+
+@pytest.mark.slow
+def test_failed_verdicts_are_missing_and_never_0(tmp_path: Path, model: Path, server: JudgeServer) -> None:
+    server.mode = lambda body: "500" if drawn(body) % 12 == 0 else "right"
+    fit(with_judge(tmp_path, model, server))
+    for file in sorted((tmp_path / "run" / "groups").glob("*.gz")):
+        for response in (response for group in read_groups(file) for response in group["responses"]):
+            right = bool(response["text"]) and ord(response["text"][0]) % 2 == 0
+            assert response["score"] == (None if response["failure"] else float(right))
+    assert sum(row.get("train/reward_failures", 0) for row in rows(tmp_path)) > 0
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_stops_the_run_with_its_cause_and_a_resume_goes_on(
+    tmp_path: Path, model: Path, server: JudgeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.mode = lambda body: "500" if len(server.requests) > 40 else "right"
+    assert run_program(with_judge(tmp_path, model, server)) == EXIT_REWARDS_FAILED
+    output = "".join(capsys.readouterr())
+    assert "HTTP 500" in output and "judge: some-model" in output
+    server.mode = "right"
+    assert run_program(with_judge(tmp_path, model, server)) == 0
+    assert rows(tmp_path)[-1]["step"] == 3
+
+
+@pytest.mark.parametrize(("mode", "cause"), [("401", "HTTP 401"), ("no verdict", "has no verdict")])
+def test_a_judge_that_cannot_be_asked_ends_the_run_before_it_starts(
+    tmp_path: Path, model: Path, server: JudgeServer, capsys: pytest.CaptureFixture[str], mode: str, cause: str
+) -> None:
+    server.mode = mode
+    assert run_program(with_judge(tmp_path, model, server)) != 0
+    output = "".join(capsys.readouterr())
+    assert cause in output and "tried on one row before the start" in output and KEY not in output
+
+
+def test_rewards_add_up_by_configuration_within_a_budget_and_another_judge_evaluates(
+    tmp_path: Path, model: Path, server: JudgeServer
+) -> None:
+    (tmp_path / "mine.py").write_text("def style(prompt, response):\n    return float(len(response))\n")
+    functions = (
+        "[{name: length, kwargs: {max_length: 320}, weight: 2}, {path: %s, name: style, weight: 0.25}, {judge: {}}]"
+    )
+    words = (
+        f"reward.functions={functions % (tmp_path / 'mine.py')}",
+        "reward.num_workers=1",
+        "reward.judge.eval.model=other-model",
+        "reward.judge.max_tokens_spent=500",
+        "trainer.test_freq=1",
+    )
+    fit(with_judge(tmp_path, model, server, *words))
+    assert rows(tmp_path)[-1]["step"] == 1  # of 3: the tokens are spent
+    assert (tmp_path / "run" / "checkpoints" / "step-000001").is_dir()
+    assert {request["model"] for request in server.requests} == {"some-model", "other-model"}
+    (record, *_) = read_groups(tmp_path / "run" / "evals" / "step-000001.jsonl.gz")
+    assert record["responses"][0]["notes"]["judge"]["model"] == "other-model"
+    for group in read_groups(tmp_path / "run" / "groups" / "step-000001.jsonl.gz"):
+        for response in group["responses"]:
+            parts = response["extra"]
+            assert parts["reward/style"] == len(response["text"])
+            weighted = 2 * parts["reward/length"] + 0.25 * parts["reward/style"] + parts["reward/judge"]
+            assert response["score"] == pytest.approx(weighted)
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from gspo.loop.run import run_program
+from gspo.rewards.judge import client
+from gspo.rewards.judge.cache import question_key
+from tests.rewards.judge.test_training import with_judge
+client.FIRST_WAIT = 0.01
+class Server: url = sys.argv[3]
+sys.exit(run_program(with_judge(Path(sys.argv[1]), Path(sys.argv[2]), Server)))
+"""
+
+
+def drawn(body: dict[str, Any]) -> int:
+    """A number that depends on the question alone."""
+    return hashlib.sha256(body["messages"][-1]["content"].encode()).digest()[0]
+
+
+def kept(run: Path, table: str) -> set[str]:
+    """The questions whose replies, or failures, a run has on disk."""
+    with contextlib.closing(sqlite3.connect(run / "judge-cache.sqlite")) as db:
+        return {key for (key,) in db.execute(f"SELECT key FROM {table}")}
+
+
+@pytest.mark.slow
+def test_kill_9_and_resume_give_the_same_bits_from_the_cache(tmp_path: Path, model: Path, server: JudgeServer) -> None:
+    """What is on disk when a run is killed is never asked again: the server would answer it otherwise from then on."""
+    replies: set[str] = set()
+    failures: set[str] = set()
+    asked_again = 0
+
+    def mode(body: dict[str, Any]) -> str:
+        nonlocal asked_again
+        sampling = {name: body[name] for name in ("temperature", "max_tokens")}
+        key = question_key(body["model"], body["messages"], sampling)
+        asked_again += key in replies | failures
+        if key in replies | failures:
+            return "wrong"
+        return "500" if drawn(body) % 15 == 0 else "right"
+
+    server.mode = mode
+    child = [sys.executable, "-c", CHILD]
+    subprocess.run([*child, str(tmp_path / "straight"), str(model), server.url], check=True)
+    total = len(server.requests)
+
+    codes, run = [], tmp_path / "killed" / "run"
+    for limit in (total // 3, total // 3, 10**9):
+        server.requests.clear()
+        process = subprocess.Popen([*child, str(tmp_path / "killed"), str(model), server.url])
+        while process.poll() is None and len(server.requests) < limit:
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.kill()
+        codes.append(process.wait())
+        replies, failures = kept(run, "verdicts"), kept(run, "failures")
+    assert codes == [-signal.SIGKILL, -signal.SIGKILL, 0] and asked_again == 0
+    one, other = (comparable(tmp_path / name / "run") for name in ("straight", "killed"))
+    assert one == other
+    assert sum(row.get("train/reward_failures", 0) for row in one["rows"]) > 0
+
+
+def comparable(run: Path) -> dict[str, Any]:
+    """All that a run must reproduce, without times and without what was asked instead of read."""
+    work = ("judge/calls", "judge/cache_hits", "judge/tokens", "judge/seconds", "timing_s/", "perf/", "rollout/")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    groups = [group for file in sorted((run / "groups").glob("*.gz")) for group in read_groups(file)]
+    for response in (r for group in groups for r in group["responses"]):
+        for note in response.get("notes", {}).values():
+            note.pop("seconds")
+    return {
+        "weights": final_state(run)["weights"],
+        "rows": [{k: v for k, v in line.items() if not k.startswith(work)} for line in lines],
+        "groups": groups,
+    }

@@ -1,0 +1,117 @@
+"""Rewards of several kinds added up: weights, missing parts, names, disagreement with the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gspo.metrics import Metric, Metrics
+from gspo.rewards.compose import Finishing, Grader, RewardScale, as_specs
+from gspo.rewards.functions import wrap_function
+from gspo.rewards.mixed import MixedScorer, Part, wrong_order, wrong_verdicts
+from gspo.rewards.scoring import responses_of
+from gspo.types import Group, Prompt, Reward, Rollout
+
+PROMPT = Prompt("row", (), (), "nothing", "5")
+
+
+class Fixed:
+    """A scorer that gives the n-th response of every group the n-th outcome."""
+
+    def __init__(self, *outcomes: Reward | str) -> None:
+        self.outcomes, self.groups = outcomes, []
+
+    def submit(self, group: Group) -> None:
+        self.groups.append(group)
+
+    def collect(self, num: int | None = None) -> list[Group]:
+        done, self.groups = self.groups[:num], self.groups[len(self.groups[:num]) :]
+        return [g.with_rollouts(tuple(map(_with, g.rollouts, self.outcomes))) for g in done]
+
+    def observe(self) -> Metrics:
+        return {"judge/calls": Metric("sum", 1.0)}
+
+    def over_budget(self) -> str | None:
+        return None
+
+    def close(self) -> None: ...
+
+
+def _with(rollout: Rollout, outcome: Reward | str) -> Rollout:
+    return rollout.with_reward(None, outcome) if isinstance(outcome, str) else rollout.with_reward(outcome)
+
+
+def group(n: int) -> Group:
+    return Group(PROMPT, tuple(Rollout((), (), (), (), "stop", text=str(i)) for i in range(n)), 0, 0)
+
+
+def mixed(*parts: Part, finishing: Any = None, n: int = 1) -> tuple[list[Rollout], MixedScorer]:
+    scorer = MixedScorer(parts, finishing or Finishing())
+    scorer.submit(group(n))
+    return list(scorer.collect()[0].rollouts), scorer
+
+
+def test_scores_are_weighted_and_each_part_is_logged() -> None:
+    rule = Part("math", Fixed(Reward(1.0, acc=1.0, extra={"answered": 1.0})), 1.0)
+    judge = Part("judge", Fixed(Reward(0.5, acc=0.0, noise=0.2, notes={"reason": "so"})), 0.5, "judge")
+    (done,), _ = mixed(rule, judge, finishing=Finishing(scale=RewardScale(scale=2.0)))
+    assert done.reward == Reward(
+        2.5,
+        acc=1.0,
+        extra={"answered": 1.0, "reward/math": 1.0, "reward/judge": 0.5},
+        noise=0.1,
+        notes={"judge": {"reason": "so"}},
+    )
+
+
+def test_a_part_that_failed_leaves_no_reward_unless_it_only_logs() -> None:
+    good, bad = Fixed(Reward(1.0)), Fixed("it broke")
+    (done,), _ = mixed(Part("a", good), Part("b", bad, 0.1))
+    assert done.reward is None and done.failure == "b: it broke"
+    (done,), _ = mixed(Part("a", good), Part("b", bad, 0.0))
+    assert done.reward == Reward(1.0, extra={"reward/a": 1.0})
+
+
+def test_disagreement_counts_verdicts_or_the_order_of_pairs() -> None:
+    rule = Part("rule", Fixed(*(Reward(acc, acc=acc) for acc in (1.0, 0.0, 0.0, 1.0))), 0.0)
+    judge = Part("judge", Fixed(*map(Reward, (0.9, 0.7, 0.1, 0.2))), 1.0, "judge")
+    model = Part("model", Fixed(*map(Reward, (5.0, -3.0, -4.0, -3.0))), 1.0, "model", orders=True)
+    _, scorer = mixed(rule, judge, model, n=4)
+    found = {name: metric.result() for name, metric in scorer.observe().items()}
+    assert found["judge/disagreement"] == 0.5  # the second and the last
+    assert found["reward_model/disagreement"] == 0.5 / 4  # one tie in four pairs
+    assert "judge/disagreement" not in scorer.observe()
+
+
+def test_wrong_verdicts_and_wrong_order() -> None:
+    assert wrong_verdicts([(1, 0.5), (0, 0.49), (1, 0.0)]) == (1.0, 3)
+    assert wrong_order([(1, 2.0), (0, 3.0), (0, 1.0)]) == (1.0, 2)
+    assert wrong_order([(1, 2.0), (1, 3.0)]) == (0.0, 0)
+
+
+def graded(*functions: Any) -> Reward | str:
+    return Grader(list(functions)).grade(PROMPT, responses_of(group(1)))[0]
+
+
+def test_functions_of_one_name_are_logged_under_two() -> None:
+    def make(value: float) -> Any:
+        def score(prompt: Prompt, response: str) -> float:
+            return value
+
+        return wrap_function(score, name="score")
+
+    reward = graded(make(1.0), make(2.0))
+    assert isinstance(reward, Reward) and reward.extra == {"reward/score": 1.0, "reward/score_2": 2.0}
+
+
+def test_a_function_of_weight_0_is_logged_and_may_fail() -> None:
+    def one(prompt: Prompt, response: str) -> float:
+        return 1.0
+
+    def broken(prompt: Prompt, response: str) -> float:
+        raise ValueError("no")
+
+    assert graded(wrap_function(one), wrap_function(broken, weight=0.0)) == Reward(
+        1.0, extra={"reward/" + wrap_function(one).name: 1.0}
+    )
+    assert isinstance(graded(wrap_function(one, weight=0.0), wrap_function(broken)), str)
+    assert isinstance(graded(*as_specs({"name": "default", "weight": 0.0})), str)  # no rule for this row

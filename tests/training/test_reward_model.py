@@ -1,0 +1,142 @@
+"""The reward model: scores and gradients are those of transformers' classifier, however texts are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoModelForSequenceClassification
+
+from gspo.models import ModelError
+from gspo.models.load import load_reward_model, load_tokenizer
+from gspo.training.critic import ValueModel
+from gspo.training.model_reward import ModelScorer, Normalization, Rendering
+from gspo.training.optim.adamw import MasterOptimizer, StepResult
+from gspo.training.reward_model import CENTER_COEF, Pair, RewardModel, RewardModelSettings, TrainedRewardModel
+from gspo.training.schedule import Schedule
+from gspo.types import Group, Prompt, Rollout, Turn
+from tests.support.small_run import make_model
+from tests.training.models import VOCAB, classifier
+
+SIZES = (5, 30, 1, 12, 7, 7)
+
+
+def make_texts(seed: int = 0) -> list[tuple[int, ...]]:
+    numbers = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randint(1, VOCAB, (size,), generator=numbers).tolist()) for size in SIZES]
+
+
+def by_transformers(model: Any, texts: Sequence[tuple[int, ...]]) -> Tensor:
+    """One text at a time through the classifier itself."""
+    return torch.cat([model(input_ids=torch.tensor([text])).logits[0] for text in texts])
+
+
+@pytest.mark.parametrize("layout", ["plain", "packed"])
+@pytest.mark.parametrize("max_tokens", [1, 20, 1000])
+def test_scores_are_those_of_the_classifier(layout: Any, max_tokens: int) -> None:
+    texts, want = make_texts(), by_transformers(classifier(), make_texts()).detach()
+    model = RewardModel(ValueModel.of_classifier(classifier()), RewardModelSettings(max_tokens, layout))
+    assert model.runner.kind == layout
+    torch.testing.assert_close(model.scores(texts), want, rtol=1e-4, atol=1e-5)
+    assert want.std() > 0.1
+
+
+class RecordingOptimizer(MasterOptimizer):
+    """Keeps the summed gradients of each step."""
+
+    def step(self, lr: float, loss: Tensor | None = None) -> StepResult:
+        self.grads = {name: m.grad.double() for name, m in self.masters.items() if m.grad is not None}
+        return super().step(lr, loss)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 50, 1000])
+def test_the_gradient_is_that_of_the_bradley_terry_loss(max_tokens: int) -> None:
+    texts = make_texts()
+    pairs = [Pair(str(i), texts[2 * i], texts[2 * i + 1]) for i in range(3)]
+    want = classifier()
+    chosen, rejected = by_transformers(want, texts)[0::2], by_transformers(want, texts)[1::2]
+    loss = (-F.logsigmoid(chosen - rejected) + CENTER_COEF * (chosen + rejected) ** 2).mean()
+    loss.backward()
+
+    got = classifier()
+    optimizer = RecordingOptimizer(got.named_parameters(), lr=1e-3, weight_decay=0.0, grad_clip=1e9)
+    model = TrainedRewardModel(got, optimizer, Schedule(1e-3), RewardModelSettings(max_tokens))
+    metrics = model.update(pairs, step=0)
+    assert metrics["train/loss"].result() == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert metrics["train/accuracy"].result() == pytest.approx(float((chosen > rejected).float().mean()))
+    for name, parameter in want.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(optimizer.grads[name].float(), parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+class Lengths:
+    """A reward model whose score is the number of tokens."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, ...]] = []
+
+    def scores(self, texts: list[tuple[int, ...]]) -> Tensor:
+        self.asked += texts
+        return torch.tensor([float(len(text)) for text in texts])
+
+
+PROMPT = Prompt("row", ({"role": "user", "content": "1+2="},), ())
+
+
+def scored(scorer: ModelScorer, *rollouts: Rollout) -> list[Rollout]:
+    scorer.submit(Group(PROMPT, rollouts, 0, 0))
+    return list(scorer.collect()[0].rollouts)
+
+
+def rollout(text: str, *turns: Turn) -> Rollout:
+    return Rollout((), (), (), (), "stop", text=text, turns=turns)
+
+
+def test_responses_are_rendered_with_the_models_own_template_and_equal_ones_are_scored_once() -> None:
+    tokenizer, model = load_tokenizer("embedded"), Lengths()
+    scorer = ModelScorer(model, Rendering(tokenizer), Normalization())
+    done = scored(scorer, rollout("3"), rollout("31"), rollout("3"))
+    assert [tokenizer.decode(text) for text in model.asked] == [
+        "<user>1+2=<assistant>3<eos>",
+        "<user>1+2=<assistant>31<eos>",
+    ]
+    assert [r.reward.score for r in done if r.reward] == [8.0, 9.0, 8.0]
+
+
+def test_earlier_turns_are_part_of_the_conversation() -> None:
+    tokenizer, model = load_tokenizer("embedded"), Lengths()
+    scorer = ModelScorer(model, Rendering(tokenizer), Normalization())
+    scored(scorer, rollout("5", Turn(0, 0, "4", observation="higher"), Turn(0, 0, "5")))
+    assert tokenizer.decode(model.asked[0]) == "<user>1+2=<assistant>4<eos><user>higher<assistant>5<eos>"
+
+
+def test_a_response_that_the_model_cannot_read_has_no_reward() -> None:
+    scorer = ModelScorer(Lengths(), Rendering(load_tokenizer("embedded"), max_length=8), Normalization())
+    short, long = scored(scorer, rollout("3"), rollout("31"))
+    assert short.reward is not None and long.reward is None
+    assert long.failure == "row: is 9 tokens for the reward model, which reads at most 8"
+
+
+def test_normalisations() -> None:
+    assert Normalization("saved", mean=2.0, std=4.0).apply(10.0) == 2.0
+    assert Normalization("sigmoid").apply(0.0) == 0.5
+    assert Normalization("sigmoid").apply(-800.0) == 0.0 and Normalization("sigmoid").apply(800.0) == 1.0
+    assert Normalization().apply(-3.0) == -3.0
+
+
+def test_a_decoder_without_a_score_is_no_reward_model(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "decoder")
+    with pytest.raises(ModelError, match="is no reward model: its weights have no score"):
+        load_reward_model(str(folder))
+    fresh = load_reward_model(str(folder), new_head=True)
+    assert not fresh.score.weight.any()
+    fresh.score.weight.data.fill_(0.5)
+    fresh.save_pretrained(tmp_path / "classifier")
+    again = load_reward_model(str(tmp_path / "classifier"))
+    assert bool((again.score.weight == 0.5).all())
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "classifier").config.num_labels == 1
