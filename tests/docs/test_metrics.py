@@ -42,6 +42,8 @@ RUNS: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.actor.use_kl_loss=false",
         "algorithm.adv_estimator=gae",
         "algorithm.use_kl_in_reward=true",
+        "algorithm.distill_weight=0.1",
+        "actor_rollout_ref.ref.path=embedded",
     ),
     "ReMax with rollout workers and two rewards": (
         "algorithm.adv_estimator=remax",
@@ -51,6 +53,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "an environment": ("environment.name=guess", "data.train_files=guess", "data.max_response_length=40"),
     "prediction on prompts that repeat": (
         "algorithm.filter_groups.predict=skip",
+        "data.sft_files=arithmetic",
         "data.num_train_samples=4",
         "trainer.total_training_steps=3",
     ),

@@ -17,6 +17,7 @@ from gspo.distributed.run_layout import runs_ahead
 from gspo.evaluation.evaluator import Evaluator
 from gspo.evaluation.greedy_baseline import GreedyBaseline
 from gspo.rewards import Scorer
+from gspo.rewards.judge.own_server import OwnServer
 from gspo.rewards.mixed import MixedScorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.sampling.sampler import Sampler
@@ -82,6 +83,7 @@ class RunParts:
     kl_reward: KlScorer | None = None
     examples: ExampleOrder[Example] | None = None  # imitated beside reinforcement learning
     mixed: MixedScorer | None = None  # with a judge or a reward model
+    judge: OwnServer | None = None  # the start model, served as the judge
     baseline: GreedyBaseline | None = None
     # Keys that nobody set and that had to change, with value and reason.
     adapted: dict[str, tuple[Any, str]] = field(default_factory=dict)
@@ -149,6 +151,8 @@ class RunParts:
         """Close every part, whatever one of them raises; the engine first, because the sampler's thread may wait for it."""
         with ExitStack() as stack:
             stack.callback(self.roles.close)
+            if self.judge is not None:
+                stack.callback(self.judge.close)
             for scorer in self.scorers:
                 stack.callback(scorer.close)
             stack.callback(self.sampler.close)

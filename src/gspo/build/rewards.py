@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from gspo.rewards.builtin import by_source
 from gspo.rewards.compose import DEFAULT, Finishing, RewardScale, unique_name
 from gspo.rewards.functions import CUSTOM
 from gspo.rewards.judge.cache import VerdictCache
+from gspo.rewards.judge.own_server import NAME as OWN_NAME
+from gspo.rewards.judge.own_server import OwnServer
 from gspo.rewards.judge.scorer import JudgeScorer
 from gspo.rewards.judge.settings import JudgeSettings, read_rubric
 from gspo.rewards.mixed import MixedScorer, Part
@@ -107,6 +110,16 @@ def _finishing(config: TrainerConfig) -> Finishing:
         overlong = Overlong(limit, buffer.len, buffer.penalty_factor, buffer.log)
     scale = RewardScale(pool.scale, pool.bias, pool.clip)
     return Finishing(manager.reward_manager, overlong, scale if scale != RewardScale() else None)
+
+
+def own_judge(config: TrainerConfig) -> tuple[TrainerConfig, OwnServer | None]:
+    """The config with the address of the served start model where the judge is `policy`, and its server."""
+    if config.reward.judge.base_url != "policy":
+        return config, None
+    server = OwnServer(config.actor_rollout_ref.model.path, config.trainer.device)
+    config = copy.deepcopy(config)
+    config.reward.judge.base_url, config.reward.judge.model = server.url, OWN_NAME
+    return config, server
 
 
 def add_model(config: TrainerConfig, scorer: Scorer, role: RewardModelRole | None) -> None:

@@ -25,7 +25,7 @@ from gspo.build.inputs import check_code_tests, load_prompts, load_sft_examples,
 from gspo.build.models import build_roles
 from gspo.build.parts import RunParts
 from gspo.build.ranks import build_rank
-from gspo.build.rewards import add_model, build_scorer, grades, names_reward, reward_lag, try_reward
+from gspo.build.rewards import add_model, build_scorer, grades, names_reward, own_judge, reward_lag, try_reward
 from gspo.build.settings import (
     build_objective,
     groups_held,
@@ -145,6 +145,9 @@ def build(
             check_code_tests([*train, *held_out])
         if episodes is not None and pool is not None and train:
             episodes = episodes.with_opening(pool, train[0])
+        config, judge = own_judge(config)
+        if judge is not None:
+            started.callback(judge.close)
         rewards = build_scorer(config, reward_fn, folder=folder)
         started.callback(rewards.close)
         val_rewards = build_scorer(config, inputs.val_reward_fn or reward_fn, folder=folder, held_out=True)
@@ -199,6 +202,7 @@ def build(
             adapted=adapted,
             notes=notes,
             mixed=rewards if isinstance(rewards, MixedScorer) else None,
+            judge=judge,
         )
         if config.algorithm.adv_estimator == "remax":
             baseline = build_scorer(config, reward_fn, folder=folder)

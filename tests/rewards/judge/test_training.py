@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gspo.config import ResolvedConfig
+from gspo.config import ResolvedConfig, load
 from gspo.exit_codes import EXIT_REWARDS_FAILED
 from gspo.loop.run import run_program
 from gspo.loop.trainer import Trainer
@@ -157,6 +157,24 @@ def test_rewards_add_up_by_configuration_within_a_budget_and_another_judge_evalu
             assert parts["reward/style"] == len(response["text"])
             weighted = 2 * parts["reward/length"] + 0.25 * parts["reward/style"] + parts["reward/judge"]
             assert response["score"] == pytest.approx(weighted)
+
+
+@pytest.mark.slow
+def test_the_start_model_judges_its_own_answers(tmp_path: Path) -> None:
+    question = tmp_path / "question.txt"
+    question.write_text("{response}+1+1=")
+    words = ("reward.judge.base_url=policy", f"reward.judge.prompt={question}", "reward.judge.max_score=100000")
+    words += ("reward.max_failure_rate=1.0", "trainer.total_training_steps=1", "data.train_batch_size=4")
+    words += ("reward.judge.max_tokens=48", "trainer.val_before_train=false", "trainer.val_after_train=false")
+    folder = [f"trainer.default_local_dir={tmp_path}", "trainer.experiment_name=run", "trainer.num_threads=1"]
+    trainer = Trainer(load(overrides=[*folder, *words]), console=Console(enabled=False))
+    server = trainer.parts.judge
+    assert server is not None and not server.has_ended()
+    trainer.fit()
+    assert server.has_ended()
+    groups = read_groups(tmp_path / "run" / "groups" / "step-000001.jsonl.gz")
+    judged = [r["notes"]["judge"]["model"] for g in groups for r in g["responses"] if r["score"] is not None]
+    assert judged and set(judged) == {"policy"}
 
 
 CHILD = """

@@ -13,6 +13,7 @@ from gspo.config.schema import TrainerConfig
 from gspo.config.schema.reward import JudgeConfig
 
 JUDGE = "reward.judge"
+OWN = "policy"  # the model that the run starts from
 ROLLOUT = "actor_rollout_ref.rollout"
 JUDGE_KEYS = tuple(f.name for f in dataclasses.fields(JudgeConfig) if f.name not in ("eval", "weight"))
 
@@ -81,10 +82,10 @@ def judge(c: TrainerConfig, report: Report) -> Iterator[Problem]:
 def _address(one: JudgeConfig, report: Report) -> Iterator[Problem]:
     if not one.base_url:
         yield report(f"{JUDGE}.base_url", "a judge has no address", f"e.g. {JUDGE}.base_url=http://127.0.0.1:8000/v1")
-    elif not re.match(r"https?://[^/@]+(/|$)", one.base_url):
+    elif one.base_url != OWN and not re.match(r"https?://[^/@]+(/|$)", one.base_url):
         message = "expected http:// or https:// and a host, without a user name or password"
         yield report(f"{JUDGE}.base_url", message, f"put the key into a variable and its name into {JUDGE}.api_key_env")
-    if not one.model:
+    if not one.model and one.base_url != OWN:
         yield report(f"{JUDGE}.model", "a judge needs the name of its model", f"e.g. {JUDGE}.model=Qwen/Qwen3-8B")
     if not re.fullmatch(r"\w*", one.api_key_env):
         message = "expected the name of an environment variable, never the key itself"
