@@ -28,7 +28,9 @@ MAX_ITEMS = 4_000_000  # values of one JSON text
 MAX_NODES = 20_000  # values of one YAML text, with its aliases expanded
 MAX_PLAIN = 20_000  # characters of a YAML value without quotes, which may be a number
 CHUNK = 1 << 16
+LONG = 32  # values of a list from which it is faster to look at all types first
 
+_NESTED = frozenset({dict, list})
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
@@ -97,19 +99,19 @@ def parse_json(text: str, path: Path | str, **options: Any) -> Any:
     return value
 
 
-def is_shallow(value: Any) -> bool:
-    """Whether a value has at most MAX_DEPTH levels. Long lists of plain values cost one pass in C."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-            if not {dict, list}.isdisjoint(map(type, inner)):
-                below += [v for v in inner if isinstance(v, dict | list)]
-        if not below:
-            return True
-        level = below
-    return False
+def is_shallow(value: Any, levels: int = MAX_DEPTH) -> bool:
+    """Whether a value of JSON has at most this many levels. Long lists of plain values cost one pass in C."""
+    if type(value) not in _NESTED:
+        return True
+    if levels == 0:
+        return False
+    inner = value.values() if type(value) is dict else value
+    if len(inner) > LONG and _NESTED.isdisjoint(map(type, inner)):
+        return True
+    for item in inner:
+        if type(item) in _NESTED and (item or levels == 1) and not is_shallow(item, levels - 1):
+            return False
+    return True
 
 
 def read_yaml(path: Path) -> Any:

@@ -132,6 +132,11 @@ LOSS = (
     f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm",
     f"{ACTOR}.policy_loss.tau_pos=1.5",
     f"{ACTOR}.policy_loss.tau_neg=2.5",
+    f"{ACTOR}.policy_loss.clip_cov_ratio=0.01",
+    f"{ACTOR}.policy_loss.clip_cov_lb=0.6",
+    f"{ACTOR}.policy_loss.clip_cov_ub=6",
+    f"{ACTOR}.policy_loss.kl_cov_ratio=0.02",
+    f"{ACTOR}.policy_loss.ppo_kl_coef=0.7",
     f"{ACTOR}.use_decoupled_loss=true",
     f"{ACTOR}.behav_imp_weight_cap=4",
     f"{ACTOR}.behav_imp_weight_mode=sequence_mask",
@@ -155,6 +160,10 @@ def test_the_objective_has_every_setting_of_the_loss():
         level="token",
         tau_pos=1.5,
         tau_neg=2.5,
+        clip_cov_ratio=0.01,
+        clip_cov_bounds=(0.6, 6),
+        kl_cov_ratio=0.02,
+        kl_cov_coef=0.7,
         behaviour=Behaviour("sequence_mask", 4),
     )
     assert got.clip_control == ClipController(0.3, (0.5, 3))

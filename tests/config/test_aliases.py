@@ -183,6 +183,8 @@ CASES |= {
     "adam_beta2": (0.95, {f"{A}.optim.betas": [0.9, 0.95]}),
     "actor.optimizer.beta1": (0.5, {f"{A}.optim.betas": [0.5, 0.999]}),
     "actor.optimizer.beta2": (0.95, {f"{A}.optim.betas": [0.9, 0.95]}),
+    "critic.optimizer.beta1": (0.5, {"critic.optim.betas": [0.5, 0.999]}),
+    "critic.optimizer.beta2": (0.95, {"critic.optim.betas": [0.9, 0.95]}),
     "model_init_kwargs": ({"dtype": "bfloat16"}, {f"{M}.dtype": "bfloat16"}),
     "chat_template_kwargs": (
         {"enable_thinking": False},

@@ -44,6 +44,7 @@ def test_every_field_of_trl_is_known_and_never_a_short_form_of_ours(name):
     assert is_known(name) or name in SAME_IN_TRL
 
 
+OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
 AREAL = """
 experiment_name: try
 seed: 1
@@ -87,6 +88,18 @@ perf_tracer: {{enabled: false}}
         ("rejection_sampling: {metric: ratio, upper: 5.0}", {f"{A}.behav_imp_weight_cap": 5.0}),
         ("use_sapo_loss: true", {f"{A}.policy_loss.loss_mode": "sapo"}),
         ("use_lora: true\n  lora_rank: 16\n  target_modules: [all-linear]", {f"{M}.lora_rank": 16}),
+        ("use_lora: false\n  lora_rank: 16\n  lora_alpha: 8", {f"{M}.lora_rank": 0, f"{M}.lora_alpha": 16}),
+        ("lora_rank: 16", {f"{M}.lora_rank": 16}),
+        (
+            "overlong_reward_penalty: true\n  overlong_tokens: 16\n  overlong_penalty_factor: 0.5",
+            {
+                "reward_model.reward_manager": "dapo",
+                f"{OVERLONG}.enable": True,
+                f"{OVERLONG}.len": 16,
+                f"{OVERLONG}.penalty_factor": 0.5,
+            },
+        ),
+        ("overlong_reward_penalty: false", {"reward_model.reward_manager": "naive", f"{OVERLONG}.enable": False}),
     ],
 )
 def test_an_areal_file_means_what_it_means_there(tmp_path, more, expected):
@@ -103,6 +116,20 @@ def test_a_critic_section_of_areal_is_ppo(tmp_path):
     resolved = load(path)
     assert (resolved.get("algorithm.adv_estimator"), resolved.get("critic.cliprange_value")) == ("gae", 0.3)
     assert resolved.get("critic.optim.lr") == 1e-5 and resolved.get("critic.model.path") == "org/model"
+    assert resolved.get("critic.optim.betas") == resolved.get(f"{A}.optim.betas") == [0.8, 0.99]
+
+
+def test_the_critics_own_decay_rates_are_not_the_actors(tmp_path):
+    path = tmp_path / "areal.yaml"
+    path.write_text(AREAL.format(more="") + "critic: {path: org/model, optimizer: {beta1: 0.7, beta2: 0.9}}\n")
+    resolved = load(path)
+    assert (resolved.get("critic.optim.betas"), resolved.get(f"{A}.optim.betas")) == ([0.7, 0.9], [0.8, 0.99])
+
+
+def test_lora_that_a_file_of_areal_switches_off_is_said_to_be_off(tmp_path):
+    path = tmp_path / "areal.yaml"
+    path.write_text(AREAL.format(more="use_lora: false\n  lora_rank: 16"))
+    assert any(w.key == "actor.lora_rank" and "use_lora is false" in w.message for w in load(path).warnings)
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -149,6 +176,15 @@ def test_a_key_without_effect_is_said_to_have_none(name):
         ([f"{A}.ppo_micro_batch_size=null", f"{A}.ppo_micro_batch_size_per_gpu=8"], {f"{A}.use_dynamic_bsz": False}),
         ([f"+{M}.override_config.attn_implementation=flash_attention_2"], {f"{M}.attn_implementation": None}),
         ([f"{A}.fsdp_config.dtype=bf16"], {f"{M}.dtype": "bfloat16"}),
+        ([f"+{A}.loss_mode=kl_cov"], {f"{A}.policy_loss.loss_mode": "kl_cov"}),
+        (
+            [f"{R}.name=vllm", f"+{R}.engine_kwargs.vllm.block_size=32", f"+{R}.engine_kwargs.sglang.tp=2"],
+            {f"{R}.engine_kwargs": {"block_size": 32}},
+        ),
+        (
+            [f"{R}.name=vllm", f"{R}.engine_kwargs={{vllm: {{block_size: 32}}, sglang: {{tp: 2}}}}"],
+            {f"{R}.engine_kwargs": {"block_size": 32}},
+        ),
         (
             [f"{A.replace('actor_rollout_ref.actor', 'algorithm')}.rollout_correction.rollout_is=sequence"],
             {f"{A}.behav_imp_weight_mode": "sequence_product_truncate", f"{A}.use_decoupled_loss": True},
@@ -167,8 +203,10 @@ def test_values_that_verl_writes(words, expected):
         ([f"{A}.strategy=megatron"], "FSDP2 shards the models, not megatron"),
         (["trainer.logger=[console,mlflow]"], "mlflow is not supported; metrics are in metrics.jsonl"),
         (["trainer.resume_mode=auto", "trainer.resume_from_path=."], "has no effect: trainer.resume_mode is auto"),
-        ([f"{A}.ulysses_sequence_parallel_size=4"], "has no effect: every device computes whole sequences"),
+        ([f"{A}.ulysses_sequence_parallel_size=4"], "trains in one process"),
         ([f"{A}.megatron.tensor_model_parallel_size=4"], "not with Megatron"),
+        ([f"+{R}.engine_kwargs.sglang.attention_backend=fa3"], "sglang does not generate"),
+        ([f"{R}.engine_kwargs={{trtllm: {{a: 1}}}}"], "trtllm does not generate"),
     ],
 )
 def test_what_means_something_else_is_said(words, note):

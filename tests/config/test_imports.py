@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from gspo.cli import app
 from gspo.config import ConfigErrors, load
 from gspo.config.imports.importer import import_file
+from gspo.config.imports.shell import UNKNOWN, expand
 
 A, M, R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 SCRIPT = """#!/bin/bash
@@ -124,3 +125,26 @@ def test_a_file_that_sets_nothing_is_refused(tmp_path):
     path.write_text("echo hello\n")
     with pytest.raises(ConfigErrors, match="sets no key"):
         import_file(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("${SET}", "given"),
+        ("$SET-1", "given-1"),
+        ('"${HOME_DIR:-"${OTHER:-"~/verl"}"}/data"', '"""~/verl""/data"'),
+        ('${UNSET:-"a b"}', '"a b"'),
+        ("${SET:-other}", "given"),
+        ("${SET:+yes}${UNSET:+no}", "yes"),
+        ("'$SET'", "'$SET'"),
+        ("\"'$SET'\"", "\"'given'\""),
+        ("$((2 * (3 + $NUM)))", "14"),
+        ("$(date +%s)", UNKNOWN),
+        ("`date`", UNKNOWN),
+        ("${SET%%suffix}", UNKNOWN),
+        ("${BASH_SOURCE[0]}", UNKNOWN),
+        ("$", "$"),
+    ],
+)
+def test_words_of_the_shell(text, value):
+    assert expand(text, {"SET": "given", "NUM": "4"}) == value

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gspo.config import ConfigErrors, load, resolved_loss
 from gspo.config.loading import tree
 from gspo.config.problems import Problem
+from gspo.registry import Registry
 
 A = "actor_rollout_ref.actor"
 R = "actor_rollout_ref.rollout"
@@ -120,11 +123,23 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
         (["trainer.nnodes=2"], "trainer.nnodes", "error", "one machine"),
         (["trainer.n_gpus_per_node=8"], "trainer.n_gpus_per_node", "warning", ""),
         ([f"{R}.tensor_model_parallel_size=2"], f"{R}.tensor_model_parallel_size", "error", "one device"),
+        ([f"{A}.ulysses_sequence_parallel_size=2"], f"{A}.ulysses_sequence_parallel_size", "warning", "in one process"),
         (
-            [f"{A}.ulysses_sequence_parallel_size=2"],
+            [f"{A}.ulysses_sequence_parallel_size=3", f"{A}.strategy=fsdp2", "trainer.n_gpus_per_node=4"],
             f"{A}.ulysses_sequence_parallel_size",
-            "warning",
-            "whole sequences",
+            "error",
+            "does not divide the 4 trainer ranks",
+        ),
+        (
+            [
+                f"{A}.ulysses_sequence_parallel_size=2",
+                f"{A}.strategy=fsdp2",
+                "actor_rollout_ref.model.use_remove_padding=false",
+                "actor_rollout_ref.model.use_shared_prefix=false",
+            ],
+            f"{A}.ulysses_sequence_parallel_size",
+            "error",
+            "needs packed rows",
         ),
         (
             [f"{A}.importance_sampling_level=token", f"{A}.policy_loss.loss_mode=gspo"],
@@ -249,9 +264,13 @@ def test_the_names_that_the_config_offers_are_those_that_are_registered():
     from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
     from gspo.algo.losses import POLICY_LOSSES
 
+    def own(registry: Registry[Any]) -> list[str]:
+        """Without those that other tests registered."""
+        return [n for n in registry.names() if registry.get(n).formula.__module__.startswith("gspo.")]
+
     loss, estimator = f"{A}.policy_loss.loss_mode", "algorithm.adv_estimator"
-    assert tree.leaves()[loss].info.choices == POLICY_LOSSES.names()
-    assert set(tree.leaves()[estimator].info.choices) == set(ADVANTAGE_ESTIMATORS.names())
+    assert list(tree.leaves()[loss].info.choices) == own(POLICY_LOSSES)
+    assert set(tree.leaves()[estimator].info.choices) == set(own(ADVANTAGE_ESTIMATORS))
 
 
 @pytest.mark.parametrize("mode", ["gspo", "gspo_token", "vanilla", "dapo", "cispo", "geo_mean", "sapo"])

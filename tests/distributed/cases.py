@@ -21,7 +21,7 @@ from gspo.training.reference import Reference
 from gspo.training.reward_model import RewardModel, RewardModelSettings
 from gspo.training.schedule import Schedule
 from gspo.types import AdvantageBatch, Group
-from tests.training.models import classifier, llama, qwen3_moe
+from tests.training.models import classifier, gemma2, llama, qwen3_moe
 from tests.training.test_policy import groups
 
 Numbers = dict[str, Any]
@@ -139,10 +139,10 @@ def not_resharded(sharded: bool) -> Numbers:
     return updates(build_policy(llama(), sharded, sharding={"reshard_after_forward": False}))
 
 
-def reference_and_entropy(sharded: bool) -> Numbers:
-    policy = build_policy(llama(), sharded, entropy_in_loss=True)
+def reference_and_entropy(sharded: bool, **sharding: Any) -> Numbers:
+    policy = build_policy(llama(), sharded, entropy_in_loss=True, sharding=sharding)
     frozen = llama(seed=1).requires_grad_(False)
-    ranks = place(frozen, sharded)
+    ranks = place(frozen, sharded, **sharding)
     reference = Reference(made(ranks, lambda: TokenScorer(frozen, policy.settings, ranks)))
     regulariser = BoundRegulariser("seq-mean-token-mean", kl_coef=0.3, entropy_coeff=0.05)
     out: Numbers = {}
@@ -156,9 +156,9 @@ def reference_and_entropy(sharded: bool) -> Numbers:
     return out | numbers(policy.model, policy.optimizer, policy.ranks)
 
 
-def critic(sharded: bool) -> Numbers:
+def critic(sharded: bool, **sharding: Any) -> Numbers:
     model = ValueModel(llama())
-    ranks = place(model, sharded)
+    ranks = place(model, sharded, **sharding)
     optimizer = MasterOptimizer(model.named_parameters(), lr=1e-2, eps=EPS)
     settings = CriticSettings(mini_batch_groups=2, micro_batch_tokens=60)
     role = made(ranks, lambda: Critic(model, optimizer, Schedule(1e-2), settings, ranks))
@@ -238,6 +238,59 @@ def low_precision(sharded: bool) -> Numbers:
     return out
 
 
+TWO_PER_SEQUENCE = {"ranks_per_sequence": 2}
+
+
+def sequences(sharded: bool) -> Numbers:
+    """Two ranks share every sequence, with shared prompts and layers that are computed again in the backward."""
+    model = llama()
+    model.gradient_checkpointing_enable()
+    return updates(build_policy(model, sharded, sharding=TWO_PER_SEQUENCE))
+
+
+def sequences_eager(sharded: bool) -> Numbers:
+    """Attention block by block, with a window in every second layer."""
+    settings = {"layout": "packed", "old_log_prob_source": "recompute", "num_epochs": 2}
+    return updates(build_policy(gemma2(), sharded, sharding=TWO_PER_SEQUENCE, **settings))
+
+
+def sequences_of_experts(sharded: bool) -> Numbers:
+    return updates(build_policy(qwen3_moe(), sharded, layout="packed", sharding=TWO_PER_SEQUENCE))
+
+
+def sequences_with_reference(sharded: bool) -> Numbers:
+    return reference_and_entropy(sharded, **TWO_PER_SEQUENCE)
+
+
+def sequences_critic(sharded: bool) -> Numbers:
+    return critic(sharded, **TWO_PER_SEQUENCE)
+
+
+def sequences_on_four(sharded: bool) -> Numbers:
+    """More ranks than key heads, and rows with fewer tokens than ranks."""
+    policy = build_policy(llama(), sharded, sharding={"ranks_per_sequence": 4}, micro_batch_tokens=1)
+    return updates(policy, of=lambda step: shortened(uneven(seed=step), step))
+
+
+def shortened(of: list[Group], step: int) -> list[Group]:
+    """The groups with, in the first, prompts of one token and answers of two."""
+    first = of[0]
+    prompt = dataclasses.replace(first.prompt, token_ids=first.prompt.token_ids[:1])
+    short = tuple(
+        dataclasses.replace(r, token_ids=r.token_ids[:2], log_probs=r.log_probs[:2], loss_mask=r.loss_mask[:2])
+        for r in first.rollouts[:1]
+    )
+    return [dataclasses.replace(first, prompt=prompt, rollouts=short), *of[1:]]
+
+
+PER_SEQUENCE = {  # case → ranks that share a sequence
+    "sequences": 2,
+    "sequences_eager": 2,
+    "sequences_of_experts": 2,
+    "sequences_with_reference": 2,
+    "sequences_critic": 2,
+    "sequences_on_four": 4,
+}
 CASES: dict[str, Case] = {
     f.__name__: f
     for f in (
@@ -258,5 +311,11 @@ CASES: dict[str, Case] = {
         bad_numbers,
         bad_gradients,
         low_precision,
+        sequences,
+        sequences_eager,
+        sequences_of_experts,
+        sequences_with_reference,
+        sequences_critic,
+        sequences_on_four,
     )
 }

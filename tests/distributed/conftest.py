@@ -19,8 +19,11 @@ from tests.distributed.runs import LORA, LOW, PPO, SFT, SHUFFLE, TURNS, Launch, 
 from tests.loop.test_moe import make_moe
 from tests.support.small_run import make_model
 
+ON_FOUR = ["sequences", "sequences_critic", "sequences_on_four"]  # two pairs of ranks, and all of them together
+ON_TWO = [name for name in CASES if name != "sequences_on_four"]
 ON_THREE = ["shared_prompts", "fewer_rows_than_ranks", "critic", "bad_gradients"]
 COPIES = "actor_rollout_ref.actor.fsdp_config.fsdp_size=1"
+SEQUENCES = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
 STEPS = ("trainer.total_training_steps=3",)
 
 
@@ -88,8 +91,9 @@ def here(work, model) -> Path:
 def two(work, model, here) -> Launched:
     """Two ranks: all cases; a complete run, runs that stop, runs that resume; then one rank is killed."""
     folder = work / "two"
-    launch = Launch(2, folder, cases=list(CASES), fault="killed")
+    launch = Launch(2, folder, cases=ON_TWO, fault="killed")
     launch.add(folder / "whole", model, *STEPS)
+    launch.add(folder / "sequences", model, *STEPS, SEQUENCES)
     launch.add(folder / "begun", model, *STEPS, COPIES, stop_after=1)
     launch.add(folder / "moe", here / "moe model", *STEPS, stop_after=1)
     launch.add(folder / "ppo", model, *STEPS, *PPO, stop_after=1)
@@ -118,6 +122,14 @@ def two(work, model, here) -> Launched:
         return launch.run()
 
     return Launched(launch, once(folder, make), folder)
+
+
+@pytest.fixture(scope="session")
+def four(work) -> Launched:
+    """Four ranks: cases in which ranks share sequences."""
+    folder = work / "four"
+    launch = Launch(4, folder, cases=ON_FOUR)
+    return Launched(launch, once(folder, lambda folder: launch.run()), folder)
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ import torch
 
 from gspo.metrics import Metrics
 from gspo.training.parallel.ranks import merge_ranks
-from tests.distributed.cases import CASES
-from tests.distributed.conftest import ON_THREE
+from tests.distributed.cases import CASES, PER_SEQUENCE
+from tests.distributed.conftest import ON_FOUR, ON_THREE, ON_TWO
 
 # Sums of float32 in another order, through three updates; bf16 has 8 bits.
 TOLERANCE = {"low_precision": 0.05}
@@ -43,14 +43,16 @@ def same(launched, name: str) -> None:
         if key.startswith("state master/"):  # shards are their own masters
             continue
         if key.startswith("metrics"):
-            same_metrics(merge_ranks([numbers[key] for numbers in found]), value, tolerance)
+            same_metrics(
+                merge_ranks([numbers[key] for numbers in found[:: PER_SEQUENCE.get(name, 1)]]), value, tolerance
+            )
             continue
         size = max(1.0, float(value.abs().max()))
         for numbers in found:
             assert float((numbers[key] - value).abs().max()) <= tolerance * size, key
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ON_TWO)
 def test_two_ranks_compute_what_one_process_does(two, name):
     same(two, name)
 
@@ -58,6 +60,11 @@ def test_two_ranks_compute_what_one_process_does(two, name):
 @pytest.mark.parametrize("name", ON_THREE)
 def test_three_ranks_compute_what_one_process_does(three, name):
     same(three, name)
+
+
+@pytest.mark.parametrize("name", ON_FOUR)
+def test_four_ranks_that_share_sequences_compute_what_one_process_does(four, name):
+    same(four, name)
 
 
 def test_the_cases_reach_the_code_they_are_for():

@@ -17,7 +17,8 @@ from gspo.distributed.rank_group import RankPlace
 from gspo.distributed.rank_worker import RankWorker
 from gspo.models.load import load_model
 from gspo.training.lora import Adapters, LoraSettings
-from gspo.training.parallel.fsdp import ShardError, full
+from gspo.training.parallel import ShardError
+from gspo.training.parallel.fsdp import full
 from gspo.training.parallel.sharded_lora import _linear_layers
 from gspo.training.roles import ADAPTER_FILES
 from tests.distributed.conftest import STEPS

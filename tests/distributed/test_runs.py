@@ -60,6 +60,13 @@ def test_a_run_on_two_ranks_is_the_run_of_one_process(two, here):
     same_weights(two.folder / "whole", here / "whole")
 
 
+def test_two_ranks_that_share_sequences_run_the_run_of_one_process(two, here):
+    same_rows(two.folder / "sequences", here / "whole")
+    same_weights(two.folder / "sequences", here / "whole")
+    apart, together = weights(two.folder / "whole"), weights(two.folder / "sequences")
+    assert any(not torch.equal(together[name], apart[name]) for name in apart)  # sums in another order
+
+
 def test_ranks_draw_the_same_mini_batches_whoever_runs_a_row(two, here):
     same_rows(two.folder / "shuffled", here / "shuffled")
     same_weights(two.folder / "shuffled", here / "shuffled")

@@ -32,6 +32,15 @@ def test_kinds(kinds, formula):
         assert kl_penalty(kind, NEW, REF)[0].tolist() == pytest.approx([formula(d) for d in D], abs=1e-15)
 
 
+@pytest.mark.parametrize("kind", ["k1+", "k3+"])
+def test_a_plus_has_the_value_of_its_kind_and_the_gradient_of_k2(kind):
+    new = NEW.clone().requires_grad_()
+    value = kl_penalty(kind, new, REF)
+    assert value[0].tolist() == pytest.approx(kl_penalty(kind[:-1], NEW, REF)[0].tolist(), abs=1e-15)
+    value.sum().backward()
+    assert new.grad is not None and new.grad[0].tolist() == pytest.approx(D, abs=1e-15)  # of d²/2: d
+
+
 def test_unknown_kind_is_named():
     with pytest.raises(ValueError, match=r"'k9'.*low_var_kl"):
         kl_penalty("k9", NEW, REF)

@@ -27,6 +27,9 @@ MODULES = (
     "folder_rows",
     "checkpoint_rows",
     "large_rows",
+    "phase_rows",
+    "input_rows",
+    "long_rows",
 )
 
 

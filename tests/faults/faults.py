@@ -28,7 +28,12 @@ POINTS = (
 
 def kill_at(trainer_module: Any, point: str, count: int) -> None:
     """Arrange SIGKILL at the `count`-th time that a trainer made from now on reaches `point`."""
-    reach = _bomb(count)
+    call_at(trainer_module, point, count, _kill)
+
+
+def call_at(trainer_module: Any, point: str, count: int, then: Callable[[], None]) -> None:
+    """Arrange a call at the `count`-th time that a trainer made from now on reaches `point`."""
+    reach = _countdown(count, then)
     if point.startswith("save:"):
         checkpoint.save = functools.partial(checkpoint.save, hook=lambda name: reach() if name == point else None)
         return
@@ -56,16 +61,21 @@ def kill_at(trainer_module: Any, point: str, count: int) -> None:
 
 def kill_after(owner: Any, method: str, count: int) -> None:
     """Arrange SIGKILL after the `count`-th call of a method."""
-    _after(owner, method, _bomb(count))
+    _after(owner, method, _countdown(count, _kill))
 
 
-def _bomb(count: int) -> Callable[[], None]:
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _countdown(count: int, then: Callable[[], None]) -> Callable[[], None]:
+    """A function whose `count`-th call calls `then`."""
     left = [count]
 
     def reach() -> None:
         left[0] -= 1
         if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            then()
 
     return reach
 

@@ -186,3 +186,23 @@ def test_only_real_run_folders_inside_are_found(tmp_path: Path) -> None:
     (runs / "link").symlink_to(outside)
     assert is_run(runs / "link")
     assert [p.name for p in find_runs(runs)] == ["good"]
+
+
+def test_lists_of_numbers_are_left_out_of_files_as_the_run_writes_them(tmp_path: Path) -> None:
+    """orjson writes no space after a colon, json does; both are in use."""
+    record = {"responses": [{"text": '"log_probs":[1]', "log_probs": [0.5, 1.5], "old_log_probs": [2.5], "score": 1}]}
+    for number, separators in enumerate([(",", ":"), (", ", ": ")]):
+        file = tmp_path / f"step-{number:06d}.jsonl.gz"
+        file.write_bytes(gzip.compress(json.dumps(record, separators=separators).encode()))
+        (found,) = reading.read_groups(file, numbers=False)
+        (response,) = found["responses"]
+        assert response["log_probs"] == response["old_log_probs"] == []
+        assert (response["text"], response["score"]) == ('"log_probs":[1]', 1)
+
+
+@pytest.mark.parametrize("digits", [299, 308, 310, 900])
+@pytest.mark.parametrize("before", [0, 1, 77, 149, 150])
+def test_integers_beyond_a_float_become_null_wherever_they_are(digits: int, before: int) -> None:
+    text = json.dumps({"a": "x" * before}) [:-1] + ', "n": ' + "9" * digits + "}"  # fmt: skip
+    value = reading.parse_json(text, Path("file"))["n"]
+    assert (value is None) == (digits > 308)

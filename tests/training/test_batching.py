@@ -99,3 +99,13 @@ def test_a_plan_holds_every_row_of_every_mini_batch_once():
             assert [sorted(row for part in parts for row in part) for parts in plan] == [[0, 1, 2, 3, 4], [5]]
     by_rows = plan_micro_batches(batch, 4, max_tokens=None, max_rows=4)
     assert by_rows == [[[0, 1, 2, 3], [4, 5]]]
+
+
+def test_a_response_that_was_cut_is_not_trained_on_where_the_config_says_so():
+    whole = Rollout((1, 2, 3), (-1.0,) * 3, (1, 0, 1), (0,) * 3, "stop", reward=Reward(1.0))
+    cut = Rollout((4, 5), (-1.0,) * 2, (1, 1), (0,) * 2, "length", reward=Reward(0.0))
+    group = Group(Prompt("p", (), (9,)), (whole, cut), 0, 0)
+    assert collate([group]).mask.tolist() == [[1, 0, 1], [1, 1, 0]]
+    masked = collate([group], mask_truncated=True)
+    assert masked.mask.tolist() == [[1, 0, 1], [0, 0, 0]]
+    assert masked.scores.tolist() == [1.0, 0.0]  # its reward still counts in the group's mean

@@ -127,3 +127,19 @@ def test_an_adapter_adds_alpha_over_rank_times_its_product(alpha):
     with adapters.merged() as merged:
         got = merged["model.layers.0.self_attn.q_proj.weight"].clone()
     torch.testing.assert_close(got, layer.base_layer.weight + alpha / 4 * product)
+
+
+@pytest.mark.parametrize("modules", [["q_proj"], ["gate_proj", "v_proj"], ["down_proj"]])
+def test_some_modules_train_with_the_gradients_of_padded_rows(modules):
+    """Projections that read the same input run as one product in the packed layout, adapters or not."""
+    found = []
+    for layout in ("shared", "plain"):
+        model = llama()
+        Adapters(model, LoraSettings(2, alpha=8.0, target_modules=modules), seed=1)
+        p = policy(model, layout=layout, old_log_prob_source="recompute")
+        p.update(ready(p), token_loss, step=0)
+        found.append({n: w.detach() for n, w in model.named_parameters() if w.requires_grad})
+    packed, padded = found
+    assert packed and all(any(module in name for module in modules) for name in packed)
+    assert all(torch.allclose(packed[name], padded[name], atol=1e-5) for name in padded)
+    assert any(".lora_B." in name and w.abs().sum() > 0 for name, w in packed.items())

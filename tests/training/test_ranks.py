@@ -54,6 +54,13 @@ def test_all_ranks_together_run_every_row_once_in_as_many_micro_batches(shape, n
         assert plans[0] == alone
 
 
+def test_a_shared_prompt_counts_once_where_its_group_is_whole():
+    """Tokens to run: 10 + 8, 10 + 8, 1 + 1. Counted for every row, the first group would be the largest by far."""
+    batch = batch_of([(10, [1] * 8), (10, [8]), (1, [1])])
+    shares = split_over_ranks(batch, list(range(10)), 2, share_prompts=True)
+    assert shares == [[*range(8), 9], [8]]
+
+
 @given(shape=SHAPES, num=st.integers(2, 4))
 def test_no_rank_has_more_than_its_share_and_one_row(shape, num):
     batch = batch_of(shape)

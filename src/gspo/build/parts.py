@@ -169,7 +169,8 @@ def where(facts: PolicyFacts) -> str:
     """The device of the policy, or its ranks."""
     if facts.num_ranks is None:
         return facts.device
-    return f"{facts.num_ranks} rank{'s' * (facts.num_ranks > 1)} on {facts.device}"
+    shared = f", {facts.ranks_per_sequence} per sequence" if facts.ranks_per_sequence > 1 else ""
+    return f"{facts.num_ranks} rank{'s' * (facts.num_ranks > 1)} on {facts.device}{shared}"
 
 
 def layout_note(facts: PolicyFacts) -> str:

@@ -33,9 +33,10 @@ def build_rank(
     torch.set_num_threads(config.trainer.num_threads or default_threads())
     use_only_deterministic(config.trainer.deterministic)
     dtype = getattr(torch, compute_dtype(config.actor_rollout_ref.model.dtype, device))
+    sharing = config.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
     def shard(model: nn.Module, settings: ShardSettings) -> Shards:
-        return Shards(model, device, dataclasses.replace(settings, compute_dtype=dtype))
+        return Shards(model, device, dataclasses.replace(settings, compute_dtype=dtype, ranks_per_sequence=sharing))
 
     models = RankModels(build_roles(config, device, total_steps, weights_from, shard))
     if tokenizer is not None:

@@ -110,6 +110,11 @@ def _total_steps(config: TrainerConfig) -> int | None:
     return None if samples is None else samples // config.data.train_batch_size * config.trainer.total_epochs
 
 
+def trains_on_ranks(config: TrainerConfig) -> bool:
+    """Whether the models are sharded over trainer ranks. On Ray they always are."""
+    return config.actor_rollout_ref.actor.strategy == "fsdp2" or config.trainer.backend == "ray"
+
+
 def roles(config: TrainerConfig) -> dict[str, bool]:
     """Which models the config needs besides the policy."""
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +32,21 @@ def merge_rows(parts: list[Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Shares:
+    """A rank group, and one result per share of the rows: ranks that share their sequences have the same results."""
+
+    ranks: RankGroup
+    ranks_per_sequence: int
+
+    def call(self, method: Callable[..., Any], *args: Any) -> list[Any]:
+        return self.ranks.call(method, *args)[:: self.ranks_per_sequence]
+
+
+@dataclass(frozen=True, slots=True)
 class RankPolicy:
     """The policy of a rank group."""
 
-    ranks: RankGroup
+    ranks: Shares
 
     def score(self, batch: TrainBatch) -> ScoredBatch:
         """The batch with π_old and entropies, as Policy.score."""
@@ -56,7 +67,7 @@ class RankPolicy:
 class RankCritic:
     """The critic of a rank group."""
 
-    ranks: RankGroup
+    ranks: Shares
 
     def score(self, batch: Batch) -> Batch:
         """The batch with `values`."""
@@ -71,7 +82,7 @@ class RankCritic:
 class RankReference:
     """The frozen reference of a rank group."""
 
-    ranks: RankGroup
+    ranks: Shares
 
     def log_probs(self, batch: TrainBatch) -> Tensor:
         """Log-probs [B,T] of the batch's responses."""
@@ -86,7 +97,7 @@ class RankReference:
 class RankRewardModel:
     """The frozen reward model of a rank group."""
 
-    ranks: RankGroup
+    ranks: Shares
 
     def scores(self, texts: list[Text]) -> Tensor:
         """The scores [n] of texts."""
@@ -101,10 +112,11 @@ class RankRoles:
     def __init__(self, ranks: RankGroup, make: MakeModels) -> None:
         self._ranks = ranks
         self._facts: PolicyFacts = ranks.call(RankWorker.build, make)[0]
-        self.policy = RankPolicy(ranks)
-        self.critic = RankCritic(ranks) if self._facts.has_critic else None
-        self.reference = RankReference(ranks) if self._facts.has_reference else None
-        self.reward_model = RankRewardModel(ranks) if self._facts.has_reward_model else None
+        self._shares = Shares(ranks, self._facts.ranks_per_sequence)
+        self.policy = RankPolicy(self._shares)
+        self.critic = RankCritic(self._shares) if self._facts.has_critic else None
+        self.reference = RankReference(self._shares) if self._facts.has_reference else None
+        self.reward_model = RankRewardModel(self._shares) if self._facts.has_reward_model else None
 
     def facts(self) -> PolicyFacts:
         return self._facts
@@ -119,7 +131,7 @@ class RankRoles:
         upcoming: Upcoming | None = None,  # the ranks have no batch but the one that is sent
         beside: Supervision | None = None,
     ) -> Update:
-        parts: list[RankUpdate] = self._ranks.call(RankWorker.update, batch, loss, step, regulariser, beside)
+        parts: list[RankUpdate] = self._shares.call(RankWorker.update, batch, loss, step, regulariser, beside)
         if rows := [row for part in parts for row in part.scored_rows]:
             old = torch.cat([part.old_log_probs for part in parts])
             entropy = torch.cat([part.entropy for part in parts if part.entropy is not None])

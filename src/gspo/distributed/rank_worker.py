@@ -107,7 +107,11 @@ class RankWorker:
         roles, shards = self.roles, self._shards(self.roles.policy)
         self._adapters = None if roles.adapters is None else ShardedAdapters(roles.adapters, shards)
         return dataclasses.replace(
-            roles.facts(), device=_device_name(self._device), shapes=shards.shapes(), num_ranks=shards.size
+            roles.facts(),
+            device=_device_name(self._device),
+            shapes=shards.shapes(),
+            num_ranks=shards.size,
+            ranks_per_sequence=shards.ranks_per_sequence,
         )
 
     def unload(self) -> None:

@@ -116,7 +116,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     wants_rows, _, wants_weights = ctx.needs_input_grad
     grad_rows = torch.mm(grad, wide) if wants_rows else None
     if not any(wants_weights):
-        return grad_rows, None, None
+        return grad_rows, None, [None] * len(ctx.sizes)
     return grad_rows, None, list(torch.mm(grad.t(), rows).split(ctx.sizes))
 
 

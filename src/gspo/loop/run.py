@@ -40,7 +40,7 @@ from gspo.runs.folder import RunLocked
 from gspo.runs.sinks import MissingExtra
 from gspo.sampling.errors import GenerationLimit, RewardFailures, StarvedSampling
 from gspo.training.lora import MissingPeft
-from gspo.training.parallel.fsdp import ShardError
+from gspo.training.parallel import ShardError
 
 MakeTrainer = Callable[..., TrainingRun[Any]]
 AnyConfig = TrainerConfig | ResolvedConfig | Mapping[str, Any]

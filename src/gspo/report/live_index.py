@@ -12,7 +12,8 @@ from typing import Any
 from gspo.runs import reading
 from gspo.runs.group_index import GroupIndex, spread
 
-BATCH_SECONDS = 0.25  # how long one request may index files before it answers with what it has
+FIRST_SECONDS = 0.25  # how long the first request may read files before it answers with what it has
+BATCH_SECONDS = 1.0  # the same of later ones, which a page draws less eagerly
 MAX_LISTED = 2000  # steps of training, and of evaluations, whose groups are listed
 MAX_RANGE = 200  # steps that one request for a range of steps lists
 
@@ -38,12 +39,16 @@ class StepFiles:
         self._stamps: dict[str, Stamp] = {}
         self._files: dict[str, dict[int, Path]] = {}
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
+        """Find new files. Returns whether a folder has changed."""
+        changed = False
         for kind, folder in self._folders.items():
             now = stamp(folder)
             if now != self._stamps.get(kind):
                 self._files[kind], self._stamps[kind] = reading.step_files(folder), now
+                changed = True
             self._indexes[kind].refresh()
+        return changed
 
     def all(self) -> dict[Key, Path]:
         return {(step, kind): file for kind, files in self._files.items() for step, file in files.items()}
@@ -77,6 +82,7 @@ class IndexCache:
     files: StepFiles
     entries: dict[Key, tuple[Stamp, str]] = field(default_factory=dict)
     generation: int = 1
+    complete: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def forget_changed(self, files: dict[Key, Path], listed: list[Key]) -> None:
@@ -87,9 +93,9 @@ class IndexCache:
         if len(current) < len(self.entries):
             self.entries, self.generation = current, self.generation + 1
 
-    def read_new(self, files: dict[Key, Path], listed: list[Key]) -> bool:
+    def read_new(self, files: dict[Key, Path], listed: list[Key], seconds: float) -> bool:
         """Read listed steps that have no entry yet, for a short while; returns whether all have one now."""
-        deadline = time.monotonic() + BATCH_SECONDS
+        deadline = time.monotonic() + seconds
         missing = [key for key in listed if key not in self.entries]
         for number, key in enumerate(missing, 1):
             seen = stamp(files[key])
@@ -101,15 +107,16 @@ class IndexCache:
     def answer(self, after: int, generation: int) -> dict[str, Any]:
         """Entries after the first `after`, which the page has; `complete` is False when files remain."""
         with self.lock:
-            self.files.refresh()
+            changed = self.files.refresh()
             files, listed = self.files.all(), self.files.listed()
-            self.forget_changed(files, listed)
-            complete = self.read_new(files, listed)
+            if changed or self.complete:  # looking at every file for every part would take longer than reading them
+                self.forget_changed(files, listed)
+            self.complete = self.read_new(files, listed, BATCH_SECONDS if after else FIRST_SECONDS)
             start = after if generation == self.generation else 0
             texts = [text for _, text in list(self.entries.values())[start:]]
             return {
                 "entries": [json.loads(text) for text in texts],
-                "complete": complete,
+                "complete": self.complete,
                 "generation": self.generation,
                 "num_steps": len(files),
                 "num_listed": len(self.entries),
@@ -117,7 +124,7 @@ class IndexCache:
 
     def range(self, first: int, last: int) -> dict[str, Any]:
         """Entries of a range of steps, read for a short while."""
-        deadline = time.monotonic() + 4 * BATCH_SECONDS
+        deadline = time.monotonic() + BATCH_SECONDS
         with self.lock:
             self.files.refresh()
             out = []

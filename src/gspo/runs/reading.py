@@ -18,20 +18,30 @@ from gspo import untrusted
 from gspo.untrusted import Unreadable
 
 _STEP_FILE = re.compile(r"step-(\d{1,12})\.jsonl\.gz$")
-_NUMBERS = re.compile(r'(log_probs|token_ids|loss_mask)": \[[^\]]*')
-# Matches every number beyond a float's range, which Python reads as an infinity.
-_HUGE = re.compile(r"[eE]\+?\d{3}|(?<!\d)\d{300}")
+_NUMBERS = re.compile(r'((?:log_probs|token_ids|loss_mask)": ?\[)[^\]]+')
+# Two patterns: each is searched by its first character, an alternation is tried at every place of the text.
+_HUGE_EXPONENT = re.compile(r"[eE]\+?\d{3}")
+_HUGE_INTEGER = re.compile(r"\d{300}")
+_TWO_DIGITS = re.compile(r"\d\d")
 MAX_ALARMS = 10_000
 MAX_PROBLEMS = 5  # of one file that are named
 
 
 def parse_json(text: str, path: Path) -> Any:
     """The value of JSON text; NaN, infinities and numbers beyond a float's range, which no browser reads, become null."""
-    if _HUGE.search(text):
+    if _may_have_huge(text):
         return untrusted.parse_json(
             text, path, parse_constant=_no_number, parse_float=_finite, parse_int=_finite_integer
         )
     return untrusted.parse_json(text, path, parse_constant=_no_number)
+
+
+def _may_have_huge(text: str) -> bool:
+    """Whether text may have a number beyond a float's range, which Python reads as an infinity or as an integer."""
+    if _HUGE_EXPONENT.search(text):
+        return True
+    # 300 digits in a row include two neighbours of every 150th character.
+    return bool(_TWO_DIGITS.search(text[::150]) and _HUGE_INTEGER.search(text))
 
 
 def to_json(value: Any) -> str:
@@ -106,7 +116,7 @@ def read_groups(path: Path, *, numbers: bool = True, problems: list[str] | None 
         for number, line in enumerate(untrusted.gzip_lines(path), 1):
             text = line.decode("utf-8", "replace")
             try:
-                record = parse_json(text if numbers else _NUMBERS.sub(r'\1": [', text), path)
+                record = parse_json(text if numbers else _NUMBERS.sub(r"\1", text), path)
             except Unreadable as error:
                 found.append(f"line {number} {error.reason}")
                 continue

@@ -75,7 +75,7 @@ class Critic:
         self.model, self.optimizer, self.schedule = model.eval(), optimizer, schedule
         self.settings, self.ranks = settings, ranks
         self.device = next(model.decoder.parameters()).device
-        self.runner = Forward.of(model.decoder, settings.layout)
+        self.runner = Forward.of(model.decoder, settings.layout, sequence=ranks.sequence)
 
     def plan(self, batch: TrainBatch, epoch: int = 0) -> list[list[list[int]]]:
         """Rows of each micro-batch of each mini-batch. Depends on the batch and the epoch only."""
@@ -93,7 +93,7 @@ class Critic:
     def forward(self, batch: TrainBatch, rows: list[int]) -> Tensor:
         """Values [b,T]; without rows, those of a forward that does not count (`idle_row`)."""
         micro = self.runner.micro(batch, rows or [idle_row(batch)], self.device)
-        return self.ranks.run(self.model, micro)
+        return self.ranks.add_up(self.ranks.run(self.model, micro))
 
     @torch.no_grad()
     def score(self, batch: Batch) -> Batch:

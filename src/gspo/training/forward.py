@@ -22,13 +22,17 @@ from gspo.kernels.attention_swap import configs_of, swapped_attention
 from gspo.kernels.compiled_layers import CompiledLayers, is_dense
 from gspo.kernels.fused_projections import FusedProjections
 from gspo.kernels.ragged import padded
-from gspo.training.batch.attention import FLASH, FLEX, PADDED
+from gspo.training.batch.attention import FLASH, FLEX, PADDED, over_ranks
 from gspo.training.batch.batching import Kind, MicroBatch, micro_batch
 from gspo.training.batch.packing import SpansOf
 from gspo.training.cuda_graphs import GraphedDecoder
+from gspo.training.parallel import ShardError
+from gspo.training.parallel.sequence import SequenceRanks
 from gspo.types import TrainBatch
 
 log = logging.getLogger(__name__)
+
+MODEL = "actor_rollout_ref.model"
 
 
 class MicroBatchCache:
@@ -68,24 +72,30 @@ class Forward:
     fused: FusedProjections | None = None
     layers: CompiledLayers | None = None
     graphed: GraphedDecoder | None = None
+    sequence: SequenceRanks | None = None
     made: MicroBatchCache = field(default_factory=MicroBatchCache)
 
     @staticmethod
-    def of(decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False) -> Forward:
+    def of(
+        decoder: Any, kind: Kind, *, flex: bool = False, compiled: bool = False, sequence: SequenceRanks | None = None
+    ) -> Forward:
         """The requested layout if the decoder computes the same hidden states as in padded rows; else padded rows.
 
-        Kernels that process all sequences in one call are tried first, then SDPA over blocks of sequences.
+        Kernels that process all sequences in one call are tried first, then SDPA over blocks of sequences. Ranks that
+        share a `sequence` need a packed layout.
         """
         if kind == "plain":
+            _refuse_sharing(sequence, f"{MODEL}.use_remove_padding=false and {MODEL}.use_shared_prefix=false")
             return Forward(decoder, kind)
         configs, reason = configs_of(decoder), None
         for kernels, spans_of in _kernels(decoder, flex):
-            wanted = Forward(decoder, kind, kernels, None, configs, spans_of)
+            wanted = Forward(decoder, kind, kernels, None, configs, spans_of, sequence=sequence)
             reason = _unsupported(configs, kernels) or _mismatch(wanted)
             if reason is None:
                 if spans_of is cpu_attention.PackedSequences.of and not _is_sharded(decoder):
                     wanted = replace(wanted, fused=FusedProjections(decoder))
                 return _compiled(wanted) if compiled and not flex else wanted
+        _refuse_sharing(sequence, reason)
         return Forward(decoder, "plain", reason=reason)
 
     def micro(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
@@ -94,7 +104,7 @@ class Forward:
 
     def uncached(self, batch: TrainBatch, rows: Sequence[int], device: torch.device | str) -> MicroBatch:
         """The tensors of one forward in this layout."""
-        return micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of)
+        return micro_batch(batch, rows, device, self.kind, spans_of=self.spans_of, sequence=self.sequence)
 
     def hidden(self, micro: MicroBatch) -> Tensor:
         """Hidden states [M, H] that predict the response tokens; within `running`."""
@@ -109,7 +119,10 @@ class Forward:
         """A context for forwards and backwards: attention for the layout, and checkpointing with dropout off."""
         with ExitStack() as stack:
             if self.kind != "plain":
-                stack.enter_context(swapped_attention(self.configs, self.kernels))
+                kernels = self.kernels
+                if self.sequence is not None:
+                    kernels = {name: over_ranks(kernel) for name, kernel in kernels.items()}
+                stack.enter_context(swapped_attention(self.configs, kernels))
             if self.fused is not None:
                 stack.enter_context(self.fused.active(trained=True))
             if self.layers is not None:
@@ -160,6 +173,13 @@ def _unsupported(configs: Sequence[Any], kernels: dict[str, str]) -> str | None:
         if getattr(config, "attention_chunk_size", None) is not None:
             return "chunked attention"
     return None
+
+
+def _refuse_sharing(sequence: SequenceRanks | None, reason: str | None) -> None:
+    """Raise ShardError if ranks are to share sequences that are not packed."""
+    if sequence is not None:
+        key = f"actor_rollout_ref.actor.ulysses_sequence_parallel_size={sequence.size}"
+        raise ShardError(f"{key} needs packed rows, which this model or config does not have: {reason}; set it to 1")
 
 
 def _is_sharded(decoder: nn.Module) -> bool:
@@ -233,12 +253,22 @@ def _mismatch(forward: Forward) -> str | None:
         return f"{name} does not run packed: {type(error).__name__}: {error}"
     finally:
         decoder.train(was_training)
-    want, got = (x[m.slots.argsort()] for x, m in ((want, plain), (got, packed)))
+    got = _by_slot(got, packed)
+    if forward.sequence is not None:
+        got = forward.sequence.add_up(got)
+    got = got[plain.slots]
     # A wrong mask or position changes a hidden state by about its size. The median ignores the few tokens for which a
     # router chooses another expert in bf16.
     worst = ((got - want).norm(dim=-1) / want.norm(dim=-1).clamp(min=1e-12)).median().item()
     allowed = 1e-3 if parameter.dtype in (torch.float32, torch.float64) else 0.1
     return None if worst <= allowed else f"{name}: packed hidden states differ by {worst:.2g} of their size"
+
+
+def _by_slot(hidden: Tensor, micro: MicroBatch) -> Tensor:
+    """Hidden states [M, H] at the places of the response tokens they predict in a flat [rows, T], 0 elsewhere."""
+    out = hidden.new_zeros(len(micro.rows) * micro.num_response, hidden.shape[1])
+    out[micro.slots] = hidden
+    return out
 
 
 def _probe(num_tokens: int, times: int = 1) -> TrainBatch:

@@ -39,7 +39,7 @@ def chosen_log_probs(
     chunk = max(1, CHUNK_ELEMENTS // head.linear.out_features)
     recompute |= hidden.shape[0] * head.linear.out_features > KEEP_ELEMENTS
     recompute &= torch.is_grad_enabled()
-    if hidden.shape[0] <= chunk and not recompute:
+    if hidden.shape[0] <= chunk and not (recompute and len(hidden)):
         return _chunk(head, hidden, targets, temperature, entropy, entropy_grad)
     parts = []
     for start in range(0, hidden.shape[0], chunk):

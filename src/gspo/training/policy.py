@@ -82,7 +82,11 @@ class TokenScorer:
         self.ranks = ranks
         self.head = Head.of(model)
         self.runner = Forward.of(
-            model.base_model, settings.layout, flex=settings.flex_attention, compiled=settings.compiled
+            model.base_model,
+            settings.layout,
+            flex=settings.flex_attention,
+            compiled=settings.compiled,
+            sequence=ranks.sequence,
         )
         self.settings = settings
         parameter = next(model.parameters())
@@ -112,7 +116,8 @@ class TokenScorer:
 
     def forward(self, micro: MicroBatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         """Log-probs and entropies [b,T] of the response tokens, zero on padding; within `runner.running()`."""
-        return self.ranks.run(self._forward, micro, entropy)
+        log_probs, entropies = self.ranks.run(self._forward, micro, entropy)
+        return self.ranks.add_up(log_probs), None if entropies is None else self.ranks.add_up(entropies)
 
     def _forward(self, micro: MicroBatch, entropy: bool) -> tuple[Tensor, Tensor | None]:
         hidden = self.runner.hidden(micro)
@@ -184,7 +189,7 @@ class Policy(TokenScorer):
         Not when a later epoch may run these rows on another rank, which does not have their π_old.
         """
         s = self.settings
-        moves = batch.order_seed is not None and s.num_epochs > 1 and self.ranks.size > 1
+        moves = batch.order_seed is not None and s.num_epochs > 1 and self.ranks.num_shares > 1
         return s.old_log_prob_source == "first_pass" and not moves
 
     def update(

@@ -53,7 +53,7 @@ class RewardModel:
     def __init__(self, model: ValueModel, settings: RewardModelSettings, ranks: Ranks = ALONE) -> None:
         self.scorer, self.settings, self.ranks = model.eval(), settings, ranks
         self.device = next(model.decoder.parameters()).device
-        self.runner = Forward.of(model.decoder, settings.layout)
+        self.runner = Forward.of(model.decoder, settings.layout, sequence=ranks.sequence)
         if self._is_offloaded:
             self.scorer.to("cpu")
 
@@ -80,7 +80,7 @@ class RewardModel:
     def _forward(self, batch: TrainBatch, rows: Sequence[int]) -> Tensor:
         """The scores of some rows; without rows, those of a forward that does not count."""
         micro = self.runner.uncached(batch, rows or [idle_row(batch)], self.device)
-        return self.ranks.run(self.scorer, micro).squeeze(-1)
+        return self.ranks.add_up(self.ranks.run(self.scorer, micro)).squeeze(-1)
 
     @property
     def _is_offloaded(self) -> bool:

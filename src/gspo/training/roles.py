@@ -50,6 +50,7 @@ class PolicyFacts:
     has_reference: bool
     has_reward_model: bool = False
     num_ranks: int | None = None  # None without sharding
+    ranks_per_sequence: int = 1
 
 
 class PolicyRole(Protocol):

@@ -70,7 +70,9 @@ def test_groups_that_end_in_one_step_come_in_order_of_submission(model):
     assert [g.submission for g in engine.step()] == [0, 1, 2]
 
 
-def test_every_token_is_the_draw_of_its_own_uniform(model):
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])  # with the attention kernel, and with masks
+def test_every_token_is_the_draw_of_its_own_uniform(precision):
+    model = make_model().to(precision)
     request = make_request(4, n=3, temperature=0.9, ignore_eos=True)
     (group,) = make_engine(model).generate([request])
     for index, rollout in enumerate(group.rollouts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gspo.algo.settings import ESTIMATORS, LOSSES
-from gspo.config.batch_plan import BatchPlan, roles
+from gspo.config.batch_plan import BatchPlan, roles, trains_on_ranks
 from gspo.config.loading import tree
 from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
@@ -154,7 +154,7 @@ def updates(c: TrainerConfig) -> Iterator[NoEffect]:
     else:
         remedy = f"set {ACTOR}.use_dynamic_bsz=true, or remove it"
         yield unused("forward passes have a fixed number of responses", remedy, f"{ACTOR}.ppo_max_token_len_per_gpu")
-    if actor.strategy == "local":
+    if not trains_on_ranks(c):
         keys = ("param_offload", "offload_policy", "reshard_after_forward", "fsdp_size")
         remedy = f"set {ACTOR}.strategy=fsdp2, or remove it"
         yield unused("the policy is not sharded", remedy, *(f"{ACTOR}.fsdp_config.{key}" for key in keys))

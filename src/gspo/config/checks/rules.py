@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.algo.settings import length_weighting_note
-from gspo.config.batch_plan import BatchPlan, distills, roles
+from gspo.config.batch_plan import BatchPlan, distills, roles, trains_on_ranks
 from gspo.config.checks import ineffective, small_machines, supervised
 from gspo.config.checks.reward_rules import judge, rewards
 from gspo.config.loading.names import nearest_choice
@@ -60,8 +60,8 @@ def batch_sizes(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if samples is not None and samples < train:
         message = f"gives fewer prompts than data.train_batch_size = {train}, so no batch can be filled"
         yield report("data.num_train_samples", message, f"set data.train_batch_size to at most {samples}")
-    world = (c.trainer.n_gpus_per_node or 1) * c.trainer.nnodes
-    if actor.strategy == "fsdp2" and mini * n < world:
+    world = (c.trainer.n_gpus_per_node or 1) * c.trainer.nnodes // _sharing(c)
+    if trains_on_ranks(c) and mini * n < world:
         message = f"{mini} prompts x {n} responses are fewer than the {world} devices, so some have nothing to do"
         remedy = f"raise it or {ROLLOUT}.n until their product is at least {world}"
         yield report(f"{ACTOR}.ppo_mini_batch_size", message, remedy, "warning")
@@ -310,10 +310,29 @@ def devices(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if rollout.name == "native" and rollout.tensor_model_parallel_size > 1:
         message = "the native engine runs on one device"
         yield report(f"{ROLLOUT}.tensor_model_parallel_size", message, f"set {ROLLOUT}.tensor_model_parallel_size=1")
-    if actor.ulysses_sequence_parallel_size > 1:
-        message = "has no effect: every device computes whole sequences, so it needs the memory of the longest one"
-        remedy = "set it to 1; if memory is short, set actor_rollout_ref.model.enable_gradient_checkpointing=true"
-        yield report(f"{ACTOR}.ulysses_sequence_parallel_size", message, remedy, "warning")
+
+
+def shared_sequences(c: TrainerConfig, report: Report) -> Iterator[Problem]:
+    """Ranks that share sequences: as many as divide the ranks, on packed rows."""
+    actor, model, size = c.actor_rollout_ref.actor, c.actor_rollout_ref.model, _sharing(c)
+    name = f"{ACTOR}.ulysses_sequence_parallel_size"
+    if size == 1:
+        return
+    if not trains_on_ranks(c):
+        message = f"has no effect: {ACTOR}.strategy = {actor.strategy} trains in one process"
+        remedy = f"set {ACTOR}.strategy=fsdp2 and trainer.n_gpus_per_node to a multiple of {size}, or set it to 1"
+        yield report(name, message, remedy, "warning")
+        return
+    if c.trainer.n_gpus_per_node is not None and (ranks := c.trainer.n_gpus_per_node * c.trainer.nnodes) % size:
+        message = f"does not divide the {ranks} trainer rank{'s' * (ranks > 1)}"
+        yield report(name, message, "set it to a divisor, or change trainer.n_gpus_per_node")
+    if not (model.use_remove_padding or model.use_shared_prefix):
+        message = "needs packed rows, and both keys that pack are false"
+        yield report(name, message, "set actor_rollout_ref.model.use_remove_padding=true, or set it to 1")
+
+
+def _sharing(c: TrainerConfig) -> int:
+    return c.actor_rollout_ref.actor.ulysses_sequence_parallel_size
 
 
 def turns(c: TrainerConfig, report: Report) -> Iterator[Problem]:
@@ -359,6 +378,7 @@ RULES: tuple[Rule, ...] = (
     devices,
     small_machines.quantised,
     small_machines.mps,
+    shared_sequences,
     only_supervised,
 )
 SUPERVISED_RULES: tuple[Rule, ...] = (
@@ -372,5 +392,6 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     devices,
     small_machines.quantised,
     small_machines.mps,
+    shared_sequences,
     turns,
 )

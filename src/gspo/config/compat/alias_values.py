@@ -250,6 +250,12 @@ def attention(value: Any) -> Mapping[str, Any]:
     return {f"{MODEL}.attn_implementation": own_attention(value)[0]}
 
 
+def overlong_penalty(value: Any) -> Mapping[str, Any]:
+    """true lowers the reward of responses near the length limit, with the reward manager dapo."""
+    found = {"reward_model.reward_kwargs.overlong_buffer_cfg.enable": _truth(value)}
+    return {**found, "reward_model.reward_manager": "dapo"} if _truth(value) else found
+
+
 def excluded_modules(value: Any) -> Mapping[str, Any]:
     """Names of modules that get no LoRA adapters; an empty list = none are excluded."""
     return {f"{MODEL}.exclude_modules": value or None}
@@ -383,7 +389,7 @@ def areal_critic(value: Any) -> Mapping[str, Any]:
 
 
 def areal_critic_optimizer(value: Any) -> Mapping[str, Any]:
-    """The critic's optimiser: lr, weight_decay, eps, gradient_clipping, lr_scheduler_type and warmup_steps_proportion."""
+    """The critic's optimiser: lr, betas, weight_decay, eps, gradient_clipping, lr_scheduler_type, warmup_steps_proportion."""
     names = {
         "lr": "optim.lr",
         "weight_decay": "optim.weight_decay",
@@ -393,7 +399,10 @@ def areal_critic_optimizer(value: Any) -> Mapping[str, Any]:
     names |= {"lr_scheduler_type": "optim.lr_scheduler_type", "warmup_steps_proportion": "optim.lr_warmup_steps_ratio"}
     if not isinstance(value, Mapping):
         raise ValueError("expected a mapping")
-    return {f"critic.{names[name]}": given for name, given in value.items() if name in names}
+    found = {f"critic.{names[name]}": given for name, given in value.items() if name in names}
+    if "beta1" in value and "beta2" in value:
+        found["critic.optim.betas"] = [value["beta1"], value["beta2"]]
+    return found
 
 
 def areal_modules(value: Any) -> Mapping[str, Any]:

@@ -20,6 +20,7 @@ _AREAL_ACTOR = (
     Alias("dynamic_sampling", "AReaL", f"{FILTER}.enable"),
     Alias("use_decoupled_loss", "AReaL", f"{ACTOR}.use_decoupled_loss"),
     Alias("behav_imp_weight_cap", "AReaL", f"{ACTOR}.behav_imp_weight_cap"),
+    Alias("behave_imp_weight_cap", "AReaL", f"{ACTOR}.behav_imp_weight_cap"),
     Alias("behav_imp_weight_mode", "AReaL", f"{ACTOR}.behav_imp_weight_mode"),
     Alias("eps_clip", "AReaL", f"{ACTOR}.clip_ratio", values.areal_eps_clip),
     Alias("eps_clip_higher", "AReaL", f"{ACTOR}.clip_ratio_high"),
@@ -44,7 +45,7 @@ _AREAL_ACTOR = (
     Alias("ppo_n_minibatches", "AReaL", f"{ACTOR}.ppo_mini_batch_size", deferred="Mini-batches per rollout batch."),
     Alias("recompute_logprob", "AReaL", f"{ACTOR}.old_log_prob_source", values.old_log_probs),
     Alias("entropy_coeff", "AReaL", f"{ACTOR}.entropy_coeff"),
-    Alias("overlong_reward_penalty", "AReaL", f"{OVERLONG}.enable"),
+    Alias("overlong_reward_penalty", "AReaL", f"{OVERLONG}.enable", values.overlong_penalty),
     Alias("overlong_tokens", "AReaL", f"{OVERLONG}.len"),
     Alias("overlong_penalty_factor", "AReaL", f"{OVERLONG}.penalty_factor"),
 )
@@ -69,6 +70,8 @@ ALIASES = (
     Alias(
         "actor.optimizer.beta2", "AReaL", f"{ACTOR}.optim.betas", deferred="AdamW's decay rate of the second moment."
     ),
+    Alias("critic.optimizer.beta1", "AReaL", "critic.optim.betas", deferred="AdamW's decay rate of the first moment."),
+    Alias("critic.optimizer.beta2", "AReaL", "critic.optim.betas", deferred="AdamW's decay rate of the second moment."),
     Alias("actor.lora_rank", "AReaL", f"{MODEL}.lora_rank"),
     Alias("actor.lora_alpha", "AReaL", f"{MODEL}.lora_alpha"),
     Alias("actor.target_modules", "AReaL", f"{MODEL}.target_modules", values.areal_modules),
@@ -148,7 +151,7 @@ NO_EFFECT = {
             "archon": "models are sharded with FSDP2",
             "mb_spec": "micro-batches are filled by tokens",
             "pad_to_maximum": "sequences are packed without padding",
-            "use_lora": "a lora_rank above 0 switches LoRA on",
+            "use_lora": "true needs no key: a lora_rank above 0 switches LoRA on",
             "grad_reduce_dtype": "gradients are summed in float32",
             "log_agent_stats": "metrics are written in every step",
             "log_agent_stats_keys": "metrics are written in every step",
@@ -160,8 +163,6 @@ NO_EFFECT = {
     "ref.optimizer": "the reference is not trained",
     "ref.dtype": "it follows actor.dtype",
     "ref.attn_impl": "it follows actor.attn_impl",
-    "critic.optimizer.beta1": "set critic.optim.betas",
-    "critic.optimizer.beta2": "set critic.optim.betas",
     "critic.dtype": "it follows actor.dtype",
     "critic.attn_impl": "it follows actor.attn_impl",
     "critic.gradient_checkpointing": "it follows actor.gradient_checkpointing",

@@ -48,6 +48,7 @@ ALIASES = (
     Alias("reward_model.overlong_buffer.penalty_factor", "verl (DAPO)", f"{OVERLONG}.penalty_factor"),
     Alias("reward_model.overlong_buffer.log", "verl (DAPO)", f"{OVERLONG}.log"),
     Alias("reward_model.num_workers", "verl", "reward.num_workers"),
+    Alias(f"{ACTOR}.loss_mode", "verl", f"{ACTOR}.policy_loss.loss_mode"),
     Alias(f"{ACTOR}.tau_pos", "verl", f"{ACTOR}.policy_loss.tau_pos"),
     Alias(f"{ACTOR}.tau_neg", "verl", f"{ACTOR}.policy_loss.tau_neg"),
     Alias(f"{ACTOR}.optim.clip_grad", "verl", f"{ACTOR}.grad_clip"),
@@ -149,6 +150,7 @@ NO_EFFECT = {
     f"{REF}.rollout_n": "it follows rollout.n",
     f"{REF}.use_torch_compile": "it follows actor.use_torch_compile",
     f"{REF}.ulysses_sequence_parallel_size": "it follows actor.ulysses_sequence_parallel_size",
+    f"{REF}.fsdp_config.ulysses_sequence_parallel_size": "it follows actor.ulysses_sequence_parallel_size",
     f"{REF}.strategy": "it follows actor.strategy",
     f"{REF}.router_replay": "experts are not replayed",
     f"{REF}.entropy_from_logits_with_chunking": "log-probs are always computed in chunks",
@@ -186,6 +188,10 @@ NO_EFFECT = {
     "critic.shuffle": "it follows actor.shuffle",
     "critic.use_dynamic_bsz": "it follows actor.use_dynamic_bsz",
     "critic.ulysses_sequence_parallel_size": "it follows actor.ulysses_sequence_parallel_size",
+    **{
+        f"critic.{section}.ulysses_sequence_parallel_size": "it follows actor.ulysses_sequence_parallel_size"
+        for section in ("fsdp", "fsdp_config", "model.fsdp_config")
+    },
     "critic.checkpoint": "a checkpoint always contains the whole state",
     "critic.rollout_n": "it follows rollout.n",
     "critic.data_loader_seed": "trainer.seed is the seed of all random numbers",

@@ -19,10 +19,7 @@ from gspo.config.loading.sources import OVERRIDE, parse_value
 
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 PROGRAM = re.compile(r"(?:^|[\s/.])main_\w+(?:\.py)?(?=\s|$)")
-EXPANSION = re.compile(
-    r"\$\(\((?P<sum>[^()]*(?:\([^()]*\)[^()]*)*)\)\)|\$\((?P<command>[^()]*(?:\([^()]*\)[^()]*)*)\)|`(?P<old>[^`]*)`"
-    r"|\$\{(?P<name>\w+)(?:\[(?:@|\*)\])?(?:(?P<sign>:?[-=+])(?P<default>(?:[^{}]|\{[^{}]*\})*))?\}|\$(?P<plain>\w+|@)"
-)
+PARAMETER = re.compile(r"(\w+|@)(?:\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
 UNKNOWN = "\x00"
 OPERATORS = {
     ast.Add: operator.add,
@@ -81,22 +78,63 @@ def _assign(variables: dict[str, str], name: str, adds: bool, text: str) -> None
 
 def expand(text: str, variables: dict[str, str]) -> str:
     """The text with variables filled in, outside single quotes; what is not known becomes UNKNOWN."""
-
-    def replace(match: re.Match[str]) -> str:
-        if match["sum"] is not None:
-            return _compute(expand(match["sum"], variables), variables)
-        if match["command"] is not None or match["old"] is not None:
-            return UNKNOWN
-        name = match["name"] or match["plain"]
-        if name in variables:
-            return variables[name]
-        if match["default"] is not None and "+" not in match["sign"]:
-            return expand(match["default"], variables)
-        return "" if name == "@" else UNKNOWN
-
     text = re.sub(r'"(\$\{\w+\[[@*]\]\})"', r"\1", text)  # an array is its words, each with its own quotes
-    parts = re.split(r"""("(?:\\.|[^"\\])*"|'[^']*')""", text)  # odd ones are quoted
-    return "".join(p if i % 2 and p.startswith("'") else EXPANSION.sub(replace, p) for i, p in enumerate(parts))
+    out, at, quoted = "", 0, False
+    while at < len(text):
+        end = at + 1
+        if text[at] == "'" and not quoted:
+            end = text.find("'", at + 1) + 1 or len(text)
+        elif text[at] == "\\":
+            end = at + 2
+        elif text[at] == "`":
+            end = text.find("`", at + 1) + 1 or len(text)
+            out, at = out + UNKNOWN, end
+            continue
+        elif text[at] == "$":
+            value, end = _substitute(text, at, variables)
+            out, at = out + value, end
+            continue
+        quoted ^= text[at] == '"'
+        out, at = out + text[at:end], end
+    return out
+
+
+def _substitute(text: str, at: int, variables: dict[str, str]) -> tuple[str, int]:
+    """The value of the `$…` that starts at `at`, and where it ends."""
+    if text.startswith("$((", at):
+        end = _closing(text, at + 1)
+        return _compute(expand(text[at + 3 : end - 2], variables), variables), end
+    if text.startswith("$(", at):
+        return UNKNOWN, _closing(text, at + 1)
+    if text.startswith("${", at):
+        end = _closing(text, at + 1)
+        return _parameter(text[at + 2 : end - 1], variables), end
+    plain = re.match(r"\w+|@", text[at + 1 :])
+    return (_parameter(plain[0], variables), at + 1 + len(plain[0])) if plain else ("$", at + 1)
+
+
+def _parameter(inner: str, variables: dict[str, str]) -> str:
+    """The value of `NAME`, `NAME[@]`, `NAME:-default` and the like; UNKNOWN for other forms."""
+    match = PARAMETER.fullmatch(inner)
+    if match is None:
+        return UNKNOWN
+    name, sign, default = match.groups()
+    if name in variables and "+" not in (sign or ""):
+        return variables[name]
+    if default is not None and ("+" in sign) == (name in variables):
+        return expand(default, variables)
+    return "" if name == "@" or sign else UNKNOWN
+
+
+def _closing(text: str, at: int) -> int:
+    """The index after the bracket that closes the one at `at`."""
+    opening = text[at]
+    closing, depth = {"(": ")", "{": "}"}[opening], 0
+    for index in range(at, len(text)):
+        depth += (text[index] == opening) - (text[index] == closing)
+        if depth == 0:
+            return index + 1
+    return len(text)
 
 
 def _compute(text: str, variables: dict[str, str]) -> str:

@@ -18,7 +18,6 @@ MINI = f"{ACTOR}.ppo_mini_batch_size"
 MICRO = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
 N = "actor_rollout_ref.rollout.n"
 ESTIMATOR = "algorithm.adv_estimator"
-BETAS = f"{ACTOR}.optim.betas"
 FUNCTIONS = "reward.functions"
 LEVEL = f"{ACTOR}.importance_sampling_level"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
@@ -62,13 +61,16 @@ def follow_batch_size(settings: Settings) -> None:
 
 def _adam_betas(settings: Settings, deferred: Sequence[Setting]) -> list[Setting]:
     """Put TRL's and AReaL's two decay rates into the list of ours; returns the other deferred settings."""
-    names = {"adam_beta1": 0, "adam_beta2": 1, "actor.optimizer.beta1": 0, "actor.optimizer.beta2": 1}
+    rest = []
     for setting in deferred:
-        if setting.name in names:
-            betas = list(settings[BETAS].value)
-            betas[names[setting.name]] = setting.value
-            settings.put(BETAS, betas, setting.origin)
-    return [setting for setting in deferred if setting.name not in names]
+        target = aliases()[setting.name].target
+        if target.endswith("optim.betas"):
+            betas = list(settings[target].value)
+            betas[0 if setting.name.endswith("beta1") else 1] = setting.value
+            settings.put(target, betas, setting.origin)
+        else:
+            rest.append(setting)
+    return rest
 
 
 def _reward_weights(settings: Settings, deferred: Sequence[Setting], problems: list[Problem]) -> list[Setting]:

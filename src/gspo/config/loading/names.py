@@ -11,7 +11,7 @@ from gspo.config.compat.alias_values import UNSET
 from gspo.config.compat.aliases import Alias, aliases
 from gspo.config.compat.unneeded import fixed_values, why_unneeded
 from gspo.config.compat.verl import VALUES
-from gspo.config.loading import tree
+from gspo.config.loading import foreign, tree
 from gspo.config.loading.settings import Setting
 from gspo.config.problems import Problem
 
@@ -96,13 +96,13 @@ def translate(settings: Iterable[Setting], problems: list[Problem]) -> tuple[lis
     extra: list[Setting] = []  # further keys that an alias sets; setting such a key directly takes precedence
     deferred: list[Setting] = []
     first: dict[tuple[int, str], Setting] = {}
-    for setting in _resume_path(list(settings), problems):
+    for setting in foreign.prepare(list(settings), problems):
         alias = aliases().get(setting.name)
         if setting.value in ({}, None) and (setting.name in tree.sections() or _is_plain(alias)):
             continue  # nothing is set
         if alias is not None and alias.deferred:
-            last = _last_part(alias.name)  # replaces the value of an earlier layer
-            deferred = [d for d in deferred if _last_part(d.name) != last]
+            # Replaces the value of an earlier layer.
+            deferred = [d for d in deferred if _deferred_value(d.name) != _deferred_value(alias.name)]
             deferred.append(setting)
             continue
         found = _plain(setting, problems) if alias is None else _aliased(alias, setting, problems)
@@ -122,20 +122,9 @@ def _is_plain(alias: Alias | None) -> bool:
     return alias is not None and alias.convert is None
 
 
-def _resume_path(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
-    """verl's path to resume from acts with trainer.resume_mode=resume_path, or where that key is not set."""
-    modes = [s.value for s in settings if s.name == "trainer.resume_mode"]
-    if not modes or modes[-1] == "resume_path":
-        return settings
-    for setting in settings:
-        if setting.name == "trainer.resume_from_path" and setting.value not in (None, False, ""):
-            reason = f"has no effect: trainer.resume_mode is {modes[-1]}, not resume_path"
-            problems.append(setting.problem(reason, "remove it", "warning"))
-    return [s for s in settings if s.name != "trainer.resume_from_path"]
-
-
-def _last_part(name: str) -> str:
-    return name.rpartition(".")[2]
+def _deferred_value(name: str) -> tuple[str, str]:
+    """What a deferred alias sets: its target, and which part of it."""
+    return aliases()[name].target, name.rpartition(".")[2]
 
 
 def _aliased(alias: Alias, setting: Setting, problems: list[Problem]) -> list[Setting]:
@@ -168,7 +157,7 @@ def _plain(setting: Setting, problems: list[Problem]) -> list[Setting]:
     elif several:
         problems.append(setting.problem("could mean several keys", f"write {' or '.join(several)}"))
     else:
-        elsewhere = fixed_values(_last_part(setting.name))
+        elsewhere = fixed_values(setting.name.rpartition(".")[2])
         remedy = elsewhere.remedy if elsewhere else suggestion(nearest(setting.name))
         problems.append(setting.problem("unknown key", remedy))
     return []

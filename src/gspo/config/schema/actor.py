@@ -164,7 +164,11 @@ class ActorConfig(Section):
     optim: OptimConfig = key(factory=OptimConfig, doc="Optimiser of the policy.")
     fsdp_config: FSDPConfig = key(factory=FSDPConfig, doc="Sharding of the policy.")
     ulysses_sequence_parallel_size: int = key(
-        default=1, doc="Devices that share one sequence. More than 1 has no effect: sequences are not divided.", ge=1
+        default=1,
+        doc="Ranks that share each sequence (strategy=fsdp2): each computes a part of the tokens, and in attention a part "
+        "of the heads. For responses that are too long for one device. ppo_max_token_len_per_gpu then counts the tokens of "
+        "each rank.",
+        ge=1,
     )
     use_torch_compile: bool = key(
         default=True,

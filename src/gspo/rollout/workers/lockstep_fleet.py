@@ -45,7 +45,6 @@ class LockstepFleet(Fleet):
         for slot in running:
             slot.call(RolloutWorker.step)
         groups = [g for slot in running for g in slot.record_finished(self._or_give_up(slot, slot.answer) or [])]
-        self._reassign_abandoned()
         return sorted(groups, key=lambda group: group.submission)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:

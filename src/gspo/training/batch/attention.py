@@ -6,6 +6,7 @@ as `options` the layer's `scaling`, `sliding_window` and `softcap`. The result i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import AttentionInterface
 
 from gspo.kernels.attention_swap import refuse_unsupported
 from gspo.training.batch.packing import Block, Layout
+from gspo.training.parallel.sequence import SequenceRanks
 
 # transformers' attention → the function that replaces it.
 PADDED = {"sdpa": "gspo_packed", "eager": "gspo_packed_eager"}
@@ -155,7 +157,30 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, dynamic=True)
 
 
-AttentionInterface.register(PADDED["sdpa"], attend_padded)
-AttentionInterface.register(PADDED["eager"], attend_eager)
-AttentionInterface.register(FLEX["sdpa"], attend_flex)
-AttentionInterface.register(FLASH["sdpa"], attend_flash)
+def over_ranks(name: str) -> str:
+    """The name of the same attention for tokens that several ranks share."""
+    return f"{name}_over_ranks"
+
+
+def _over_ranks(attend: Any) -> Callable[..., tuple[Tensor, None]]:
+    """`attend` over all tokens with this rank's heads, from and to its tokens with all heads."""
+
+    def run(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any,
+        *, sequence: SequenceRanks, num_tokens: int, **options: Any,
+    ) -> tuple[Tensor, None]:  # fmt: skip
+        parts = sequence.to_heads(num_tokens, *_tokens_first(query, key, value))
+        out, _ = attend(module, *(x.transpose(0, 1)[None] for x in parts), attention_mask, **options)
+        return sequence.to_tokens(out[0])[None], None
+
+    return run
+
+
+for name, attend in (
+    (PADDED["sdpa"], attend_padded),
+    (PADDED["eager"], attend_eager),
+    (FLEX["sdpa"], attend_flex),
+    (FLASH["sdpa"], attend_flash),
+):
+    AttentionInterface.register(name, attend)
+    AttentionInterface.register(over_ranks(name), _over_ranks(attend))

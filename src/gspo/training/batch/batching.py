@@ -12,8 +12,9 @@ from torch import Tensor
 from gspo.kernels.device_memory import upload
 from gspo.kernels.ragged import flat, padded, ranges
 from gspo.seeding import derive_seed, permutation
-from gspo.training.batch.packing import Layout, SpansOf, pack, trained_slots
+from gspo.training.batch.packing import Layout, SpansOf, pack, share_tokens, trained_slots
 from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks, spread
+from gspo.training.parallel.sequence import SequenceRanks
 from gspo.types import Group, Rollout, TrainBatch
 
 # The layout of a micro-batch: padded rows, packed rows, or packed with each group's prompt once.
@@ -139,7 +140,10 @@ class MicroBatch:
             out = decoder(input_ids=self.input_ids, use_cache=False).last_hidden_state
             return out.flatten(0, 1)[self.positions]
         out = decoder(
-            input_ids=self.input_ids, position_ids=self.layout.position_ids, use_cache=False, **self.layout.arguments
+            input_ids=self.input_ids[:, self.layout.part],
+            position_ids=self.layout.position_ids[:, self.layout.part],
+            use_cache=False,
+            **self.layout.arguments,
         )
         return self.layout.predicting(out.last_hidden_state[0])
 
@@ -200,13 +204,15 @@ def plan_micro_batches(
 ) -> list[list[list[int]]]:
     """This rank's rows of each micro-batch of each mini-batch of `num_groups` groups. `max_tokens` replaces `max_rows`.
 
-    All ranks run the same number of micro-batches. An empty one is a forward that does not count (`idle_row`).
+    All ranks run the same number of micro-batches. An empty one is a forward that does not count (`idle_row`). Ranks that
+    share sequences run the same ones, with `max_tokens` for each of them.
     """
+    budget = None if max_tokens is None else max_tokens * ranks.ranks_per_sequence
     plan = []
     for rows in mini_batches(batch.group_ids, num_groups, group_order(batch, epoch)):
-        shares = split_over_ranks(batch, rows, ranks.size, share_prompts=kind == "shared")
-        cuts = [_cut(batch, share, max_tokens, max_rows, kind) for share in shares]
-        own, most = cuts[ranks.rank], max(len(cut) for cut in cuts)
+        shares = split_over_ranks(batch, rows, ranks.num_shares, share_prompts=kind == "shared")
+        cuts = [_cut(batch, share, budget, max_rows, kind) for share in shares]
+        own, most = cuts[ranks.share], max(len(cut) for cut in cuts)
         plan.append(own + [[] for _ in range(most - len(own))])
     return plan
 
@@ -229,11 +235,18 @@ def micro_batch(
     kind: Kind = "plain",
     *,
     spans_of: SpansOf | None = None,
+    sequence: SequenceRanks | None = None,
 ) -> MicroBatch:
-    """The tensors of one forward. Padded rows end in token 0, which causal attention never sees."""
+    """The tensors of one forward. Padded rows end in token 0, which causal attention never sees.
+
+    With `sequence` the predictions are those of this rank's part of a packed row.
+    """
     width = batch.mask.shape[1]
     if kind != "plain":
         input_ids, layout, targets, slots = pack(batch, rows, device, share=kind == "shared", spans_of=spans_of)
+        if sequence is not None:
+            layout, own = share_tokens(layout, sequence)
+            targets, slots = targets[own], slots[own]
         positions = torch.cat([layout.own, layout.shared[layout.shared_by]])
         return MicroBatch(list(rows), input_ids, positions, targets, slots, width, layout)
     length = max(len(batch.prompt_ids[r]) + len(batch.response_ids[r]) for r in rows)

@@ -7,7 +7,7 @@ attention (attention.py) splits the row into its sequences. A response's last to
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from gspo.kernels.cpu_attention import PackedSequences
 from gspo.kernels.device_memory import upload
 from gspo.kernels.flash_packed import Spans
 from gspo.kernels.ragged import flat, ranges, repeated
+from gspo.training.parallel.sequence import SequenceRanks
 from gspo.types import TrainBatch
 
 # A block with fewer attention scores than this is not split: another call would cost more.
@@ -136,7 +137,8 @@ class Layout:
 
     `own` are the packed tokens that predict one trained token. `shared` are the last tokens of prompts that predict
     the first token of several responses; `shared_by` is the index into `shared` of each such response. The head's input
-    are the hidden states of `own`, then those of `shared[shared_by]`.
+    are the hidden states of `own`, then those of `shared[shared_by]`. On `sequence` ranks these three count from the first
+    token of this rank's `part`.
     """
 
     position_ids: Tensor  # [1, N]
@@ -147,12 +149,23 @@ class Layout:
     shared: Tensor
     shared_by: Tensor
     spans: Spans | PackedSequences | None = None  # for kernels that process all sequences in one call
+    sequence: SequenceRanks | None = None  # the ranks that share these tokens
     cache: dict[object, object] = field(default_factory=dict, hash=False, compare=False)  # masks of kernels
 
     @property
     def arguments(self) -> dict[str, object]:
         """Keyword arguments of the decoder that attention needs."""
-        return {"layout": self} if self.spans is None else {"spans": self.spans}
+        own: dict[str, object] = {"layout": self} if self.spans is None else {"spans": self.spans}
+        return own if self.sequence is None else {**own, "sequence": self.sequence, "num_tokens": self.num_tokens}
+
+    @property
+    def num_tokens(self) -> int:
+        return self.position_ids.shape[1]
+
+    @property
+    def part(self) -> slice:
+        """The tokens that this rank runs through the layers."""
+        return slice(None) if self.sequence is None else self.sequence.part(self.num_tokens)
 
     def forget_masks(self) -> None:
         """Free the masks, which may be larger than the rest of the micro-batch."""
@@ -215,6 +228,20 @@ def pack(
         spans=None if spans_of is None else spans_of([_extent(s, prompts) for s in ordered], device),
     )
     return ids[None], layout, upload(targets[trained], device), upload(slots[trained], device)
+
+
+def share_tokens(layout: Layout, sequence: SequenceRanks) -> tuple[Layout, Tensor]:
+    """The layout of this rank's part of the tokens, and which of the predictions (`own`, then `shared_by`) are in it."""
+    start, end = sequence.bounds(layout.num_tokens)
+    own, shared = ((start <= x) & (x < end) for x in (layout.own, layout.shared))
+    by = shared[layout.shared_by]
+    return replace(
+        layout,
+        sequence=sequence,
+        own=layout.own[own] - start,
+        shared=layout.shared[shared] - start,
+        shared_by=(shared.cumsum(0) - 1)[layout.shared_by[by]],
+    ), torch.cat([own, by])
 
 
 def trained_slots(batch: TrainBatch, rows: Sequence[int], slots: Tensor) -> Tensor:

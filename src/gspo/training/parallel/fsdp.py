@@ -24,7 +24,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.training.critic import ValueModel
 from gspo.training.optim.adamw import MasterOptimizer
+from gspo.training.parallel import ShardError
 from gspo.training.parallel.ranks import Ranks
+from gspo.training.parallel.sequence import SequenceRanks
 from gspo.training.router_change import experts_per_token
 
 T = TypeVar("T")
@@ -40,10 +42,7 @@ class ShardSettings:
     param_offload: bool = False
     optimizer_offload: bool = False
     offload_policy: bool = False
-
-
-class ShardError(ValueError):
-    """The config's sharding is impossible for this model or number of ranks; the message names the key."""
+    ranks_per_sequence: int = 1
 
 
 class Whole(nn.Module):
@@ -64,6 +63,9 @@ class Shards(Ranks):
     def __init__(self, model: nn.Module, device: torch.device, settings: ShardSettings) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.model, self.device, self.settings = model, device, settings
+        if settings.ranks_per_sequence > 1:
+            self.sequence = SequenceRanks.of(settings.ranks_per_sequence)
+            self.sequence.check(model.decoder if isinstance(model, ValueModel) else model)
         self.whole = _shard(model, _mesh(device, self.size, settings.fsdp_size), settings)
 
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -76,7 +78,7 @@ class Shards(Ranks):
         # Summed here in the order of ranks: a collective may add in a different order on each.
         parts = [torch.empty_like(values) for _ in range(self.size)]
         dist.all_gather(parts, values.contiguous())
-        return torch.stack(parts).sum(0)
+        return torch.stack(parts[:: self.ranks_per_sequence]).sum(0)
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter and saved buffer by its name in the state dict, gathered one by one.

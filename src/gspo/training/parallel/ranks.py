@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gspo.metrics import Metrics, merge_metrics
+from gspo.training.parallel.sequence import SequenceRanks
 from gspo.types import BatchTotals, TrainBatch
 
 T = TypeVar("T")
@@ -23,6 +24,21 @@ class Ranks:
 
     rank = 0
     size = 1
+    sequence: SequenceRanks | None = None  # the ranks that run the same rows as this one
+
+    @property
+    def ranks_per_sequence(self) -> int:
+        return 1 if self.sequence is None else self.sequence.size
+
+    @property
+    def num_shares(self) -> int:
+        """In how many shares the rows of a mini-batch are divided. Ranks of one sequence have the same share."""
+        return self.size // self.ranks_per_sequence
+
+    @property
+    def share(self) -> int:
+        """The number of this rank's share."""
+        return self.rank // self.ranks_per_sequence
 
     def run(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a function of the model. Only such a function may use weights outside the modules that own them."""
@@ -37,12 +53,16 @@ class Ranks:
         yield
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks, element by element, with the same bits on each."""
+        """The sum over all shares, element by element, with the same bits on each rank."""
         return values
 
+    def add_up(self, values: Tensor) -> Tensor:
+        """Values of all tokens from those of each rank's part of a sequence, which are 0 elsewhere; differentiable."""
+        return values if self.sequence is None else self.sequence.add_up(values)
+
     def total(self, own: BatchTotals) -> BatchTotals:
-        """The counts of a mini-batch from those of each rank's rows."""
-        if self.size == 1:
+        """The counts of a mini-batch from those of each share."""
+        if self.num_shares == 1:
             return own
         both = self.sum(torch.tensor([own.num_tokens, own.num_sequences], dtype=torch.float64))
         return BatchTotals(float(both[0]), float(both[1]))

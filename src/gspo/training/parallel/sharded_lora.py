@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from gspo.training.lora import ADAPTER, Adapters
-from gspo.training.parallel.fsdp import ShardError, Shards, full
+from gspo.training.parallel import ShardError
+from gspo.training.parallel.fsdp import Shards, full
 
 BASE, DOWN, UP = "base_layer.weight", f"lora_A.{ADAPTER}.weight", f"lora_B.{ADAPTER}.weight"
 
