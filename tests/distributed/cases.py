@@ -173,18 +173,18 @@ def critic(sharded: bool, **sharding: Any) -> Numbers:
     return out | numbers(model, optimizer, ranks)
 
 
-def reward_model(sharded: bool) -> Numbers:
+def reward_model(sharded: bool, **sharding: Any) -> Numbers:
     """Scores of texts of many lengths, more and fewer than there are ranks."""
     model = ValueModel.of_classifier(classifier().requires_grad_(False))
-    ranks = place(model, sharded)
+    ranks = place(model, sharded, **sharding)
     role = made(ranks, lambda: RewardModel(model, RewardModelSettings(max_tokens=60), ranks))
     texts = [rollout.token_ids for group in uneven() for rollout in group.rollouts]
     return {f"scores {count}": gathered(ranks, role.scores(texts[:count])) for count in (1, len(texts))}
 
 
-def examples_beside(sharded: bool) -> Numbers:
+def examples_beside(sharded: bool, **sharding: Any) -> Numbers:
     """A supervised loss in the same optimizer steps; one of them has no examples."""
-    policy = build_policy(llama(), sharded)
+    policy = build_policy(llama(), sharded, sharding=sharding)
     others = collate(uneven(num=2, seed=7))
     others = dataclasses.replace(others, group_ids=torch.arange(others.num_sequences))
     out: Numbers = {}
@@ -266,6 +266,14 @@ def sequences_critic(sharded: bool) -> Numbers:
     return critic(sharded, **TWO_PER_SEQUENCE)
 
 
+def sequences_reward_model(sharded: bool) -> Numbers:
+    return reward_model(sharded, **TWO_PER_SEQUENCE)
+
+
+def sequences_with_examples(sharded: bool) -> Numbers:
+    return examples_beside(sharded, **TWO_PER_SEQUENCE)
+
+
 def sequences_on_four(sharded: bool) -> Numbers:
     """More ranks than key heads, and rows with fewer tokens than ranks."""
     policy = build_policy(llama(), sharded, sharding={"ranks_per_sequence": 4}, micro_batch_tokens=1)
@@ -289,6 +297,8 @@ PER_SEQUENCE = {  # case → ranks that share a sequence
     "sequences_of_experts": 2,
     "sequences_with_reference": 2,
     "sequences_critic": 2,
+    "sequences_reward_model": 2,
+    "sequences_with_examples": 2,
     "sequences_on_four": 4,
 }
 CASES: dict[str, Case] = {
@@ -316,6 +326,8 @@ CASES: dict[str, Case] = {
         sequences_of_experts,
         sequences_with_reference,
         sequences_critic,
+        sequences_reward_model,
+        sequences_with_examples,
         sequences_on_four,
     )
 }
