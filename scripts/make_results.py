@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 when the page differs")
     args = parser.parse_args()
-    tables: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "recipes" / "proof" / "tables.yaml"))
+    tables: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "scripts" / "proof_tables.yaml"))
     found = {name: read_results(name, list(spec["methods"])) for name, spec in tables.items()}
     found = {name: results for name, results in found.items() if results}
     text = replaced(PAGE, {name: show(results) for name, results in found.items()})

@@ -1,4 +1,4 @@
-"""Runs the tables of `recipes/proof/tables.yaml` and keeps one JSON file per run in `docs/results/`.
+"""Runs the tables of `scripts/proof_tables.yaml` and keeps one JSON file per run in `docs/results/`.
 
     python scripts/proof.py run gsm8k-losses --methods gspo,grpo --seeds 0,1,2 --at-once 3 \\
         actor_rollout_ref.model.path=MODEL data.train_files=gsm8k:FOLDER data.val_files=gsm8k:FOLDER
@@ -42,7 +42,7 @@ TRAINED = (
 
 def read_tables() -> dict[str, Any]:
     """Every table by its name: `question`, `recipe`, `seeds` and `methods`, the settings by method."""
-    return OmegaConf.to_container(OmegaConf.load(RECIPES / "tables.yaml"))  # type: ignore[return-value]
+    return OmegaConf.to_container(OmegaConf.load(ROOT / "scripts" / "proof_tables.yaml"))  # type: ignore[return-value]
 
 
 def run_one(table: str, method: str, seed: int, settings: list[str], args: argparse.Namespace) -> None:
