@@ -92,7 +92,8 @@ class Rollout:
     `loss_mask` is 1 on tokens that the model wrote and 0 on observations. `log_probs` are the behaviour policy's (μ),
     float32, under logits / temperature, and 0 on observations; `versions` is the weights version of each token. `text`
     is what the model wrote, in its last turn where there are `turns`. `reward` is None until scored; `failure` says why
-    there is none.
+    there is none. `context` are the tokens before the response where they are not the prompt's. `branches` are further
+    conversations of the same agent, each with a context of its own; they share the rollout's reward.
     """
 
     token_ids: tuple[int, ...]
@@ -104,6 +105,8 @@ class Rollout:
     reward: Reward | None = None
     failure: str | None = None
     turns: tuple[Turn, ...] = ()
+    context: tuple[int, ...] = ()
+    branches: tuple[Rollout, ...] = ()
 
     @property
     def num_model_tokens(self) -> int:
@@ -161,10 +164,22 @@ class TrainBatch:
     order_seed: int | None = None  # draws which groups share a mini-batch; None: neighbours do
     turn_ids: Tensor | None = None  # [B,T] int64, the turn of a token, -1 on observations; None without turns
     turn_rewards: Tensor | None = None  # [B,K] the parts of `scores` by turn, 0 after a rollout's last
+    branch_of: tuple[int, ...] = ()  # the rows of the rollouts whose branches are the last rows of the batch
 
     @property
     def num_sequences(self) -> int:
         return len(self.response_ids)
+
+    @property
+    def num_rollouts(self) -> int:
+        """Rows that are rollouts; those after them are branches."""
+        return len(self.response_ids) - len(self.branch_of)
+
+    def without_branches(self: Batch) -> Batch:
+        """The batch of the rollouts alone."""
+        num, kept = self.num_rollouts, {"order_seed", "branch_of", "unscored_rows"}  # what is not by row
+        by_row = {name: value for name, value in _fields(self).items() if name not in kept and value is not None}
+        return dataclasses.replace(self, **{name: value[:num] for name, value in by_row.items()}, branch_of=())
 
     def with_old(
         self, log_probs: Tensor, entropy: Tensor | None = None, unscored_rows: Sequence[int] = ()
@@ -220,7 +235,7 @@ def _fields(batch: TrainBatch) -> dict[str, Any]:
 class BatchTotals:
     """Denominators of a whole mini-batch over all ranks, known before its first forward.
 
-    `num_sequences` counts sequences with at least one trained token.
+    `num_sequences` counts rollouts with at least one trained token; a branch counts with its rollout.
     """
 
     num_tokens: float

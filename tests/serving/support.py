@@ -13,6 +13,7 @@ from gspo.build.served.engine import ServedEngine, open_engine
 from gspo.build.served.source import find_source
 from gspo.serving.app import Served, build_app
 from gspo.serving.batcher import Batcher
+from gspo.serving.desk import OneDoor
 from gspo.serving.server import serving
 
 KEY = "a-key-of-a-test"
@@ -21,7 +22,7 @@ KEY = "a-key-of-a-test"
 @dataclasses.dataclass
 class Running:
     url: str
-    served: Served
+    batcher: Batcher
 
     def client(self, **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, **options})
@@ -35,20 +36,21 @@ def embedded(**options: Any) -> ServedEngine:
 
 
 @contextlib.contextmanager
-def running(opened: ServedEngine, *, max_queue: int = 1024, **options: Any) -> Iterator[Running]:
+def running(
+    opened: ServedEngine, *, max_queue: int = 1024, api_key: str | None = KEY, **options: Any
+) -> Iterator[Running]:
     """A server of the embedded model, with the name `embedded`."""
     batcher = Batcher(opened.engine, opened.decode, max_open=max_queue)
     served = Served(
         "embedded",
-        opened.reader,
-        batcher,
+        OneDoor(opened.reader, batcher, api_key),
         opened.token_text,
         opened.max_length,
         opened.num_slots,
-        **{"api_key": KEY, **options},
+        **options,
     )
     try:
         with serving(build_app(served), drain_seconds=2) as url:
-            yield Running(url, served)
+            yield Running(url, batcher)
     finally:
         batcher.close()

@@ -134,7 +134,7 @@ def test_a_head_that_does_not_arrive_is_given_up(server: Running, monkeypatch: p
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_place(server: Running, stream: bool) -> None:
-    batcher = server.served.batcher
+    batcher = server.batcher
     before = batcher.counts.cancelled
     body = {"prompt": "1", "max_tokens": 250, "ignore_eos": True, "n": 3, "temperature": 2, "stream": stream}
     text = json.dumps(body).encode()
@@ -163,7 +163,7 @@ def test_a_full_queue_is_said() -> None:
             target=lambda: answers.append(server.client().completions.create(model="embedded", prompt="1", n=2))
         )
         first.start()
-        wait_until(lambda: server.served.batcher.num_open == 2)
+        wait_until(lambda: server.batcher.num_open == 2)
         with pytest.raises(openai.RateLimitError, match="limit of 2") as refused:
             server.client().completions.create(model="embedded", prompt="1")
         assert refused.value.response.headers["retry-after"] == "1"
@@ -187,7 +187,7 @@ def test_an_engine_that_fails_is_reported_and_the_next_request_works() -> None:
         with pytest.raises(openai.InternalServerError, match="not finite"):
             server.client().completions.create(model="embedded", prompt="1")
         assert works(server)
-        assert server.served.batcher.counts.failures == 1
+        assert server.batcher.counts.failures == 1
 
 
 def test_metrics_and_health_need_no_key(server: Running) -> None:

@@ -156,7 +156,7 @@ def test_completions_of_texts_and_of_tokens(server: Running, plain: Any) -> None
 def test_tokens_in_tokens_out(server: Running, plain: Any) -> None:
     prompt, tokens = generated(plain, QUESTIONS[1])
     raw = server.client()._client
-    headers = {"Authorization": f"Bearer {server.served.api_key}"}
+    headers = {"Authorization": f"Bearer {KEY}"}
     body = {"token_ids": prompt, "sampling_params": {"temperature": 0, "max_tokens": 40, "logprobs": 1}}
     answer = raw.post(
         f"{server.url}/inference/v1/generate", json={**body, "request_id": "mine"}, headers=headers

@@ -14,10 +14,14 @@ from gspo.algo.settings import AGGREGATIONS
 from gspo.types import BatchTotals
 
 
-def count_totals(mask: Tensor) -> BatchTotals:
-    """The denominators of one mini-batch; sum them over ranks before use. Waits for the device."""
+def count_totals(mask: Tensor, is_rollout: Tensor | None = None) -> BatchTotals:
+    """The denominators of one mini-batch; sum them over ranks before use. Waits for the device.
+
+    `is_rollout` [B] is False for branches, which count with their rollout; None: there are none.
+    """
     lengths = mask.bool().sum(dim=-1)
-    return BatchTotals(num_tokens=float(lengths.sum()), num_sequences=float((lengths > 0).sum()))
+    counted = lengths > 0 if is_rollout is None else (lengths > 0) & is_rollout
+    return BatchTotals(num_tokens=float(lengths.sum()), num_sequences=float(counted.sum()))
 
 
 def aggregate(

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gspo.algo.advantages import distillation, whiten
 from gspo.algo.aggregation import aggregate
+from gspo.algo.branches import with_branches
 from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
 from gspo.algo.losses import get_policy_loss
@@ -88,6 +89,9 @@ class Objective:
         self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
     ) -> AdvantageBatch:
         """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
+        if batch.branch_of:
+            alone = self.with_advantages(batch.without_branches(), weights, baselines)
+            return with_branches(batch, alone, self.settings.aggregation)
         advantages, returns = self._estimate(batch, baselines)
         if self.normalize:
             advantages = whiten(advantages, batch.mask.bool())

@@ -64,7 +64,7 @@ def step_metrics(done: TrainedStep, *, with_gap: bool = True) -> Metrics:
     metrics = sampling.metrics()
     for name, values in {
         "critic/score": torch.tensor([r.score for r in rewards], dtype=torch.float64),
-        "critic/rewards": batch.scores,
+        "critic/rewards": batch.scores[: batch.num_rollouts],
         "critic/advantages": batch.advantages[trained],
         "critic/returns": batch.returns[trained],
         "response_length": lengths,
@@ -72,7 +72,7 @@ def step_metrics(done: TrainedStep, *, with_gap: bool = True) -> Metrics:
     }.items():
         metrics |= _spread(name, values)
     cut = sum(rollout.finish_reason == "length" for rollout in rollouts)
-    metrics["response_length/clip_ratio"] = Metric.mean(cut, batch.num_sequences)
+    metrics["response_length/clip_ratio"] = Metric.mean(cut, batch.num_rollouts)
     for key in sorted({key for r in rewards for key in r.extra}):
         values = [r.extra[key] for r in rewards if key in r.extra]
         metrics[f"reward/{key}/mean"] = Metric.mean(sum(values), len(values))

@@ -64,6 +64,7 @@ class Written:
     response: int
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
+    versions: tuple[int, ...]
     top: tuple[tuple[tuple[int, float], ...], ...] = ()
 
 

@@ -85,6 +85,8 @@ def _pack_rollout(rollout: Rollout) -> dict[str, Any]:
         "reward": None if rollout.reward is None else _pack_reward(rollout.reward),
         "failure": rollout.failure,
         **({"turns": [_pack_turn(turn) for turn in rollout.turns]} if rollout.turns else {}),
+        **({"context": list(rollout.context)} if rollout.context else {}),
+        **({"branches": [_pack_rollout(branch) for branch in rollout.branches]} if rollout.branches else {}),
     }
 
 
@@ -99,6 +101,8 @@ def _unpack_rollout(data: Mapping[str, Any]) -> Rollout:
         reward=None if data["reward"] is None else _unpack_reward(data["reward"]),
         failure=data["failure"],
         turns=tuple(_unpack_turn(turn) for turn in data.get("turns", ())),
+        context=tuple(data.get("context", ())),
+        branches=tuple(_unpack_rollout(branch) for branch in data.get("branches", ())),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hmac
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -16,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from gspo.serving.batcher import Batcher
 from gspo.serving.connection import ClientGone, EventStream, Exchange, read_body
+from gspo.serving.desk import Client, Door
 from gspo.serving.errors import ApiError, too_long
 from gspo.serving.metrics import ServerMetrics
 from gspo.serving.parameters import Ask, Fields, read_ask, read_json, read_num_top
-from gspo.serving.prompts import PromptReader, read_tools
+from gspo.serving.prompts import Prompted, read_tools
 from gspo.serving.wire.answer import Answer, TokenText
 from gspo.serving.wire.chat import ChatAnswer
 from gspo.serving.wire.completion import CompletionAnswer
@@ -38,13 +37,11 @@ class Served:
     """The model that a server answers with, and its limits."""
 
     name: str
-    reader: PromptReader
-    batcher: Batcher
+    door: Door
     token_text: TokenText
     max_length: int
     num_slots: int
     has_top: bool = True  # whether the engine reports the best tokens of a position
-    api_key: str | None = None
     max_body: int = 8 << 20
     is_local: bool = True  # bound to loopback: requests that name another host come from a web page
 
@@ -69,40 +66,40 @@ class Endpoints:
         return as_json({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
-        if not self._served.batcher.is_alive:
+        if not self._served.door.is_alive:
             raise ApiError(503, "the engine has ended", kind="server_error")
         return Response()
 
     async def show_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self.metrics.text(self._served.batcher, self._served.num_slots))
+        door = self._served.door
+        return PlainTextResponse(self.metrics.text(door.counts, door.num_open, self._served.num_slots))
 
     async def chat(self, request: Request) -> Any:
-        served, fields = self._served, await self._fields(request)
+        client, fields = self._client(request), await self._fields(request)
         messages, options = fields.get("messages"), fields.get("chat_template_kwargs")
         tools = read_tools(fields.get("tools", []))
         if fields.choice("tool_choice", ("auto", "none")) == "none":
             tools = []
         log_probs = fields.boolean("logprobs")
         ask = self._read_ask(fields, read_num_top(fields, "top_logprobs"), log_probs, 0)
-        tokens = served.reader.chat(messages, tools, options)
-        found = served.reader.tool_format
+        prompt, found = client.reader.chat(messages, tools, options), client.reader.tool_format
         if tools and found.inline:
             ask = dataclasses.replace(ask, call_end=found.call_end)
-        ask = self._within(ask, [tokens])
-        return await self._answer(request, ChatAnswer(served.name, ask, tokens, served.token_text, found, tools))
+        named = (self._served.name, self._within(ask, [prompt]), prompt, self._served.token_text)
+        return await self._answer(request, client, ChatAnswer(*named, found))
 
     async def completions(self, request: Request) -> Any:
-        served, fields = self._served, await self._fields(request)
+        client, fields = self._client(request), await self._fields(request)
         prompt = fields.get("prompt")
         wanted = fields.get("logprobs")
         num_top = read_num_top(fields, "logprobs")
         ask = self._read_ask(fields, num_top, wanted is not None, COMPLETION_TOKENS)
-        prompts = served.reader.completions(prompt)
-        ask = self._within(ask, prompts)
-        return await self._answer(request, CompletionAnswer(served.name, ask, prompts, served.token_text))
+        prompts = client.reader.completions(prompt)
+        named = (self._served.name, self._within(ask, prompts), prompts, self._served.token_text)
+        return await self._answer(request, client, CompletionAnswer(*named))
 
     async def generate(self, request: Request) -> Any:
-        served, fields = self._served, await self._fields(request)
+        client, fields = self._client(request), await self._fields(request)
         token_ids, inner = fields.get("token_ids"), fields.get("sampling_params", {})
         name = fields.get("request_id")
         stream = fields.boolean("stream")
@@ -113,11 +110,11 @@ class Endpoints:
         sampling = Fields({**inner, "stream": stream, **({"stream_options": options} if options else {})})
         wanted = sampling.get("logprobs")
         ask = self._read_ask(sampling, read_num_top(sampling, "logprobs"), wanted is not None, COMPLETION_TOKENS)
-        prompt = served.reader.tokens(token_ids, "token_ids")
-        answer = TokensAnswer(served.name, self._within(ask, [prompt]), [prompt], served.token_text)
+        prompts = [client.reader.tokens(token_ids, "token_ids")]
+        answer = TokensAnswer(self._served.name, self._within(ask, prompts), prompts, self._served.token_text)
         if isinstance(name, str):
             answer.id = name[:256]
-        return await self._answer(request, answer)
+        return await self._answer(request, client, answer)
 
     async def _fields(self, request: Request) -> Fields:
         """The fields of a body whose model is the served one."""
@@ -135,17 +132,17 @@ class Endpoints:
         fields.finish()
         return ask
 
-    def _within(self, ask: Ask, prompts: list[tuple[int, ...]]) -> Ask:
+    def _within(self, ask: Ask, prompts: list[Prompted]) -> Ask:
         """The request with the most tokens that there is room for, where it did not say how many."""
-        longest, limit = max(map(len, prompts)), self._served.max_length
+        longest, limit = max(len(prompt.token_ids) for prompt in prompts), self._served.max_length
         max_tokens = ask.params.max_tokens or limit - longest
         if max_tokens < 1 or longest + max_tokens > limit:
             raise too_long(longest, max_tokens, limit)
         return ask.with_max_tokens(max_tokens)
 
-    async def _answer(self, request: Request, answer: Answer) -> Any:
+    async def _answer(self, request: Request, client: Client, answer: Answer) -> Any:
         """Run the request and write its answer, whole or as a stream."""
-        started, exchange = time.monotonic(), Exchange(self._served.batcher, answer)
+        started, exchange = time.monotonic(), Exchange(client.desk, answer)
         is_first = True
 
         def seen() -> None:
@@ -170,7 +167,7 @@ class Endpoints:
             try:
                 self._check_host(request)
                 if not open_to_all:
-                    self._check_key(request)
+                    self._client(request)
                 response = await handler(request)
                 status = getattr(response, "status_code", 200)
             except ApiError as error:
@@ -192,13 +189,12 @@ class Endpoints:
         if self._served.is_local and name not in LOCAL_HOSTS:
             raise ApiError(403, "this server answers only requests to 127.0.0.1 or localhost", code="unknown_host")
 
-    def _check_key(self, request: Request) -> None:
-        wanted = self._served.api_key
-        if wanted is None:
-            return
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), wanted.encode()):
+    def _client(self, request: Request) -> Client:
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        client = self._served.door.client(key.strip() if kind.lower() == "bearer" else "")
+        if client is None:
             raise ApiError(401, "wrong or missing API key", kind="authentication_error", code="invalid_api_key")
+        return client
 
 
 def build_app(served: Served) -> Starlette:

@@ -11,8 +11,9 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from gspo.serving.batcher import Batcher, Job, Send
+from gspo.serving.desk import Desk
 from gspo.serving.errors import ApiError
+from gspo.serving.jobs import Job, Send
 from gspo.serving.replies import Update
 from gspo.serving.wire.answer import Answer
 
@@ -48,7 +49,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 class Exchange:
     """The jobs of a request and the updates that they send to the event loop; leaving it cancels what is unfinished."""
 
-    def __init__(self, batcher: Batcher, answer: Answer) -> None:
+    def __init__(self, batcher: Desk, answer: Answer) -> None:
         self._batcher, self._answer = batcher, answer
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[tuple[int, list[Update]] | BaseException] = asyncio.Queue()
@@ -67,8 +68,8 @@ class Exchange:
         """The exchange with every prompt of the request queued; nothing is, when one is refused."""
         ask = self._answer.ask
         try:
-            for number, tokens in enumerate(self._answer.prompts):
-                self._jobs.append(self._batcher.open(tokens, ask, self._sender(number * ask.n)))
+            for number, prompted in enumerate(self._answer.prompts):
+                self._jobs.append(self._batcher.open(prompted, ask, self._sender(number * ask.n), self._answer.id))
         except ApiError:
             self.__exit__()
             raise

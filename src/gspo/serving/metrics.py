@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 
-from gspo.serving.batcher import Batcher
+from gspo.serving.jobs import JobCounts
 
 BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -36,9 +36,8 @@ class ServerMetrics:
         self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self.first_token, self.whole = Histogram(), Histogram()
 
-    def text(self, batcher: Batcher, num_slots: int) -> str:
+    def text(self, counts: JobCounts, num_open: int, num_slots: int) -> str:
         """All metrics, as a page."""
-        counts, num_open = batcher.counts, batcher.num_open
         page = ["# TYPE gspo_requests_total counter"]
         for (endpoint, status), count in sorted(self.requests.items()):
             page.append(f'gspo_requests_total{{endpoint="{endpoint}",status="{status}"}} {count}')

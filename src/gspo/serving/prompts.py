@@ -16,6 +16,16 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
+class Prompted:
+    """The tokens of a prompt, and what they were made of: messages with tools, or a text."""
+
+    token_ids: tuple[int, ...]
+    messages: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PromptReader:
     """Reads prompts for one tokenizer. `tool_format` is how the model writes tool calls."""
 
@@ -24,45 +34,50 @@ class PromptReader:
     tool_format: ToolFormat
     template_options: Mapping[str, Any]
 
-    def chat(self, messages: Any, tools: Sequence[Mapping[str, Any]], options: Any = None) -> tuple[int, ...]:
-        """The tokens of a chat, up to where the model writes."""
-        known = read_messages(messages)
-        if options is not None and not isinstance(options, dict):
-            raise bad_value("chat_template_kwargs", options, "an object")
-        shown = {"tools": [dict(tool) for tool in tools]} if tools and not self.tool_format.inline else {}
-        appender = ChatAppender(self.tokenizer, **{**self.template_options, **(options or {}), **shown})
-        known, written = split_inline(known, self.tool_format) if self.tool_format.inline else (known, "")
+    def chat(self, messages: Any, tools: Sequence[Mapping[str, Any]], options: Any = None) -> Prompted:
+        """A chat, up to where the model writes."""
+        known, appender = read_messages(messages), self.appender(tools, options)
+        rendered, written = split_inline(known, self.tool_format) if self.tool_format.inline else (known, "")
         try:
-            tokens = appender.opened(known)
+            tokens = appender.opened(rendered)
         except ApiError:
             raise
         except Exception as error:  # whatever a template raises for messages that it does not know
             raise ApiError(
                 400, f"messages: the model's chat template refuses them: {error}", param="messages"
             ) from error
-        return self._not_empty((*tokens, *(appender.encode(written) if written else ())), "messages")
+        tokens = self._not_empty((*tokens, *(appender.encode(written) if written else ())), "messages")
+        return Prompted(tokens, known, tools)
 
-    def completions(self, prompt: Any) -> list[tuple[int, ...]]:
-        """The tokens of each prompt: a text, tokens, or a list of either."""
+    def appender(self, tools: Sequence[Mapping[str, Any]], options: Any = None) -> ChatAppender:
+        """What renders messages with these tools."""
+        if options is not None and not isinstance(options, dict):
+            raise bad_value("chat_template_kwargs", options, "an object")
+        shown = {"tools": [dict(tool) for tool in tools]} if tools and not self.tool_format.inline else {}
+        return ChatAppender(self.tokenizer, **{**self.template_options, **(options or {}), **shown})
+
+    def completions(self, prompt: Any) -> list[Prompted]:
+        """The prompts of a completion: a text, tokens, or a list of either."""
         several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
         prompts = prompt if several else [prompt]
         if len(prompts) > MAX_PROMPTS:
             raise ApiError(400, f"prompt: {len(prompts)} prompts; expected at most {MAX_PROMPTS}", param="prompt")
         return [self._one(each) for each in prompts]
 
-    def _one(self, prompt: Any) -> tuple[int, ...]:
+    def _one(self, prompt: Any) -> Prompted:
         if isinstance(prompt, str):
-            return self._not_empty(tuple(map(int, self.tokenizer(prompt)["input_ids"])), "prompt")
+            tokens = tuple(map(int, self.tokenizer(prompt)["input_ids"]))
+            return Prompted(self._not_empty(tokens, "prompt"), text=prompt)
         return self.tokens(prompt, "prompt")
 
-    def tokens(self, token_ids: Any, name: str) -> tuple[int, ...]:
+    def tokens(self, token_ids: Any, name: str) -> Prompted:
         """A list of tokens of the vocabulary."""
         if not isinstance(token_ids, list) or not all(type(token) is int for token in token_ids):
             raise bad_value(name, token_ids, "a text or a list of tokens")
         wrong = [token for token in token_ids if not 0 <= token < self.vocabulary_size]
         if wrong:
             raise bad_value(name, wrong[0], f"tokens from 0 to {self.vocabulary_size - 1}")
-        return self._not_empty(tuple(token_ids), name)
+        return Prompted(self._not_empty(tuple(token_ids), name))
 
     def _not_empty(self, token_ids: tuple[int, ...], name: str) -> tuple[int, ...]:
         if not token_ids:

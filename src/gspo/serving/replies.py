@@ -21,6 +21,7 @@ class Update:
     text: str
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
     top: tuple[TopTokens, ...] = ()
     reason: Reason | None = None
     stop_text: str | None = None
@@ -88,6 +89,7 @@ class Reply:
         self,
         token_ids: Sequence[int],
         log_probs: Sequence[float],
+        versions: Sequence[int] = (),
         top: Sequence[TopTokens] = (),
         reason: Reason | None = None,
     ) -> Update:
@@ -105,6 +107,7 @@ class Reply:
             text,
             tuple(token_ids[:size]),
             tuple(log_probs[:size]),
+            tuple(versions[:size]),
             tuple(top[:size]),
             reason,
             stop_text or None,

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gspo.algo.aggregation import count_totals
 from gspo.algo.value_loss import explained_variance, value_loss
 from gspo.kernels.device_memory import upload
 from gspo.metrics import Metric, Metrics, merge_metrics
-from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
+from gspo.training.batch.batching import Kind, MicroBatch, count_rows, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.optim.adamw import MasterOptimizer
 from gspo.training.parallel.ranks import ALONE, Ranks, idle_row
@@ -120,7 +119,7 @@ class Critic:
         return metrics | {"critic/lr": Metric("last", lr), "critic/vf_explained_var": Metric("last", explained)}
 
     def _mini_batch(self, batch: AdvantageBatch, micros: list[list[int]], lr: float) -> Metrics:
-        totals = self.ranks.total(count_totals(batch.mask[[row for rows in micros for row in rows]]))
+        totals = self.ranks.total(count_rows(batch, [row for rows in micros for row in rows]))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         self.optimizer.begin(len(micros))

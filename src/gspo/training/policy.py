@@ -11,12 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gspo.algo.aggregation import count_totals
 from gspo.algo.diagnostics import entropy_metric
 from gspo.kernels.device_memory import keep_freed_memory, upload
 from gspo.metrics import Metric, Metrics, merge_metrics
 from gspo.models.output_head import Head
-from gspo.training.batch.batching import Kind, MicroBatch, plan_micro_batches
+from gspo.training.batch.batching import Kind, MicroBatch, count_rows, plan_micro_batches
 from gspo.training.forward import Forward
 from gspo.training.head_gradient import HeadGradient
 from gspo.training.log_probs import chosen_log_probs
@@ -263,7 +262,7 @@ class Policy(TokenScorer):
         beside: Supervision | None,
         share: list[list[int]],
     ) -> _MiniBatch:
-        counts = self.ranks.total(count_totals(batch.mask[_rows_of(micros)]))
+        counts = self.ranks.total(count_rows(batch, _rows_of(micros)))
         metrics: Metrics = {}
         total = torch.zeros((), device=self.device)
         seen: list[Seen] = []

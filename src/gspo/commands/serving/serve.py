@@ -56,6 +56,7 @@ def serve(
     except ImportError as error:
         refuse(f"gspo serve needs the extra `serve` ({error.name} is missing): pip install 'gspo[serve]'")
     from gspo.serving.batcher import Batcher
+    from gspo.serving.desk import OneDoor
 
     try:
         listener = listen(host, port)
@@ -76,13 +77,11 @@ def serve(
     batcher = Batcher(opened.engine, opened.decode, max_open=max_queue)
     served = Served(
         served_model_name or source.name,
-        opened.reader,
-        batcher,
+        OneDoor(opened.reader, batcher, api_key),
         opened.token_text,
         opened.max_length,
         opened.num_slots,
         has_top=engine == "native",
-        api_key=api_key,
         max_body=max_body_mb << 20,
         is_local=is_local,
     )

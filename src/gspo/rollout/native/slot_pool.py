@@ -293,9 +293,8 @@ class SlotPool:
         sequence.num_reported = len(rollout.token_ids)
         column = len(request.prompt.token_ids) - 1
         top = self._slots.read_top(row, column + first, column + len(rollout.token_ids), request.params.num_top)
-        self._written.append(
-            Written(request.submission, sequence.number, rollout.token_ids[first:], rollout.log_probs[first:], top)
-        )
+        new = (rollout.token_ids[first:], rollout.log_probs[first:], rollout.versions[first:])
+        self._written.append(Written(request.submission, sequence.number, *new, top))
 
     def _refill(self) -> None:
         """Give the free slots to waiting responses, in order; every prompt is prefilled once for its group."""

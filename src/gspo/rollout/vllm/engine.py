@@ -201,9 +201,8 @@ class VllmEngine(RolloutEngine):
         response.log_probs.extend(piece.log_probs)
         request = sequence.group.request
         if request.watch and piece.token_ids:
-            self._written.append(
-                Written(request.submission, sequence.number, tuple(piece.token_ids), tuple(piece.log_probs))
-            )
+            tokens, versions = tuple(piece.token_ids), (self._version,) * len(piece.token_ids)
+            self._written.append(Written(request.submission, sequence.number, tokens, tuple(piece.log_probs), versions))
         if piece.reason is not None:
             rollout = response.rollout(self._version)
             sequence.finish(rollout, self._detokenize(rollout.token_ids), piece.reason)

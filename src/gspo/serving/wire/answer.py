@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gspo.serving.parameters import Ask
+from gspo.serving.prompts import Prompted
 from gspo.serving.replies import TopTokens, Update
 
 TokenText = Callable[[int], str]
@@ -37,14 +38,14 @@ class Choice:
 class Answer(ABC):
     """Writes the answer to one request: whole, or in chunks while updates come.
 
-    `prompts` are the tokens of each prompt; choice i belongs to prompt i // n.
+    Choice i belongs to prompt i // n.
     """
 
     kind: str
     chunk_kind: str
     prefix: str
 
-    def __init__(self, model: str, ask: Ask, prompts: Sequence[tuple[int, ...]], token_text: TokenText) -> None:
+    def __init__(self, model: str, ask: Ask, prompts: Sequence[Prompted], token_text: TokenText) -> None:
         self.model, self.ask, self.prompts, self.token_text = model, ask, prompts, token_text
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
@@ -71,6 +72,6 @@ class Answer(ABC):
 
     @property
     def usage(self) -> dict[str, int]:
-        num_prompt = sum(map(len, self.prompts))
+        num_prompt = sum(len(prompt.token_ids) for prompt in self.prompts)
         num_written = sum(len(choice.token_ids) for choice in self.choices)
         return {"prompt_tokens": num_prompt, "completion_tokens": num_written, "total_tokens": num_prompt + num_written}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gspo.environments.formats import ToolFormat
 from gspo.serving.parameters import Ask
+from gspo.serving.prompts import Prompted
 from gspo.serving.replies import TopTokens, Update
 from gspo.serving.tool_calls import split_calls
 from gspo.serving.wire.answer import Answer, Choice, TokenText
@@ -17,22 +18,14 @@ class ChatAnswer(Answer):
 
     kind, chunk_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
-    def __init__(
-        self,
-        model: str,
-        ask: Ask,
-        prompt: tuple[int, ...],
-        token_text: TokenText,
-        tool_format: ToolFormat,
-        tools: Sequence[Mapping[str, Any]],
-    ) -> None:
+    def __init__(self, model: str, ask: Ask, prompt: Prompted, token_text: TokenText, tool_format: ToolFormat) -> None:
         super().__init__(model, ask, [prompt], token_text)
-        self._format, self._tools = tool_format, tools
+        self._format, self._tools = tool_format, prompt.tools
         self._num_shown = [0] * ask.n  # characters of each choice that were streamed
 
     def whole(self) -> dict[str, Any]:
         written = [self._choice(index, choice) for index, choice in enumerate(self.choices)]
-        more = {"prompt_token_ids": list(self.prompts[0])} if self.ask.return_token_ids else {}
+        more = {"prompt_token_ids": list(self.prompts[0].token_ids)} if self.ask.return_token_ids else {}
         return self.envelope(self.kind, written, usage=self.usage, **more)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
@@ -51,7 +44,7 @@ class ChatAnswer(Answer):
         return split_calls(choice.text, self._format, self._tools) if self._tools else (choice.text, [])
 
     def opening(self) -> list[dict[str, Any]]:
-        more = {"prompt_token_ids": list(self.prompts[0])} if self.ask.return_token_ids else {}
+        more = {"prompt_token_ids": list(self.prompts[0].token_ids)} if self.ask.return_token_ids else {}
         first = {"role": "assistant", "content": ""}
         return [
             self.envelope(self.chunk_kind, [{"index": i, "delta": first, "finish_reason": None}], **more)

@@ -35,7 +35,10 @@ class CompletionAnswer(Answer):
             "logprobs": self._log_probs(choice, offset) if self.ask.log_probs else None,
         }
         if self.ask.return_token_ids:
-            written |= {"prompt_token_ids": list(self.prompts[index // self.ask.n]), "token_ids": choice.token_ids}
+            written |= {
+                "prompt_token_ids": list(self.prompts[index // self.ask.n].token_ids),
+                "token_ids": choice.token_ids,
+            }
         return written
 
     def _log_probs(self, choice: Choice, offset: int) -> dict[str, Any]:

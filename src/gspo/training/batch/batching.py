@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,13 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gspo.algo.aggregation import count_totals
 from gspo.kernels.device_memory import upload
 from gspo.kernels.ragged import flat, padded, ranges
 from gspo.seeding import derive_seed, permutation
 from gspo.training.batch.packing import Layout, SpansOf, pack, share_tokens, trained_slots
 from gspo.training.parallel.ranks import ALONE, Ranks, split_over_ranks, spread
 from gspo.training.parallel.sequence import SequenceRanks
-from gspo.types import Group, Rollout, TrainBatch
+from gspo.types import BatchTotals, Group, Reward, Rollout, TrainBatch
 
 # The layout of a micro-batch: padded rows, packed rows, or packed with each group's prompt once.
 Kind = Literal["plain", "packed", "shared"]
@@ -28,17 +30,19 @@ def collate(
     mask_truncated: bool = False,
     mask_malformed: bool = False,
 ) -> TrainBatch:
-    """A right-padded batch from groups. Rows keep the order of groups and of responses within them.
+    """A right-padded batch from groups. Rows keep the order of groups and of responses within them; branches follow.
 
     `order_seed` shuffles the groups over mini-batches (see `group_order`). `mask_truncated` trains on no token of a
     response that was cut at the length limit, `mask_malformed` on no turn whose tool call could not be read.
     """
     rows = [(i, group.prompt, rollout) for i, group in enumerate(groups) for rollout in group.rollouts]
+    branch_of = [row for row, (_, _, rollout) in enumerate(rows) for _ in rollout.branches]
+    rows += [(i, prompt, _as_row(rollout, branch)) for i, prompt, rollout in rows for branch in rollout.branches]
     width = max(len(r.token_ids) for _, _, r in rows)
     rollouts = [r for _, _, r in rows]
     has_turns = any(r.turns for r in rollouts)
     return TrainBatch(
-        prompt_ids=[p.token_ids for _, p, _ in rows],
+        prompt_ids=[r.context or p.token_ids for _, p, r in rows],
         response_ids=[r.token_ids for _, _, r in rows],
         mask=padded([_trained(r, mask_truncated, mask_malformed) for r in rollouts], width),
         group_ids=torch.tensor([i for i, _, _ in rows]),
@@ -48,7 +52,14 @@ def collate(
         order_seed=order_seed,
         turn_ids=_turn_ids(rollouts, width) if has_turns else None,
         turn_rewards=_turn_rewards(rollouts) if has_turns else None,
+        branch_of=tuple(branch_of),
     )
+
+
+def _as_row(rollout: Rollout, branch: Rollout) -> Rollout:
+    """A branch with the score of its rollout."""
+    score = None if rollout.reward is None else Reward(rollout.reward.final)
+    return dataclasses.replace(branch, reward=score, finish_reason=rollout.finish_reason)
 
 
 def _kl_penalties(rollouts: Sequence[Rollout], width: int) -> Tensor | None:
@@ -91,6 +102,12 @@ def _turn_rewards(rollouts: Sequence[Rollout]) -> Tensor:
             rewards[row, : len(parts)] = torch.tensor(parts, dtype=torch.float64)
             rewards[row, len(rollout.turns) - 1] -= rollout.reward.kl_penalty
     return rewards
+
+
+def count_rows(batch: TrainBatch, rows: list[int]) -> BatchTotals:
+    """The denominators of these rows of a batch."""
+    is_rollout = torch.tensor([row < batch.num_rollouts for row in rows], dtype=torch.bool) if batch.branch_of else None
+    return count_totals(batch.mask[rows], is_rollout)
 
 
 def group_order(batch: TrainBatch, epoch: int) -> list[int] | None:
