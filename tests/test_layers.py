@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "rewards": {"data", "sandbox"},
     "environments": {"rewards", "sandbox"},
     "rollout": {"models", "kernels", "data", "environments", "rewards"},
-    "serving": {"data", "environments", "rollout"},
+    "serving": {"data", "environments", "rewards", "rollout"},
     "sampling": {"rollout", "rewards"},
     "evaluation": {"rollout", "rewards", "runs"},
     "checkpoint": {"config", "runs"},

@@ -21,7 +21,6 @@ from gspo.distributed.run_layout import num_rollout_workers, rollout_dtype, runs
 from gspo.environments.pool import EpisodePool
 from gspo.models.load import load_generation_config
 from gspo.rollout.engine import RolloutEngine
-from gspo.rollout.episodes.settings import EpisodeSettings, wrap_engine
 from gspo.rollout.native.engine import NativeEngine
 from gspo.rollout.vllm.settings import require_vllm
 from gspo.rollout.workers.async_fleet import AsyncFleet
@@ -30,7 +29,7 @@ from gspo.rollout.workers.cuda_weight_store import CudaWeights
 from gspo.rollout.workers.lockstep_fleet import LockstepFleet
 from gspo.rollout.workers.process import ProcessConnection
 from gspo.rollout.workers.weight_store import SharedWeights, WeightStore
-from gspo.rollout.workers.worker import ENGINES, EngineSpec
+from gspo.rollout.workers.worker import ENGINES, EngineSpec, Wrapper
 from gspo.training.roles import Roles
 
 
@@ -57,7 +56,7 @@ def build_fleet(
     backend: Backend | None = None,
     folder: Path | None = None,
     notify: Callable[[str], None] | None = None,
-    episodes: EpisodeSettings | None = None,
+    episodes: Wrapper | None = None,
 ) -> RolloutEngine:
     """A fleet of `count` rollout workers. They log to `folder`; `notify` gets a sentence for each that fails.
 
@@ -173,7 +172,7 @@ def build_engine(
     model: Any,
     tokenizer: Any,
     device: torch.device,
-    episodes: EpisodeSettings | None = None,
+    episodes: Wrapper | None = None,
     pool: EpisodePool | None = None,
 ) -> RolloutEngine:
     """The rollout engine over `model`'s own tensors; with `episodes` its rollouts talk to environments, in `pool`."""
@@ -190,7 +189,7 @@ def build_engine(
     )
     if episodes is None:
         return engine
-    return wrap_engine(engine, episodes, tokenizer, eos_token_ids=stops, max_length=_max_length(config), pool=pool)
+    return episodes.wrap(engine, tokenizer, eos_token_ids=stops, max_length=_max_length(config), pool=pool)
 
 
 def stop_tokens(generation_config: Any, tokenizer: Any) -> list[int]:

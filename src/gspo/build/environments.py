@@ -13,12 +13,13 @@ from gspo.rewards import Scorer
 from gspo.rewards.turns import TurnScorer
 from gspo.rollout.episodes.dialogue import DialogueSettings
 from gspo.rollout.episodes.settings import EpisodeSettings
+from gspo.serving.agents.settings import AgentSettings
 
 
 def has_environment(config: TrainerConfig, made: Any = None) -> bool:
     """Whether rollouts have turns."""
     turns, environment = config.actor_rollout_ref.rollout.multi_turn, config.environment
-    named = environment.name or environment.path or turns.function_tool_path or turns.tool_config_path
+    named = environment.name or environment.path or environment.agent or turns.function_tool_path or turns.tool_config_path
     if turns.enable and not named and made is None:
         raise EnvironmentProblem(
             "actor_rollout_ref.rollout.multi_turn.enable=true needs an environment; set environment.name or .path, or "
@@ -27,11 +28,13 @@ def has_environment(config: TrainerConfig, made: Any = None) -> bool:
     return turns.enable is not False and (bool(named) or made is not None)
 
 
-def episode_settings(config: TrainerConfig, made: Any = None) -> EpisodeSettings | None:
-    """The settings of episodes; None without an environment. `made` is an object that replaces the named one."""
+def episode_settings(config: TrainerConfig, made: Any = None) -> EpisodeSettings | AgentSettings | None:
+    """The settings of episodes, or of an agent; None without. `made` is an object that replaces the named environment."""
     if not has_environment(config, made):
         return None
     turns, environment = config.actor_rollout_ref.rollout.multi_turn, config.environment
+    if environment.agent is not None:
+        return _agent_settings(config)
     spec = EnvironmentSpec(
         name=environment.name,
         path=environment.path,
@@ -58,6 +61,21 @@ def episode_settings(config: TrainerConfig, made: Any = None) -> EpisodeSettings
         retries=environment.retries,
         lag=environment.lag,
         template_options=dict(config.data.apply_chat_template_kwargs),
+    )
+
+
+def _agent_settings(config: TrainerConfig) -> AgentSettings:
+    environment = config.environment
+    assert environment.agent is not None
+    if environment.name or environment.path:
+        raise EnvironmentProblem("environment.agent replaces an environment; leave out environment.name and .path")
+    return AgentSettings(
+        environment.agent,
+        dict(environment.kwargs),
+        config.actor_rollout_ref.rollout.multi_turn.format,
+        environment.timeout,
+        environment.lag,
+        dict(config.data.apply_chat_template_kwargs),
     )
 
 

@@ -16,7 +16,7 @@ from gspo.config import TrainerConfig
 from gspo.distributed.rank_worker import RankModels
 from gspo.models.load import compute_dtype
 from gspo.plugins import import_plugins
-from gspo.rollout.episodes.settings import EpisodeSettings
+from gspo.rollout.workers.worker import Wrapper
 from gspo.training.parallel.fsdp import Shards, ShardSettings
 
 
@@ -25,7 +25,7 @@ def build_rank(
     total_steps: int,
     weights_from: Path | None,
     tokenizer: Any,
-    episodes: EpisodeSettings | None,
+    episodes: Wrapper | None,
     device: torch.device,
 ) -> RankModels:
     """The models of the config in shards. With a tokenizer also an engine over a full copy of the policy."""

@@ -56,11 +56,13 @@ from gspo.rewards import Scorer
 from gspo.rewards.mixed import MixedScorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.episodes.settings import EpisodeSettings
+from gspo.rollout.workers.worker import Wrapper
 from gspo.sampling.dynamic import DynamicSampler, Record
 from gspo.sampling.filters import GROUP_FILTERS, GroupFilter
 from gspo.sampling.producer import Producer
 from gspo.sampling.sampler import Sampler
 from gspo.seeding import derive_seed
+from gspo.serving.agents.settings import AgentSettings
 from gspo.training.kl_reward import KlScorer
 from gspo.training.roles import LocalRoles, Roles
 from gspo.types import Prompt
@@ -133,7 +135,9 @@ def build(
     check_teacher(config, tokenizer)
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
         pool = None
-        if episodes is not None:
+        if isinstance(episodes, AgentSettings):
+            episodes.check()
+        elif episodes is not None:
             pool = episodes.open_pool()
             started.callback(pool.close)
             episodes = episodes.with_tools(pool)
@@ -143,7 +147,7 @@ def build(
         train, held_out = _load_data(config, tokenizer, inputs, options, notes.append)
         if not names_reward(config, reward_fn):
             check_code_tests([*train, *held_out])
-        if episodes is not None and pool is not None and train:
+        if isinstance(episodes, EpisodeSettings) and pool is not None and train:
             episodes = episodes.with_opening(pool, train[0])
         config, judge = own_judge(config)
         if judge is not None:
@@ -172,7 +176,7 @@ def build(
             _warn_without_end(roles.policy.model.generation_config, tokenizer, notify)
         count, logs = num_workers(config, backend), None if folder is None else folder / "workers"
         if pool is not None and not owns_engine(roles, count):
-            assert episodes is not None
+            assert isinstance(episodes, EpisodeSettings)
             pool.close()  # rollout workers and ranks have environments of their own
             require_sendable(episodes)
         engine = (
@@ -316,7 +320,7 @@ def build_models(
     num_steps: int,
     weights_from: Path | None,
     backend: Backend | None,
-    episodes: EpisodeSettings | None = None,
+    episodes: Wrapper | None = None,
     pool: EpisodePool | None = None,
 ) -> tuple[Roles, Callable[[], RolloutEngine]]:
     """The models, here or on the trainer's ranks, and a function that builds the engine over them.

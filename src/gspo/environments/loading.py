@@ -85,7 +85,7 @@ def find_named(spec: EnvironmentSpec) -> Any:
         return spec.made
     if spec.tool_config_path is not None or spec.function_tool_path is not None:
         path, key = spec.function_tool_path, "rollout.multi_turn.function_tool_path"
-        return load_tools(spec.tool_config_path, None if path is None else lambda: _import(path, key))
+        return load_tools(spec.tool_config_path, None if path is None else lambda: import_file(path, key))
     if spec.path is None:
         assert spec.name is not None
         import_plugins(spec.plugins)
@@ -93,7 +93,7 @@ def find_named(spec: EnvironmentSpec) -> Any:
         if colon and scheme in SCHEMES:
             return functools.partial(import_name(SCHEMES[scheme]), rest)
         return ENVIRONMENTS.find(spec.name)
-    module = _import(spec.path, "environment.path")
+    module = import_file(spec.path, "environment.path")
     if spec.name is None:
         return _only_environment(module, spec.path)
     found = getattr(module, spec.name, None)
@@ -103,7 +103,8 @@ def find_named(spec: EnvironmentSpec) -> Any:
     return found
 
 
-def _import(path: str, key: str) -> ModuleType:
+def import_file(path: str, key: str) -> ModuleType:
+    """The module of a file or importable name that a key gives."""
     try:
         return load_module(path, key)
     except RewardError as error:

@@ -43,6 +43,7 @@ class Served:
     num_slots: int
     has_top: bool = True  # whether the engine reports the best tokens of a position
     max_body: int = 8 << 20
+    any_model: bool = False  # whether a request may name any model
     is_local: bool = True  # bound to loopback: requests that name another host come from a web page
 
 
@@ -120,7 +121,7 @@ class Endpoints:
         """The fields of a body whose model is the served one."""
         fields = Fields(read_json(await read_body(request, self._served.max_body)))
         model = fields.get("model", self._served.name)
-        if model != self._served.name:
+        if model != self._served.name and not self._served.any_model:
             message = f"the model {model!r:.100} does not exist; this server has {self._served.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return fields

@@ -9,7 +9,7 @@ from typing import Literal
 Decode = Callable[[Sequence[int]], str]
 CallEnd = Callable[[str], int | None]  # where the first complete tool call ends in a text
 TopTokens = tuple[tuple[int, float], ...]
-Reason = Literal["stop", "length", "cancelled"]
+Reason = Literal["stop", "length"]
 INCOMPLETE = "\ufffd"  # the last bytes of the text are the beginning of a character
 
 

@@ -77,10 +77,11 @@ def examine_template(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     from gspo.build.environments import episode_settings
     from gspo.data.chat_append import append_problem
     from gspo.models.load import load_tokenizer
+    from gspo.serving.agents.settings import AgentSettings
 
     config = resolved.config
     model, settings = config.actor_rollout_ref.model, episode_settings(config)
-    if settings is None:
+    if settings is None or isinstance(settings, AgentSettings):
         return
     tokenizer = load_tokenizer(model.tokenizer_path or model.path, trust_remote_code=model.trust_remote_code)
     pool = settings.open_pool()

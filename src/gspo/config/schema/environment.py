@@ -22,6 +22,12 @@ class EnvironmentConfig(Section):
         "or its functions are the tools.",
         example="my_environment.py",
     )
+    agent: str | None = key(
+        default=None,
+        doc="An agent instead of an environment: a function `path.py:name` that talks to the model with an OpenAI client "
+        "and returns the reward.",
+        example="my_agent.py:run",
+    )
     kwargs: dict[str, Any] = key(factory=dict, doc="Arguments of the environment.", example="{high: 64}")
     timeout: float = key(
         default=60.0,

@@ -83,6 +83,18 @@ class EpisodeSettings:
         shown = {"tools": [dict(tool) for tool in self.tools]} if found is not None and not found.inline else {}
         return {**self.template_options, **shown}
 
+    def wrap(
+        self,
+        engine: RolloutEngine,
+        tokenizer: Any,
+        *,
+        eos_token_ids: Sequence[int],
+        max_length: int,
+        pool: EpisodePool | None = None,
+    ) -> Episodes:
+        """An engine of episodes around `engine`; `pool` are workers that run already."""
+        return wrap_engine(engine, self, tokenizer, eos_token_ids=eos_token_ids, max_length=max_length, pool=pool)
+
     def check_template(self, tokenizer: Any) -> None:
         """Refuse a chat template to which the environment's messages cannot be appended."""
         found = self.find_format(tokenizer)

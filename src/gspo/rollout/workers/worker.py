@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gspo.plugins import import_plugins
 from gspo.registry import Registry
@@ -16,8 +16,16 @@ from gspo.rollout.engine import EngineError, GroupRequest, RolloutEngine, check_
 from gspo.types import Group
 
 if TYPE_CHECKING:
-    from gspo.rollout.episodes.settings import EpisodeSettings
     from gspo.rollout.workers.weight_store import WeightsRef
+
+
+class Wrapper(Protocol):
+    """Settings, as plain values, of an engine around another one."""
+
+    def wrap(
+        self, engine: RolloutEngine, tokenizer: Any, *, eos_token_ids: Sequence[int], max_length: int, pool: Any = None
+    ) -> RolloutEngine: ...
+
 
 BuildEngine = Callable[["EngineSpec"], RolloutEngine]
 ENGINES: Registry[BuildEngine] = Registry(
@@ -51,7 +59,7 @@ class EngineSpec:
     override_config: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)  # of the kind
     plugins: tuple[str, ...] = ()  # imported when the kind is not built in
-    episodes: EpisodeSettings | None = None  # the environment that rollouts talk to
+    episodes: Wrapper | None = None  # the environment that rollouts talk to, or the agent that writes them
 
     def on_device(self, device: str, *, shared: bool) -> EngineSpec:
         """The spec of a worker on `device`. One that shares it with no trainer rank keeps its cache during training."""
@@ -74,12 +82,11 @@ def build_engine(spec: EngineSpec) -> RolloutEngine:
     return engine if spec.episodes is None else _with_episodes(engine, spec, spec.episodes)
 
 
-def _with_episodes(engine: RolloutEngine, spec: EngineSpec, settings: EpisodeSettings) -> RolloutEngine:
+def _with_episodes(engine: RolloutEngine, spec: EngineSpec, settings: Wrapper) -> RolloutEngine:
     from gspo.models.load import load_tokenizer
-    from gspo.rollout.episodes.settings import wrap_engine
 
     tokenizer = load_tokenizer(spec.tokenizer, trust_remote_code=spec.trust_remote_code)
-    return wrap_engine(engine, settings, tokenizer, eos_token_ids=spec.eos_token_ids, max_length=spec.max_length)
+    return settings.wrap(engine, tokenizer, eos_token_ids=spec.eos_token_ids, max_length=spec.max_length)
 
 
 def build_native(spec: EngineSpec) -> RolloutEngine:
