@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
         *("training", "checkpoint", "distributed", "plan", "serving", "runs"),
     },
     "loop": {
-        *("config", "data", "models", "rewards", "rollout", "sampling", "evaluation", "training"),
+        *("config", "data", "environments", "models", "rewards", "rollout", "sampling", "evaluation", "training"),
         *("checkpoint", "distributed", "build", "runs", "report"),
     },
 }

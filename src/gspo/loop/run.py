@@ -18,6 +18,7 @@ from gspo.distributed.backend import ClusterError
 from gspo.distributed.launch import check_launch, launched_ranks, report_exit_code
 from gspo.distributed.rank_group import RankFailed
 from gspo.distributed.torchrun_ranks import TorchrunRanks, launched_rank_group
+from gspo.environments.protocol import EnvironmentProblem
 from gspo.exit_codes import (
     EXIT_BAD_NUMBERS,
     EXIT_DONE,
@@ -56,6 +57,7 @@ EXIT_CODES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int], ...
             UnsupportedModel,
             ModelError,
             EngineError,
+            EnvironmentProblem,
             ClusterError,
             ConfigErrors,
             ShardError,
