@@ -19,7 +19,9 @@ from gspo.serving.agents.settings import AgentSettings
 def has_environment(config: TrainerConfig, made: Any = None) -> bool:
     """Whether rollouts have turns."""
     turns, environment = config.actor_rollout_ref.rollout.multi_turn, config.environment
-    named = environment.name or environment.path or environment.agent or turns.function_tool_path or turns.tool_config_path
+    named = (
+        environment.name or environment.path or environment.agent or turns.function_tool_path or turns.tool_config_path
+    )
     if turns.enable and not named and made is None:
         raise EnvironmentProblem(
             "actor_rollout_ref.rollout.multi_turn.enable=true needs an environment; set environment.name or .path, or "

@@ -275,7 +275,7 @@ class Policy(TokenScorer):
                 total += out.loss.detach()
                 merge_metrics(metrics, out.metrics)
             if beside is not None and share:
-                num_tokens = self.ranks.total(count_totals(beside.batch.mask[_rows_of(share)])).num_tokens
+                num_tokens = self.ranks.total(count_rows(beside.batch, _rows_of(share))).num_tokens
                 for rows in share:
                     out = self._supervised_step(beside, rows, num_tokens)
                     total += out.loss
