@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[2] / "README.md"
 SMALLER = [
     "trainer.total_training_steps=1",
@@ -19,13 +21,32 @@ SMALLER = [
 ]
 
 
+def example() -> str:
+    (found,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return found
+
+
+def run_in(folder, monkeypatch, code: str) -> Path:
+    """Run the code there; returns the folder of its run."""
+    monkeypatch.chdir(folder)
+    exec(compile(code, str(README), "exec"), {"__name__": "example"})
+    (result,) = (folder / "runs").glob("*/result.json")
+    return result.parent
+
+
+@pytest.mark.slow
+def test_the_python_example_learns_on_rows_that_it_does_not_train_on(tmp_path, monkeypatch):
+    run = run_in(tmp_path, monkeypatch, example())
+    facts = json.loads((run / "result.json").read_text())
+    assert facts["final_ci"][0] > facts["start_ci"][1]
+    assert json.loads((run / "environment.json").read_text())["held_out"] == {"questions": 128, "also_trained_on": 0}
+
+
 def test_the_python_example_trains(tmp_path, monkeypatch):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    small = example.replace("rows[:64]", "rows[:8]")
+    small = example().replace("rows[:128]", "rows[:8]")
     small, found = re.subn(r"overrides=\[(.*?)\]", rf"overrides=[\1 *{SMALLER!r}]", small, flags=re.DOTALL)
     assert found == 1
-    monkeypatch.chdir(tmp_path)
-    exec(compile(small, str(README), "exec"), {"__name__": "example"})
-    (result,) = (tmp_path / "runs").glob("*/result.json")
-    facts = json.loads(result.read_text())
+    run = run_in(tmp_path, monkeypatch, small)
+    facts = json.loads((run / "result.json").read_text())
+    assert json.loads((run / "environment.json").read_text())["held_out"]["also_trained_on"] == 0
     assert facts["steps"] == 1 and facts["final_acc"] is not None

@@ -478,3 +478,51 @@ def check_scrolling(page: Any) -> None:
         }""",
         )
     page.wait_for_selector("#rollouts .row:has-text('step 0')")
+
+
+def test_samples_smoothing_and_zoom(tab: Tab, finished_run: Path) -> None:
+    page = tab.open(build_report(finished_run).page.resolve().as_uri())
+    assert page.locator(".sample").count() == 3
+    assert page.locator(".samples").bounding_box()["y"] < page.locator("#learning").bounding_box()["y"]
+    values = "() => [...document.querySelector('#chart-reward .plot').chart.plot.data[1]]"
+    page.locator("#chart-reward").scroll_into_view_if_needed()
+    page.wait_for_function("() => document.querySelector('#chart-reward .plot').chart.plot")
+    measured = page.evaluate(values)
+    page.locator(".smoothing input").fill("0.9")
+    assert page.evaluate(values)[0] == measured[0] and page.evaluate(values)[-1] != measured[-1]
+    page.locator(".smoothing input").fill("0")
+    assert page.evaluate(values) == measured
+    page.locator("#chart-reward").scroll_into_view_if_needed()
+    box = page.locator("#chart-reward .u-over").bounding_box()
+    page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_selector("#chart-reward .plot.zoomed")
+    page.mouse.dblclick(box["x"] + 0.5 * box["width"], box["y"] + 40)
+    page.wait_for_selector("#chart-reward .plot:not(.zoomed)")
+
+
+def test_runs_are_found_by_name_and_tag_and_a_killed_run_shows_what_it_has(browser: Any, tmp_path: Path) -> None:
+    for name, tags in (("alpha", ["baseline"]), ("beta", []), ("killed", ["baseline"])):
+        path = make_run(tmp_path / name, Plan(steps=4, finished=name != "killed"))
+        settings = json.loads((path / "config.json").read_text())
+        settings.append({"key": "trainer.tags", "value": tags, "origin": "override"})
+        (path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "killed" / ".lock").write_text("999999999")
+    tab = Tab(browser, width=390)
+    with Dashboard(tmp_path) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page = tab.open(server.url, indexed=False)
+        assert page.locator(".runs tbody tr").count() == 3
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        page.locator(".tag").first.click()
+        page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 2")
+        page.get_by_label("Search runs").fill("alpha base")
+        page.wait_for_function("() => document.querySelectorAll('.runs tbody tr').length === 1")
+        page = tab.open(f"{server.url}#run=killed")
+        assert page.locator(".badge").first.inner_text() == "stopped"
+        assert page.locator(".tile").count() >= 3 and page.locator(".sample").count() == 3
+        server.shutdown()
+    assert tab.problems == []
+    tab.context.close()

@@ -185,7 +185,7 @@ def test_the_verdict_says_what_happened(finished_run: Path) -> None:
     verdict = judge(read_run(finished_run))
     assert (verdict.headline, verdict.tone) == ("Held-out accuracy rose from 32.5 % to 80.0 %", "good")
     text = " ".join(verdict.sentences)
-    assert "embedded was trained on arithmetic with GSPO: 12 steps in 19 s" in text
+    assert "The embedded model was trained on arithmetic with GSPO: 12 steps in 19 s" in text
     assert "Over the same 40 questions the change is +47.5 points" in text
     row = read_run(finished_run)
     generated, wasted = row.total("train/generated_tokens"), row.total("train/wasted_tokens")

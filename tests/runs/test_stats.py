@@ -53,7 +53,7 @@ def test_only_the_same_questions_are_paired() -> None:
 
     a = question_scores([record("1", "x", 0.0), record("2", "y", 1.0), record("3", "z", 1.0), record("5", "v", None)])
     b = question_scores(
-        [record("1", "x", 1.0), record("2", "other", 1.0), record("3", "z", None, 0.5), record("4", "w", 1.0)]
+        [record("1", "x", 1.0), record("2", "other", 1.0), record("3", "z", 0.5), record("4", "w", 1.0)]
     )
     assert set(a) == {"1", "2", "3"}
     result, left_out = paired_by_question(a, b)
@@ -68,9 +68,10 @@ def test_an_interval_that_touches_zero_is_not_clear() -> None:
         assert PairedDifference(difference=0.2, low=low, high=high, **counts).clear is clear
 
 
-def test_a_response_counts_by_its_accuracy_and_else_by_its_score() -> None:
+def test_a_response_counts_by_its_accuracy_and_else_by_a_score_of_0_or_1() -> None:
     assert correctness({"acc": 0.0, "score": 0.9}) == 0.0
-    assert correctness({"acc": None, "score": 0.9}) == 0.9
+    assert correctness({"acc": None, "score": 1}) == 1.0
+    assert correctness({"acc": None, "score": 0.9}) is None
     assert correctness({"score": None}) is None
 
 

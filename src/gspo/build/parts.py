@@ -87,6 +87,7 @@ class RunParts:
     baseline: GreedyBaseline | None = None
     # Keys that nobody set and that had to change, with value and reason.
     adapted: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    held_out: dict[str, int] = field(default_factory=dict)  # how many questions, and how many of them are training rows
     notes: list[str] = field(default_factory=list)  # for the user, about the data
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,6 +145,12 @@ def build(
         options = None if episodes is None else episodes.prompt_options(tokenizer)
         notes: list[str] = []
         train, held_out = _load_data(config, tokenizer, inputs, options, notes.append)
+        num_seen = count_seen(train, held_out)
+        if num_seen and notify is not None:
+            notify(
+                f"{num_seen} of the {len(held_out)} evaluation questions are also training rows, so their accuracy says "
+                "nothing about new questions; hold rows out, or set data.val_split to a share"
+            )
         if not names_reward(config, reward_fn):
             check_code_tests([*train, *held_out])
         if isinstance(episodes, EpisodeSettings) and pool is not None and train:
@@ -204,6 +210,7 @@ def build(
             kl_reward=kl_reward,
             examples=examples,
             adapted=adapted,
+            held_out={"questions": len(held_out), "also_trained_on": num_seen} if held_out else {},
             notes=notes,
             mixed=rewards if isinstance(rewards, MixedScorer) else None,
             judge=judge,
@@ -288,6 +295,16 @@ def _load_data(
     train, val = given_datasets(config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, say)
     prompts = load_prompts(config, tokenizer, "train", train, template_options, say)
     return prompts, load_prompts(config, tokenizer, "val", val, template_options)
+
+
+def count_seen(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> int:
+    """How many held-out prompts have the text of a training prompt, whatever their rows are called."""
+    seen = {_text_of(prompt) for prompt in train}
+    return sum(_text_of(prompt) in seen for prompt in held_out)
+
+
+def _text_of(prompt: Prompt) -> tuple[str, ...]:
+    return tuple(" ".join(str(message.get("content", "")).split()) for message in prompt.messages)
 
 
 def _behind_environment(config: TrainerConfig, inputs: Inputs, scorer: Scorer) -> Scorer:

@@ -51,12 +51,15 @@ def _print(comparison: dict[str, Any]) -> None:
     from gspo.report import words
 
     console = Console(highlight=False)
-    table = Table(title="Runs", title_justify="left")
+    letters = [_letter(i) for i in range(len(comparison["runs"]))]  # names may be longer than a terminal is wide
+    for letter, run in zip(letters, comparison["runs"]):
+        console.print(Text(f"{letter}  {run['name']}"))
+    table = Table(title="Runs", title_justify="left", padding=(0, 1 if console.width > 90 else 0))
     for title in ("run", "steps", "start", "end", "95 % interval", "tokens", "wasted", "time"):
-        table.add_column(title, justify="left" if title == "run" else "right")
-    for run in comparison["runs"]:
+        table.add_column(title, justify="left" if title == "run" else "right", no_wrap=True)
+    for letter, run in zip(letters, comparison["runs"]):
         cells = [
-            run["name"],
+            letter,
             str(run["steps"]),
             _or_dash(run["start_acc"], words.percent),
             _or_dash(run["final_acc"], words.percent),
@@ -76,12 +79,17 @@ def _print(comparison: dict[str, Any]) -> None:
         console.print("The configs are the same.")
         return
     table = Table(title="Config differences", title_justify="left")
-    for title in ("key", *(run["name"] for run in comparison["runs"])):
+    for title in ("key", *letters):
         table.add_column(Text(title), overflow="fold")
     for row in comparison["config"]:
         values = ["–" if v["missing"] else words.name_of(v["value"]) for v in row["values"]]
         table.add_row(Text(row["key"]), *(Text(v) for v in values))
     console.print(table)
+
+
+def _letter(number: int) -> str:
+    """A, B, …, Z, A2, B2, …"""
+    return chr(ord("A") + number % 26) + (str(number // 26 + 1) if number >= 26 else "")
 
 
 def _or_dash(value: Any, form: Any) -> str:

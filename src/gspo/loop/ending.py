@@ -12,7 +12,7 @@ from gspo.loop.guards.alarms import Paused
 from gspo.runs.console import Console
 from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder, step_of
-from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, tool_call_share
+from gspo.runs.metric_names import accuracy_interval, held_out_accuracy, held_out_score, tool_call_share
 from gspo.runs.reading import read_groups
 
 if TYPE_CHECKING:
@@ -95,7 +95,10 @@ def _interval(row: Mapping[str, Any]) -> list[float] | None:
 def show_change(console: Console, run: RunFolder, result: Mapping[str, Any], num_examples: int) -> None:
     """Print what training changed, with answers before and after side by side."""
     files = sorted(run.evals.glob("step-*.jsonl.gz"), key=lambda f: step_of(f.name))
-    if len(files) < 2 or result["start_acc"] is None:
+    if len(files) < 2:
+        return
+    if result["start_acc"] is None:
+        _show_reward_change(console, run, result)
         return
     before = {r["uid"]: r for r in read_groups(files[0])}
     after = {r["uid"]: r for r in read_groups(files[-1])}
@@ -114,6 +117,14 @@ def show_change(console: Console, run: RunFolder, result: Mapping[str, Any], num
             for a, b in fixed[:num_examples]
         ]
         console.side_by_side("the same questions", ["question", "truth", "before", "after"], rows)
+
+
+def _show_reward_change(console: Console, run: RunFolder, result: Mapping[str, Any]) -> None:
+    """Print how the held-out reward changed, where no accuracy is known."""
+    known = [value for row in run.rows() if (value := held_out_score(row)) is not None]
+    if len(known) >= 2:
+        steps = f"{result['steps']} step{'s' * (result['steps'] != 1)}"
+        console.say(f"held-out reward {known[0]:.3f} → {known[-1]:.3f} in {steps} and {result['seconds']:.0f} s")
 
 
 def _right(record: Mapping[str, Any]) -> bool:

@@ -126,7 +126,9 @@ class TrainingRun(ABC, Generic[P]):
         write_atomic(self.run.config_file, self.resolved.to_yaml(with_origins=True).encode())
         write_json(self.run.settings_file, self.resolved.records())
         given = self.inputs.facts(held_out_share(self.config))
-        self.run.write_environment(describe() | ({"inputs": given} if given else {}))
+        held_out = getattr(self.parts, "held_out", None)
+        facts = {"inputs": given, "held_out": held_out if isinstance(held_out, dict) else {}}
+        self.run.write_environment(describe() | {name: value for name, value in facts.items() if value})
 
     def assemble(self, loaded: checkpoint.Loaded | None) -> None:
         """Build the parts, and restore the state of a checkpoint where there is one."""

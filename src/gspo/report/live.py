@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gspo.report import words
 from gspo.report.comparison import compare_runs
 from gspo.report.live_index import IndexCache, Stamp, StepFiles, stamp
 from gspo.report.overview import overview
@@ -167,6 +168,8 @@ def summary(run: Run) -> dict[str, Any]:
         "curve": rewards[::-stride][::-1],
         "seconds": run.seconds,
         "alarms": len(run.alarms),
+        "tags": tags if isinstance(tags := run.setting("trainer.tags"), list) else [],
+        "model": words.name_of(run.setting("actor_rollout_ref.model.path")),
         "problems": [problem[:MAX_PROBLEM] for problem in run.problems],
     }
 

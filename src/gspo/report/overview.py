@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from gspo.report import words
 from gspo.report.thinning import Thinning
-from gspo.report.verdict import DROPPED, judge, start_and_end
+from gspo.report.verdict import DROPPED, judge, reward_ends, start_and_end
+from gspo.runs import reading
+from gspo.runs.group_index import question_of
 from gspo.runs.run import Run
+
+NUM_SAMPLES, MAX_SAMPLE = 3, 1200  # questions, and characters of a text
 
 
 def overview(run: Run) -> dict[str, Any]:
@@ -36,7 +41,39 @@ def overview(run: Run) -> dict[str, Any]:
         "environment": run.environment or {},
         "result": run.result or {},
         "clip": clip_band(run),
+        "seen": run.seen_questions(),
+        "samples": samples(run),
     }
+
+
+def samples(run: Run) -> list[dict[str, Any]]:
+    """A few held-out questions with the answers of the first and the latest evaluation, those that improved first."""
+    files = list(run.eval_files().values())
+    if len(files) < 2:
+        return []
+    before, after = (
+        {str(r.get("uid")): r for r in reading.read_groups(f, numbers=False)} for f in (files[0], files[-1])
+    )
+    pairs = [(before[uid], after[uid]) for uid in before if uid in after]
+    pairs = [pair for pair in pairs if pair[0]["responses"] and pair[1]["responses"]]
+    pairs.sort(key=lambda pair: _earned(pair[0]) - _earned(pair[1]))
+    return [
+        {
+            "question": question_of(old.get("messages"))[:MAX_SAMPLE],
+            "truth": "" if old.get("ground_truth") is None else str(old["ground_truth"])[:MAX_SAMPLE],
+            "before": str(old["responses"][0].get("text", ""))[:MAX_SAMPLE],
+            "after": str(new["responses"][0].get("text", ""))[:MAX_SAMPLE],
+            "scores": [_earned(old), _earned(new)],
+        }
+        for old, new in pairs[:NUM_SAMPLES]
+    ]
+
+
+def _earned(record: Mapping[str, Any]) -> float:
+    """The accuracy, else the score, of the first response; 0 where neither is known."""
+    response = record["responses"][0]
+    values = [response.get(name) for name in ("acc", "score")]
+    return next((float(v) for v in values if isinstance(v, int | float)), 0.0)
 
 
 def clip_band(run: Run) -> dict[str, float | None]:
@@ -50,6 +87,7 @@ def tiles(run: Run) -> list[dict[str, str]]:
     """The main figures for the top of the page, each with a label and a line of detail."""
     makers = {
         "Held-out accuracy": _accuracy,
+        "Held-out reward": _held_out_reward,
         "Held-out loss": _held_out_loss,
         "Training loss, last step": _loss,
         "Reward, last step": _reward,
@@ -71,6 +109,12 @@ def _accuracy(run: Run) -> Tile:
         detail = f"95 % interval {words.interval(*final)}" if final else ""
         return f"{100 * ends[0]:.1f} → {words.percent(ends[1])}", detail
     return (words.percent(run.accuracy[-1][1]), f"at step {run.accuracy[-1][0]}") if run.accuracy else None
+
+
+def _held_out_reward(run: Run) -> Tile:
+    """Where no accuracy is known."""
+    ends = None if run.accuracy else reward_ends(run)
+    return None if ends is None else (f"{ends[0]:.3f} → {ends[1]:.3f}", "mean over the held-out questions")
 
 
 def _held_out_loss(run: Run) -> Tile:

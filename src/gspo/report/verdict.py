@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo.report import words
+from gspo.runs.metric_names import held_out_score
 from gspo.runs.run import Run
 
 LOSS_NAMES = {
@@ -42,7 +43,7 @@ class Verdict:
 def judge(run: Run) -> Verdict:
     """The verdict of a run, finished or not."""
     headline, tone = _headline(run)
-    sentences = [_what(run), _ancestry(run), _change(run), _cost(run), _alarms(run)]
+    sentences = [_what(run), _ancestry(run), _seen(run), _change(run), _cost(run), _alarms(run)]
     return Verdict(headline, tone, [s for s in sentences if s])
 
 
@@ -88,7 +89,16 @@ def _loss_headline(run: Run) -> tuple[str, str]:
     return f"Step {run.last_step}: nothing to judge yet", "none"
 
 
+def reward_ends(run: Run) -> tuple[float, float] | None:
+    """Held-out reward of the first and of the latest evaluation; None with fewer than two."""
+    known = [value for row in run.rows if (value := held_out_score(row)) is not None]
+    return (known[0], known[-1]) if len(known) >= 2 else None
+
+
 def _reward_headline(run: Run) -> tuple[str, str]:
+    if (ends := reward_ends(run)) is not None:
+        verb = "rose" if ends[1] > ends[0] else "fell" if ends[1] < ends[0] else "stayed"
+        return f"Held-out reward {verb} from {ends[0]:.3f} to {ends[1]:.3f}", "none"
     for name in ("critic/score_all/mean", "critic/score/mean"):
         values = run.values(name)
         if len(values) >= 2:
@@ -127,6 +137,17 @@ def _ancestry(run: Run) -> str:
     text = f"It is a branch of {words.name_of(facts['run'])} at step {facts.get('step')}"
     changes = [f"{c.get('key')} {words.name_of(c.get('from'))} → {words.name_of(c.get('to'))}" for c in keys]
     return text + (f", with {', '.join(changes)}." if changes else ".")
+
+
+def _seen(run: Run) -> str:
+    """A warning where the evaluation contains training rows."""
+    counts = run.seen_questions()
+    if counts is None or not counts[0]:
+        return ""
+    return (
+        f"{counts[0]:,} of the {counts[1]:,} evaluation questions are also training rows: the accuracy called held-out says "
+        "nothing about new questions."
+    )
 
 
 def _change(run: Run) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from gspo import untrusted
 from gspo.runs import reading
-from gspo.runs.stats import correctness
+from gspo.runs.stats import share_right
 from gspo.untrusted import Unreadable
 
 INDEX = "index.jsonl"
@@ -161,7 +161,7 @@ def index_step(records: Sequence[Mapping[str, Any]], held_out: bool = False) -> 
 
 def _line(record: Mapping[str, Any], held_out: bool, ratios: list[float]) -> list[Any]:
     responses = [r for r in record["responses"] if isinstance(r, dict)]
-    right = [v for r in responses if (v := correctness(r)) is not None]
+    share = share_right(responses)
     scores = [float(r["score"]) for r in responses if isinstance(r.get("score"), int | float)]
     trained = [float(r["ratio"]) - 1.0 for r in responses if isinstance(r.get("ratio"), int | float)]
     ratios += [round(v, 8) for v in trained]
@@ -171,17 +171,17 @@ def _line(record: Mapping[str, Any], held_out: bool, ratios: list[float]) -> lis
         "fate": HELD_OUT if held_out else str(record.get("fate", ""))[:NAME_CHARS],
         "source": str(record.get("data_source", ""))[:NAME_CHARS],
         "n": len(responses),
-        "rate": round(sum(right) / len(right), 4) if right else None,
+        "rate": None if share is None else round(share, 4),
         "score": round(sum(scores) / len(scores), 4) if scores else None,
         "tokens": sum(int(n) for r in responses if isinstance(n := r.get("num_tokens"), int | float)),
-        "question": _question(record.get("messages"))[:QUESTION_CHARS],
+        "question": question_of(record.get("messages"))[:QUESTION_CHARS],
         "truth": "" if truth is None else str(truth)[:TRUTH_CHARS],
         "version": version if isinstance(version := record.get("version"), int) else None,
     }
     return [facts[name] for name in FIELDS]
 
 
-def _question(messages: Any) -> str:
+def question_of(messages: Any) -> str:
     """The last message a user wrote, on one line."""
     if not isinstance(messages, list):
         return ""

@@ -99,6 +99,13 @@ class Run:
         """What a Python argument (`train_dataset`, `val_dataset`, `reward_fn`) put in the place of the config's own."""
         return ((self.environment or {}).get("inputs") or {}).get(argument)
 
+    def seen_questions(self) -> tuple[int, int] | None:
+        """(held-out questions that are training rows too, all held-out questions); None when the run does not say."""
+        facts = (self.environment or {}).get("held_out")
+        if not isinstance(facts, dict) or not all(isinstance(v, int) for v in facts.values()):
+            return None
+        return facts.get("also_trained_on", 0), facts.get("questions", 0)
+
     def setting(self, key: str) -> Any:
         """The value of a dotted config key, None when the run has no such key."""
         return self._settings.get(key)

@@ -60,24 +60,30 @@ def paired_difference(a: Sequence[float], b: Sequence[float], z: float = Z95) ->
 
 
 def question_scores(records: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, str]]:
-    """uid → (mean accuracy of its responses, question and answer). A response without accuracy counts by its score."""
+    """uid → (mean accuracy of its responses, question and answer). Rewards of another scale are left out."""
     out: dict[str, tuple[float, str]] = {}
     for record in records:
         responses = [r for r in record["responses"] if isinstance(r, Mapping)]
-        values = [v for r in responses if (v := correctness(r)) is not None]
-        if values:
+        share = share_right(responses)
+        if share is not None:
             asked = f"{record.get('messages')!r} {record.get('ground_truth')!r}"
-            out[str(record.get("uid"))] = (sum(values) / len(values), asked)
+            out[str(record.get("uid"))] = (share, asked)
     return out
 
 
 def correctness(response: Mapping[str, Any]) -> float | None:
-    """How right a response is: its accuracy, else its score, else None."""
-    for key in ("acc", "score"):
-        value = response.get(key)
-        if isinstance(value, int | float):
-            return float(value)
-    return None
+    """How right a response is, from 0 to 1: its accuracy, else a score of 0 or 1; None for a reward of another scale."""
+    acc, score = response.get("acc"), response.get("score")
+    if isinstance(acc, int | float):
+        return float(acc) if 0 <= acc <= 1 else None
+    return float(score) if isinstance(score, int | float) and score in (0, 1) else None
+
+
+def share_right(responses: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean correctness of the responses that have a reward; None where one of them is of another scale, or none has."""
+    scored = [r for r in responses if isinstance(r.get("acc"), int | float) or isinstance(r.get("score"), int | float)]
+    values = [v for r in scored if (v := correctness(r)) is not None]
+    return sum(values) / len(values) if values and len(values) == len(scored) else None
 
 
 def paired_by_question(

@@ -54,6 +54,12 @@ class PPOTrainerConfig(Section):
         doc="Name of the run and of its folder; null = MODEL-DATA-NNN with the next free number.",
         may_change_on_resume=True,
     )
+    tags: list[str] = key(
+        factory=list,
+        doc="Words that describe the run, shown in the dashboard's list of runs and found by its search.",
+        example="[baseline, math]",
+        may_change_on_resume=True,
+    )
     default_local_dir: str = key(default="runs", doc="Folder that contains the run folders.", may_change_on_resume=True)
     logger: list[str] = key(
         factory=lambda: ["console"],

@@ -73,6 +73,12 @@
       this.source = new G.HttpSource();
       this.view = null;
       this.picked = new Set();
+      this.query = G.h("input", {
+        type: "search",
+        placeholder: "name, tag or model",
+        "aria-label": "Search runs",
+        oninput: G.debounce(120, () => this.drawHome()),
+      });
       this.pulse = G.h("span", { class: "pulse", role: "status" }, "");
       frame(G.h("a", { href: "#" }, "gspo dashboard"), this.pulse);
       addEventListener("hashchange", () => this.route());
@@ -136,7 +142,10 @@
     }
     drawHome() {
       if (this.key !== "home") return;
-      const { runs, folder } = this.runs;
+      const { folder } = this.runs;
+      const words = this.query.value.trim().toLowerCase().split(/\s+/);
+      const text = (run) => [run.name, run.model, run.status, ...(run.tags || [])].join(" ").toLowerCase();
+      const runs = this.runs.runs.filter((run) => words.every((word) => text(run).includes(word)));
       const compare = G.h(
         "button",
         {
@@ -165,6 +174,21 @@
             "th",
             { scope: "row" },
             G.h("a", { href: G.address.link({ run: run.name }) }, run.name),
+            (run.tags || []).map((tag) =>
+              G.h(
+                "button",
+                {
+                  type: "button",
+                  class: "tag",
+                  "aria-label": `Runs with the tag ${tag}`,
+                  onclick: () => {
+                    this.query.value = tag;
+                    this.drawHome();
+                  },
+                },
+                tag,
+              ),
+            ),
             G.problems(run.problems),
           ),
           cell(G.badge(run.status), "status"),
@@ -195,6 +219,7 @@
           { class: "run" },
           G.h("div", { class: "line spread" }, G.h("h1", {}, "Runs"), compare),
           G.h("p", { class: "note" }, folder),
+          this.runs.runs.length > 1 && G.h("label", { class: "field runs-search" }, G.h("span", {}, "Search"), this.query),
           runs.length
             ? G.h(
                 "div",
@@ -219,7 +244,9 @@
             : G.h(
                 "p",
                 { class: "empty" },
-                "No runs here yet. Start one with “gspo train”; it appears by itself.",
+                this.runs.runs.length
+                  ? "No run matches."
+                  : "No runs here yet. Start one with “gspo train”; it appears by itself.",
               ),
         ),
       );

@@ -123,8 +123,20 @@ G.chart = (function () {
     return uPlot.rangeNum(low, high, 0.08, true);
   }
 
+  // Exponential mean of a curve; gaps stay gaps. Points, bands, bars and stacks stay as measured.
+  function smoothed(series, spec) {
+    const weight = G.smoothing || 0;
+    if (!weight || spec.bars || series.bars || series.points || series.width === 0 || spec.under) return series.values;
+    let mean = null;
+    return series.values.map((v) => {
+      if (v === null || v === undefined) return v;
+      mean = mean === null ? v : weight * mean + (1 - weight) * v;
+      return mean;
+    });
+  }
+
   function data(spec) {
-    if (!spec.stack) return [spec.x, ...spec.series.map((s) => s.values)];
+    if (!spec.stack) return [spec.x, ...spec.series.map((s) => smoothed(s, spec))];
     return [spec.x, ...stacked(spec).reverse()];
   }
 
@@ -169,6 +181,15 @@ G.chart = (function () {
     build() {
       this.box.replaceChildren();
       this.plot = new uPlot(options(this.spec, this.box.clientWidth || 400), data(this.spec), this.box);
+      this.plot.over.addEventListener("pointerup", () => setTimeout(() => this.markZoom()));
+      this.plot.over.addEventListener("dblclick", () => setTimeout(() => this.markZoom()));
+    }
+    // Drag across a chart to enlarge a part of it, double-click to see all again.
+    markZoom() {
+      const { min, max } = this.plot.scales.x;
+      const [first, last] = [this.spec.x[0], this.spec.x.at(-1)];
+      this.zoomed = max - min < 0.98 * (last - first);
+      this.box.classList.toggle("zoomed", this.zoomed);
     }
     rebuild() {
       if (!this.plot) return;
@@ -187,8 +208,15 @@ G.chart = (function () {
       this.box.setAttribute("aria-label", this.summary());
       this.fillTable();
       if (!this.plot) return;
-      if (same) this.plot.setData(data(this.spec));
+      if (same) this.redraw();
       else this.rebuild();
+    }
+    // New values, at the zoom that the reader chose.
+    redraw() {
+      if (!this.plot) return;
+      const { min, max } = this.plot.scales.x;
+      this.plot.setData(data(this.spec), !this.zoomed);
+      if (this.zoomed) this.plot.setScale("x", { min, max });
     }
     key(event) {
       const move = {

@@ -99,7 +99,7 @@ G.fates = {
   reward_failed: { label: "reward failed", color: "--c-failed", text: "the reward gave no score" },
   skipped: { label: "skipped", color: "--c-skipped", text: "predicted to have equal scores: not generated" },
   carried: { label: "carried", color: "--c-carried", text: "usable, carried over to a later step" },
-  held_out: { label: "held-out", color: "--c-held", text: "evaluation, never trained on" },
+  held_out: { label: "held-out", color: "--c-held", text: "a question of the evaluation" },
 };
 
 G.fate = (name) =>

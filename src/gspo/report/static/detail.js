@@ -3,6 +3,7 @@
 
 G.detail = (function () {
   const ZERO = 5e-6; // log-ratios up to here are rounding
+  const FULL = 0.1; // the log-ratio of full colour, about 10 % more or less likely, unless the group has larger ones
   const MANY = 6000; // with more tokens in a group, responses are plain text until the reader asks for tokens
   const KINDS = {
     update: {
@@ -133,8 +134,17 @@ G.detail = (function () {
 
   function verdict(response) {
     if (response.failure) return G.h("span", { class: "mark bad" }, "reward failed");
-    const value = response.acc ?? response.score;
-    if (value === null || value === undefined) return G.h("span", { class: "mark" }, "not scored");
+    const { acc, score, advantage } = response;
+    const known = acc ?? score;
+    if (known === null || known === undefined) return G.h("span", { class: "mark" }, "not scored");
+    // Without an accuracy, a reward of another scale than 0 or 1 is judged by its advantage in the group.
+    const isShare = acc !== null && acc !== undefined ? acc >= 0 && acc <= 1 : score === 0 || score === 1;
+    if (!isShare) {
+      const tone = advantage > 0 ? "good" : advantage < 0 ? "bad" : "";
+      const words = advantage > 0 ? "above its group" : advantage < 0 ? "below its group" : "reward";
+      return G.h("span", { class: `mark ${tone}` }, `${words}: ${G.number(score ?? acc, 3)}`);
+    }
+    const value = known;
     if (value >= 1) return G.h("span", { class: "mark good" }, "right");
     return G.h("span", { class: "mark bad" }, value > 0 ? `part ${G.number(value, 3)}` : "wrong");
   }
@@ -189,9 +199,9 @@ G.detail = (function () {
     const scale =
       look.kind === "surprise"
         ? ""
-        : look.scale <= ZERO
+        : look.top <= ZERO
           ? ". Here all are 0"
-          : `; full colour at ±${G.number(look.scale, 2)}`;
+          : `; full colour at ±${G.number(look.scale, 2)}, the largest here is ${G.number(look.top, 2)}`;
     return G.h(
       "div",
       { class: "legend" },
@@ -220,7 +230,8 @@ G.detail = (function () {
     const holder = G.h("div", {});
     const draw = () => {
       const kind = choose(record);
-      const look = { kind, scale: scaleOf(record, kind) };
+      const top = scaleOf(record, kind);
+      const look = { kind, top, scale: Math.max(top, FULL) };
       G.replace(holder, trained && legend(record, look, draw));
       G.replace(
         cards,

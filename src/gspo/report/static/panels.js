@@ -54,7 +54,7 @@ G.panels = (function () {
     );
   }
 
-  function accuracy(columns) {
+  function accuracy({ columns, seen }) {
     const names = Object.keys(columns).filter(G.accuracySource);
     const { present, x, of } = rows(columns, names);
     if (!present.length) return null;
@@ -93,7 +93,11 @@ G.panels = (function () {
     return {
       id: "accuracy",
       title: "Held-out accuracy",
-      note: "Questions never trained on, with the 95 % interval.",
+      note: (seen
+        ? seen[0]
+          ? `${seen[0]} of the ${seen[1]} questions are training rows too: not a measure of new questions.`
+          : "Questions never trained on."
+        : "Questions of the evaluation.") + " The band is the 95 % interval.",
       x,
       series,
       bands,
@@ -246,7 +250,7 @@ G.panels = (function () {
       {
         id: "learning",
         title: "Learning",
-        charts: [accuracy(c), loss(c), reward(c), G.groupPanels.difficulty(index), length(c)],
+        charts: [accuracy(overview), loss(c), reward(c), G.groupPanels.difficulty(index), length(c)],
       },
       { id: "sampling", title: "Sampling", charts: [fates(c), tokens(c)] },
       {

@@ -114,6 +114,8 @@ G.Rollouts = class {
         }),
       );
     }
+    const scores = this.groups.map((g) => g.score).filter((v) => v !== null);
+    this.range = scores.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]);
     this.options(this.fate, [...new Set(this.groups.map((g) => g.fate))], "all", (f) => G.fate(f).label);
     const sources = [...new Set(this.groups.map((g) => g.source))];
     this.options(this.origin, sources, "all", (s) => s);
@@ -175,13 +177,13 @@ G.Rollouts = class {
   }
 
   sort() {
-    const rate = (g, missing) => (g.rate === null ? missing : g.rate);
+    const rate = (g, missing) => g.rate ?? g.score ?? missing;
     const within = (a, b) => (a.kind === b.kind ? a.at - b.at : a.kind === "train" ? -1 : 1);
     const by = {
       newest: (a, b) => b.step - a.step || within(a, b),
       oldest: (a, b) => a.step - b.step || within(a, b),
-      hardest: (a, b) => rate(a, 2) - rate(b, 2) || b.step - a.step,
-      easiest: (a, b) => rate(b, -1) - rate(a, -1) || b.step - a.step,
+      hardest: (a, b) => rate(a, Infinity) - rate(b, Infinity) || b.step - a.step,
+      easiest: (a, b) => rate(b, -Infinity) - rate(a, -Infinity) || b.step - a.step,
       longest: (a, b) => b.tokens / (b.n || 1) - a.tokens / (a.n || 1),
     }[this.order.value];
     this.shown = [...this.found].sort(by);
@@ -238,13 +240,21 @@ G.Rollouts = class {
       );
   }
 
+  // From 0 to 1: the share of right responses, else where the mean reward lies among those of all groups.
+  level(group) {
+    if (group.rate !== null) return group.rate;
+    if (group.score === null) return 0;
+    const [low, high] = this.range;
+    return high > low ? (group.score - low) / (high - low) : 0.5;
+  }
+
   row(group, i) {
     const fate = G.fate(group.fate);
     const chosen = group === this.selected;
     const dot = G.h("span", { class: "dot" });
     dot.style.background = G.css(fate.color);
     const meter = G.h("span", { class: "meter", "aria-hidden": "true" }, G.h("span", {}));
-    meter.firstChild.style.width = 100 * (group.rate || 0) + "%";
+    meter.firstChild.style.width = 100 * this.level(group) + "%";
     const row = G.h(
       "div",
       {
@@ -266,7 +276,11 @@ G.Rollouts = class {
         G.h(
           "span",
           {},
-          group.rate === null ? "no score" : `${G.number(group.rate * group.n, 3)}/${group.n} right`,
+          group.rate !== null
+            ? `${G.number(group.rate * group.n, 3)}/${group.n} right`
+            : group.score === null
+              ? "no score"
+              : `mean reward ${G.number(group.score, 3)}`,
         ),
         G.h("span", { class: "right" }, `${group.tokens.toLocaleString("en")} tok`),
       ),

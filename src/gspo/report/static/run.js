@@ -14,6 +14,7 @@ G.RunView = class {
     Object.assign(this, { source, name, charts: new Map(), index: [], generation: 0, closed: false });
     this.head = G.h("section", { class: "verdict", "aria-label": "Verdict" });
     this.tiles = G.h("div", { class: "tiles" });
+    this.samples = G.h("div", {});
     this.alarms = G.h("div", {});
     this.body = G.h("div", {});
     this.rollouts = new G.Rollouts(source, name);
@@ -52,13 +53,65 @@ G.RunView = class {
       { class: "run" },
       this.head,
       this.tiles,
+      this.samples,
       this.alarms,
       this.nav,
+      this.smoother(),
       this.body,
       this.section("rollouts", "Rollouts", this.rollouts.element),
       this.section("metrics", "Any metric", this.metric),
       this.section("config", "Config", this.config),
       this.section("environment", "Environment", this.environment),
+    );
+  }
+
+  smoother() {
+    const input = G.h("input", {
+      type: "range",
+      min: "0",
+      max: "0.95",
+      step: "0.05",
+      "aria-label": "Smoothing of curves",
+      oninput: () => {
+        G.smoothing = +input.value;
+        for (const chart of G.chart.all) chart.redraw();
+      },
+    });
+    input.value = String(G.smoothing || 0);
+    return G.h(
+      "div",
+      { class: "filters smoothing" },
+      G.h("label", { class: "check" }, "Smoothing ", input),
+      G.h("span", { class: "note" }, "Drag across a chart to enlarge a part; double-click shows all again."),
+    );
+  }
+
+  drawSamples() {
+    const { samples } = this.overview;
+    if (!samples || !samples.length) return G.replace(this.samples);
+    const mark = (value) => (value === 1 ? "right" : value === 0 ? "wrong" : `reward ${G.number(value, 3)}`);
+    const answer = (title, text, value) =>
+      G.h(
+        "div",
+        { class: "answer" },
+        G.h("span", { class: "k" }, `${title}: ${mark(value)}`),
+        G.h("div", { class: "text" }, text || "(empty)"),
+      );
+    G.replace(
+      this.samples,
+      G.h(
+        "section",
+        { class: "samples", "aria-label": "Answers before and after training" },
+        G.h("h2", {}, "Before and after"),
+        samples.map((s) =>
+          G.h(
+            "article",
+            { class: "panel sample" },
+            G.h("div", { class: "text q" }, s.question, s.truth && G.h("span", { class: "note" }, `  (${s.truth})`)),
+            G.h("div", { class: "pair" }, answer("before", s.before, s.scores[0]), answer("after", s.after, s.scores[1])),
+          ),
+        ),
+      ),
     );
   }
 
@@ -151,6 +204,7 @@ G.RunView = class {
         ),
       ),
     );
+    this.drawSamples();
     this.drawAlarms();
     this.drawCharts();
     this.drawMetric();
