@@ -92,3 +92,12 @@ def wait_for(condition) -> None:
 )
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+def test_the_time_left_follows_from_the_steps_so_far():
+    shown, out = console(terminal=False)
+    shown.step(0, 10, ROW)  # the evaluation before training is not a step
+    shown.step(1, 10, {**ROW, "timing_s/step": 2.0})
+    shown.step(2, 10, {**ROW, "timing_s/step": 4.0})
+    lines = out.getvalue().splitlines()
+    assert "left" not in lines[0] and lines[1].endswith("left 18 s") and lines[2].endswith("left 24 s")

@@ -120,7 +120,9 @@ def _run_program(resolved: ResolvedConfig, trainer: MakeTrainer, **options: Any)
         return code
     if stopped := result.pop("stopped", 0):
         return stopped
-    print("result: " + json.dumps(result))
+    # A line for programs; a person at a terminal has read the same in sentences.
+    where = f"{result['run']}/result.json" if sys.stdout.isatty() and "run" in result else json.dumps(result)
+    print(f"result: {where}")
     return EXIT_DONE
 
 

@@ -24,5 +24,5 @@ def stage_text(stage: str, step: int, total_steps: int | None, *, is_first: bool
     """What a stage does; `step` is the number of finished steps, `is_first`: nothing has run in this process before."""
     number = step if stage == "testing" else step + 1
     total = f"/{total_steps}" if total_steps else ""
-    first = " (the first time also compiles)" if is_first and stage in COMPILING else ""
+    first = " (the first time may compile)" if is_first and stage in COMPILING else ""
     return f"step {number}{total}: {WORDS.get(stage, stage)}{first}"

@@ -64,8 +64,8 @@ class Console:
         self._lock = threading.RLock()
         self._live: Live | None = None
         self._activity: str | None = None
-        self._since = self._printed = self._started = time.monotonic()
-        self._first: int | None = None
+        self._since = self._printed = time.monotonic()
+        self._num_steps, self._seconds = 0, 0.0  # of the steps shown
         self._num_rows = 0
         self._ticker: threading.Thread | None = None
         self._end = threading.Event()
@@ -92,8 +92,9 @@ class Console:
 
     def step(self, step: int, total: int | None, values: Mapping[str, float]) -> None:
         """Show one training step."""
-        if self._first is None:
-            self._first, self._started = step - 1, time.monotonic() - values.get("timing_s/step", 0.0)
+        if step > 0:
+            self._num_steps += 1
+            self._seconds += values.get("timing_s/step", 0.0)
         speed = values.get("perf/rollout_throughput", values.get("perf/throughput"))
         row: dict[str, Any] = {**values, "val": held_out_score(values), "speed": speed}
         row |= {"step": _position(step, total).removeprefix("step "), "left": self._left(step, total)}
@@ -112,9 +113,9 @@ class Console:
 
     def _left(self, step: int, total: int | None) -> str | None:
         """The time that the remaining steps take at the speed so far."""
-        if not total or self._first is None or step <= self._first:
+        if not total or not self._num_steps:
             return None
-        return duration((time.monotonic() - self._started) / (step - self._first) * (total - step))
+        return duration(self._seconds / self._num_steps * (total - step))
 
     def _print(self, what: Any, *, soft_wrap: bool | None = None, style: str | None = None) -> None:
         with self._lock:
