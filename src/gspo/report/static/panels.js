@@ -39,6 +39,34 @@ G.panels = (function () {
     );
   }
 
+  // Each part of a reward that has several: the rule beside a judge or a model.
+  function parts(columns) {
+    const part = (name) => (name.match(/^reward\/reward\/(.+)\/mean$/) || [])[1];
+    const names = Object.keys(columns).filter(part).sort();
+    const spec = {
+      id: "parts",
+      title: "Parts of the reward",
+      note: "Mean score of the groups that were trained on, by part, without its weight.",
+    };
+    return lines(
+      columns,
+      spec,
+      names.map((name, i) => [name, part(name), { color: "--p" + (i % 8) }]),
+    );
+  }
+
+  function disagreement(columns) {
+    const spec = {
+      id: "disagreement",
+      title: "Disagreement with the rule",
+      note: "Share of responses, or of pairs in a group, that the rule sees otherwise than the judge or the reward model.",
+    };
+    return lines(columns, spec, [
+      ["judge/disagreement", "judge", { color: "--p0" }],
+      ["reward_model/disagreement", "reward model", { color: "--p2" }],
+    ]);
+  }
+
   function loss(columns) {
     return lines(
       columns,
@@ -250,7 +278,7 @@ G.panels = (function () {
       {
         id: "learning",
         title: "Learning",
-        charts: [accuracy(overview), loss(c), reward(c), G.groupPanels.difficulty(index), length(c)],
+        charts: [accuracy(overview), loss(c), reward(c), parts(c), disagreement(c), G.groupPanels.difficulty(index), length(c)],
       },
       { id: "sampling", title: "Sampling", charts: [fates(c), tokens(c)] },
       {
