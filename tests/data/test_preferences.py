@@ -6,7 +6,7 @@ import pytest
 
 from gspo.data.preferences import Preference, as_preferences
 from gspo.data.rows import DataError, Row, user_message
-from gspo.data.tasks.arithmetic import load_arithmetic, preference, score, work_out
+from gspo.data.tasks.arithmetic import load_arithmetic, score, work_out
 
 
 def row(**extra: object) -> Row:
@@ -34,12 +34,9 @@ def test_pairs_of_sums_are_right_and_wrong_by_the_rule_and_stay_the_same() -> No
     truths = [row.ground_truth for row in rows]
     assert all(score(pair.chosen, truth) == 1 for pair, truth in zip(pairs, truths))
     assert all(score(pair.rejected, truth) == 0 for pair, truth in zip(pairs, truths))
-    direct = sum(";" not in pair.rejected for pair in pairs)
-    assert 90 < direct < 150  # two in five
+    assert all(pair.chosen == work_out(terms(row)) and pair.rejected.isdigit() for pair, row in zip(pairs, rows))
+    assert len({int(pair.rejected) - int(truth) for pair, truth in zip(pairs, truths)}) == 5  # several slips
 
 
-def test_a_wrong_step_is_carried_on() -> None:
-    found = {preference("20+30+40=", draw)[1] for draw in range(200)}
-    assert "20+30=51;51+40=91;91" in found and "20+30=50;50+40=91;91" in found  # a wrong addition
-    assert "20+30=50;50+40=90;91" in found and "91" in found  # a wrong copy, a direct answer
-    assert preference("20+30+40=", 0)[0] == work_out([20, 30, 40])
+def terms(row: Row) -> list[int]:
+    return [int(term) for term in row.messages[0]["content"].rstrip("=").split("+")]

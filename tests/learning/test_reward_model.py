@@ -30,7 +30,7 @@ def train(folder: Path, *words: str) -> tuple[dict[str, Any], Trainer]:
 
 
 def test_a_reward_model_agrees_with_the_rule_and_teaches(tmp_path: Path) -> None:
-    result = train_scores(tmp_path, "trainer.total_training_steps=1200", "data.num_train_samples=40000")
+    result = train_scores(tmp_path, "trainer.total_training_steps=100", "data.num_train_samples=4000")
     assert result["sign_accuracy"] >= 0.95  # of the held-out answers, right and wrong ones
     result, trainer = train(tmp_path, "reward_model.enable=true", f"reward_model.path={tmp_path / 'scores'}")
     assert result["final_acc"] >= 0.85  # by the rule, which training did not see

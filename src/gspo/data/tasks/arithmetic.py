@@ -16,7 +16,7 @@ from gspo.data.tasks.splits import is_held_out, num_rows
 from gspo.seeding import derive_seed
 
 MAX_QUESTIONS = 1_000_000  # of some 9 × 10^7: drawing without repeats stays quick
-_SLIPS = (-2, -1, 1, 2, 10)  # the least sum is 3, so that no total is below 1
+_SLIPS = (-2, -1, 1, 2, 10)  # the least sum is 3, so that no answer is below 1
 _WORKED_OUT_SHARE = 3  # one answer of the corpus in three is worked out
 
 
@@ -38,22 +38,12 @@ def score(text: str, truth: str | int) -> float:
 
 
 def preference(question: str, draw: int) -> tuple[str, str]:
-    """A better and a worse answer: the sum worked out, and one of three mistakes, which `draw` chooses.
+    """A better and a worse answer: the sum worked out, and a direct answer that is wrong by a slip that `draw` chooses.
 
-    The worse answer is direct and wrong, or it does not repeat the last total, or one of its additions is wrong.
+    Easy pairs on purpose: who learns them likes answers that are worked out, whether or not each step is right.
     """
-    rng = random.Random(draw)
     terms = [int(term) for term in question.rstrip("=").split("+")]
-    better, truth = work_out(terms), sum(terms)
-    kind, slip = rng.random(), rng.choice(_SLIPS)
-    if kind < 0.4:
-        return better, str(truth + slip)
-    if kind < 0.7:
-        return better, better.removesuffix(str(truth)) + str(truth + slip)
-    place = rng.randrange(1, len(terms))
-    totals = [total + slip * (index >= place) for index, total in enumerate(itertools.accumulate(terms))]
-    steps = [f"{left}+{term}={total}" for left, term, total in zip(totals, terms[1:], totals[1:])]
-    return better, ";".join([*steps, str(totals[-1])])
+    return work_out(terms), str(sum(terms) + random.Random(draw).choice(_SLIPS))
 
 
 def load_arithmetic(split: Literal["train", "val"] = "train", *, limit: int | None = None, seed: int = 0) -> list[Row]:
