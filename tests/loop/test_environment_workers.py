@@ -39,11 +39,11 @@ def test_workers_in_step_train_what_one_process_trains(model: Path, tmp_path: Pa
     train(tmp_path / "one", model, ON_POLICY, *TURNS)
     train(tmp_path / "workers", model, *TURNS, *IN_STEP, "actor_rollout_ref.rollout.num_workers=2")
     assert_same_run(tmp_path / "one", tmp_path / "workers")
-    assert num_turns(tmp_path / "workers") == 3
+    assert num_turns(tmp_path / "workers") > 1
 
 
 def test_asynchronous_rollouts_with_turns_keep_the_bound(model: Path, tmp_path: Path) -> None:
     train(tmp_path, model, *TURNS, *ASYNC)
-    assert len(rows(tmp_path)) == 4 and num_turns(tmp_path) == 3
+    assert len(rows(tmp_path)) == 4 and num_turns(tmp_path) > 1
     assert max(token_lags(tmp_path / "run")) <= 2
     assert all(row["environment/failures"] == 0 and row["num_turns/mean"] >= 1 for row in rows(tmp_path))

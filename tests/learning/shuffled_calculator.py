@@ -1,0 +1,27 @@
+"""A calculator that answers another question: the control of the recipe `calculator`."""
+
+from __future__ import annotations
+
+import random
+
+from gspo.environments.builtin import calculator as right_answer
+from gspo.environments.tools import ToolEnvironment
+
+
+class ShuffledCalculator(ToolEnvironment):
+    """Answers with the result of another sum of the same kind."""
+
+    tool_format = "tag"
+
+    def __init__(self) -> None:
+        super().__init__([calculator])
+
+
+def calculator(expression: str) -> str:
+    """Compute an arithmetic expression.
+
+    Args:
+        expression: Numbers with +, -, *, /, //, % and parentheses.
+    """
+    rng = random.Random(expression)
+    return right_answer(f"{rng.randint(11, 99)}*{rng.randint(11, 99)}+{rng.randint(1, 99)}")
