@@ -91,7 +91,8 @@ def find_named(spec: EnvironmentSpec) -> Any:
         import_plugins(spec.plugins)
         scheme, colon, rest = spec.name.partition(":")
         if colon and scheme in SCHEMES:
-            return functools.partial(import_name(SCHEMES[scheme]), rest)
+            kind = import_name(SCHEMES[scheme])
+            return functools.update_wrapper(functools.partial(kind, rest), kind, assigned=("__doc__",), updated=())
         return ENVIRONMENTS.find(spec.name)
     module = import_file(spec.path, "environment.path")
     if spec.name is None:

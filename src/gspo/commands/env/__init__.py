@@ -12,7 +12,12 @@ from gspo.commands import refuse
 
 app = typer.Typer(no_args_is_help=True, help="List, show and try environments.", add_completion=False)
 
-Name = Annotated[str, typer.Argument(help="A built-in environment, a registered name, or file.py:Class.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        help="A built-in environment, a registered name, textarena:ID, mcp:…, openenv:URL, or file.py:Class."
+    ),
+]
 Plugins = Annotated[list[str] | None, typer.Option("--plugin", help="File or module that registers environments.")]
 Kwargs = Annotated[str, typer.Option(help="Arguments of the environment, as JSON.")]
 

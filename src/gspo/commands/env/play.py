@@ -12,17 +12,19 @@ import typer
 from gspo.data.datasets import DATASETS, load_rows
 from gspo.data.rows import Row, user_message, visible
 from gspo.environments.formats import find_format
-from gspo.environments.loading import EnvironmentSpec, find_named, load_environment
+from gspo.environments.loading import SCHEMES, EnvironmentSpec, find_named, load_environment
 from gspo.environments.protocol import Action, Environment, EnvironmentProblem
 from gspo.types import Prompt
 
 
 def find(name: str, plugins: Sequence[str], kwargs: str) -> EnvironmentSpec:
-    """The spec of an environment: a name, or file.py:Class."""
+    """The spec of an environment: a name, SCHEME:REST, or file.py:Class."""
     try:
         options = json.loads(kwargs)
     except ValueError as error:
         raise EnvironmentProblem(f"--kwargs {kwargs}: expected JSON: {error}") from error
+    if name.partition(":")[0] in SCHEMES:
+        return EnvironmentSpec(name, kwargs=options)
     path, colon, inside = name.rpartition(":")
     if colon and path.endswith(".py"):
         return EnvironmentSpec(inside, path, options)
