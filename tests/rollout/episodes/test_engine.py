@@ -108,6 +108,26 @@ def test_an_opening_is_part_of_the_prompt_of_the_group(opening: EpisodePool) -> 
     assert fresh.unfinished() == state and drain(fresh) == expected
 
 
+def test_a_response_in_the_middle_of_a_later_turn_keeps_its_turns(pool: EpisodePool) -> None:
+    engine = make_episodes(native(), pool)
+    for number in range(4):
+        engine.submit(make_request(number, n=2, max_tokens=60))
+
+    def is_in_a_later_turn() -> bool:
+        parts = [part for request in engine.unfinished() for part in request.partial]
+        return any(p.turns and p.loss_mask[-1] and p.turns[-1].end < len(p.token_ids) for p in parts)
+
+    while not is_in_a_later_turn():
+        assert engine.num_in_flight
+        engine.step()
+    engine.load_weights(None, 1)
+    state = engine.unfinished()
+    fresh = make_episodes(native(version=1), pool)
+    for request in state:
+        fresh.submit(request)
+    assert fresh.unfinished() == state and drain(fresh) == drain(engine)
+
+
 def test_turns_are_limited(pool: EpisodePool) -> None:
     for limits in ({"max_turns": 2}, {"max_observations": 1}):
         groups = play(make_episodes(native(), pool, **limits), [make_request(i, n=2, max_tokens=90) for i in range(4)])

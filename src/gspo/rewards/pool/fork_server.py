@@ -187,7 +187,7 @@ def _fork_worker(
                 frames.send(sock, b"{}")  # ready
             run_jobs(sock, handler)
         status = 0
-    except (EOFError, BrokenPipeError):  # the pool has closed the socket
+    except (EOFError, ConnectionError):  # the pool has closed the socket
         status = 0
     except BaseException:
         traceback.print_exc()

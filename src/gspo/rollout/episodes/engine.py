@@ -340,7 +340,8 @@ class Episodes(RolloutEngine):
 def _check_continued(episode: Episode, rollout: Rollout) -> None:
     """Refuse an engine that began a response again which it should have continued."""
     begun = episode.rollout.token_ids
-    if rollout.token_ids[: len(begun)] != begun or len(rollout.token_ids) <= len(begun):
+    is_longer = len(rollout.token_ids) > len(begun) or episode.has_unread_turn
+    if rollout.token_ids[: len(begun)] != begun or not is_longer:
         raise EngineError(
             f"prompt {episode.group.prompt.uid!r}: the rollout engine did not continue a partial response; environments "
             "need an engine that starts from GroupRequest.partial"

@@ -71,7 +71,7 @@ class EpisodeGroup:
         """The request that continues this group; `running` are the responses in the engine."""
         if self.diverged:
             return dataclasses.replace(self.request, partial=())
-        parts = [running.get(episode.number, episode.rollout) for episode in self.episodes]
+        parts = [episode.with_tokens_of(running.get(episode.number)) for episode in self.episodes]
         begun = max((i + 1 for i, part in enumerate(parts) if part != EMPTY), default=0)
         return dataclasses.replace(self.request, prompt=self.prompt, partial=tuple(parts[:begun]))
 
@@ -89,7 +89,7 @@ class Episode:
     actions: list[Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.rollout.finish_reason != "aborted":
+        if self.rollout.finish_reason != "aborted" and not self.has_unread_turn:
             self.state = "over"
 
     @property
@@ -113,6 +113,15 @@ class Episode:
         mask = self.rollout.loss_mask
         ended = self.rollout.turns[-1].end if self.rollout.turns else 0
         return next((i for i in range(ended, len(mask)) if mask[i]), len(mask))
+
+    @property
+    def has_unread_turn(self) -> bool:
+        """Whether an engine has finished a turn that it had not handed over when this response was saved."""
+        return self.rollout.finish_reason != "aborted" and self.turn_start < len(self.rollout.token_ids)
+
+    def with_tokens_of(self, running: Rollout | None) -> Rollout:
+        """The response with what an engine has written since; engines know nothing of turns."""
+        return self.rollout if running is None else dataclasses.replace(running, turns=self.rollout.turns, text="")
 
     @property
     def turn_is_over(self) -> bool:

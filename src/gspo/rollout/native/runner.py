@@ -93,22 +93,27 @@ class HeldPrefixes:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._held: dict[tuple[int, int], tuple[tuple[int, ...], Any]] = {}  # tokens, prefix
+        self._held: dict[tuple[int, int], tuple[int, tuple[int, ...], Any]] = {}  # prompt length, tokens, prefix
         self.num_reused = self.num_continued = 0  # tokens of continued contexts: held, all
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, key: tuple[int, int], row: int, tokens: tuple[int, ...]) -> None:
+    def hold(self, key: tuple[int, int], row: int, num_prompt: int, tokens: tuple[int, ...]) -> None:
         """Hold the cache of a row that is about to be removed; `tokens` are those that it has."""
         self.release(key)
-        self._held[key] = tokens, self._runner.detach(row, len(tokens))
+        self._held[key] = num_prompt, tokens, self._runner.detach(row, len(tokens))
 
     def num_held(self, key: tuple[int, int], context: Sequence[int]) -> int:
-        """How many tokens of a context are held; one that does not begin with what is held is released."""
-        tokens, _ = self._held.get(key, ((), None))
-        num = min(len(tokens), len(context))
-        if tuple(context[:num]) == tokens[:num]:
+        """How many of a context's first tokens are held; 0, and nothing is held any more, when not even its prompt is.
+
+        A cache that is continued before its end is written to there, and the pages of a prompt are shared.
+        """
+        if key not in self._held:
+            return 0
+        num_prompt, tokens, _ = self._held[key]
+        num = next((i for i, (a, b) in enumerate(zip(tokens, context)) if a != b), min(len(tokens), len(context)))
+        if num >= num_prompt:
             return num
         self.release(key)
         return 0
@@ -122,7 +127,7 @@ class HeldPrefixes:
         self.num_continued += sum(len(context) for (_, response), context in contexts.items() if response >= 0)
         filled = dict(zip(fresh, self._runner.prefill([contexts[key] for key in fresh]))) if fresh else {}
         if held:
-            prefixes = [self._held.pop(key)[1] for key in held]
+            prefixes = [self._held.pop(key)[-1] for key in held]
             tokens = [contexts[key][nums[key] :] for key in held]
             filled |= zip(held, self._runner.extend(prefixes, [nums[key] for key in held], tokens))
         return filled
@@ -130,7 +135,7 @@ class HeldPrefixes:
     def release(self, key: tuple[int, int]) -> None:
         """Free what is held of a response, if anything."""
         if key in self._held:
-            self._runner.release(self._held.pop(key)[1])
+            self._runner.release(self._held.pop(key)[-1])
 
     def release_oldest(self) -> bool:
         """Free the cache that was held first; False when none is."""

@@ -218,7 +218,7 @@ class SlotPool:
             if sequence.group.request.hold and self._runner.can_hold:
                 request = sequence.group.request
                 tokens = (*request.prompt.token_ids, *rollout.token_ids[:-1])  # the last one was never fed
-                self._held.hold((request.submission, sequence.number), row, tokens)
+                self._held.hold((request.submission, sequence.number), row, len(request.prompt.token_ids), tokens)
             if sequence.group.is_complete:
                 self._complete.append(sequence.group)
         self._remove(finished)
