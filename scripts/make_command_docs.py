@@ -81,6 +81,15 @@ EXAMPLES: dict[str, tuple[str, str]] = {
     "report": ("gspo report runs/short", "Write `report.html`, `plots/` and `RUN.md` of a run."),
     "dashboard": ("gspo dashboard runs --port 0", "Show all runs in a browser, on a free port."),
     "compare": ("gspo compare runs/short runs/other", "Compare two runs question by question."),
+    "chat": ("gspo chat embedded --temperature 0", "Talk to the embedded model, greedily."),
+    "generate": (
+        "gspo generate embedded arithmetic --limit 4 --n 2 --max-tokens 64 --out answers.jsonl",
+        "Two answers to each of the first four questions of a task.",
+    ),
+    "push": (
+        "gspo push runs/short owner/name --dry-run",
+        "What would be uploaded of a run's newest checkpoint, with its model card.",
+    ),
     "serve": ("gspo serve embedded --port 0", "Serve the embedded model with OpenAI's API, on a free port."),
     "sweep": ("gspo sweep lr.yaml --dry-run", "Check a file of settings and print the runs that it makes."),
     "plan": ("gspo plan --model 7b --gpus 64 --gpu h200", "Predict step time, memory and the best split of 64 H200."),

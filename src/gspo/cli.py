@@ -34,8 +34,12 @@ COMMANDS = (
     "sweep",
     "plan",
     "serve",
+    "chat",
+    "generate",
+    "push",
 )
-FOLDERS = {"serve": "serving"}  # of commands that are not directly under gspo.commands
+# Of commands that are not directly under gspo.commands.
+FOLDERS = dict.fromkeys(("serve", "chat", "generate", "push"), "serving")
 
 
 class LazyGroup(TyperGroup):

@@ -8,12 +8,12 @@ from typing import Any
 
 from gspo.build.run import Inputs
 from gspo.build.supervised.examples import SupervisedParts, build_supervised
-from gspo.checkpoint import folder as checkpoint
 from gspo.config import ResolvedConfig, TrainerConfig, load_supervised
 from gspo.data.rows import DataError
 from gspo.distributed.backend import Backend
 from gspo.loop import ending
 from gspo.loop.callbacks import Callback
+from gspo.loop.export import export_model
 from gspo.loop.guards.alarms import SUPERVISED_RULES
 from gspo.loop.training_run import TrainingRun
 from gspo.metrics import Metric, Metrics, merge_metrics
@@ -134,7 +134,7 @@ class SupervisedTrainer(TrainingRun[SupervisedParts]):
 
     def _finish(self) -> dict[str, Any]:
         if self._out is not None:
-            checkpoint.export(self.run.checkpoints / f"step-{self.step:06d}", self._out)
+            export_model(self.run.checkpoints / f"step-{self.step:06d}", self._out)
         result = self.result()
         write_json(self.run.result_file, result)
         ending.write_report(self.console, self.run)

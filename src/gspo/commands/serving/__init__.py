@@ -1,1 +1,1 @@
-"""Commands that let a trained model speak: serve, chat, generate."""
+"""Commands that let a trained model speak: serve, chat, generate, push."""
