@@ -36,7 +36,7 @@ BROKEN: list[tuple[str, str, str]] = [
     ("trainer.resume_mode=disabled", "trainer.resume_mode", "did you mean disable"),
     ("trainer.device=gpu", "trainer.device", "did you mean cuda?"),
     ("trainer.logger=[console,wandbb]", "trainer.logger", "wandb"),
-    ("reward_model.enable=true", "reward_model.enable", "custom_reward_function.path"),
+    ("reward_model.enable=true", "reward_model.path", "folder"),
     (f"{A}.importance_sampling_level=token loss_mode=gspo", f"{A}.importance_sampling_level", "loss_mode=vanilla"),
     ("data=5", "data", "data.KEY"),
     ("n=4", "could mean several keys", f"{R}.n or {R}.val_kwargs.n"),

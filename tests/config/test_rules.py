@@ -34,6 +34,9 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
     return about[0]
 
 
+JUDGE = ("reward.judge.base_url=http://host/v1", "reward.judge.model=m", "reward.judge.eval.model=n")
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "level", "text"),
     [
@@ -108,7 +111,29 @@ def only(found: list[Problem], key: str, level: str, text: str) -> Problem:
         ),
         ([f"{A}.use_kl_loss=true", f"{A}.kl_loss_coef=0"], f"{A}.kl_loss_coef", "warning", "weight 0"),
         ([f"{A}.optim.betas=[0.9]"], f"{A}.optim.betas", "error", "two numbers"),
-        (["reward_model.enable=true"], "reward_model.enable", "error", "not supported"),
+        (["reward_model.enable=true"], "reward_model.path", "error", "has no path"),
+        (["reward.functions=[{model: a}, {model: b}]"], "reward.functions", "error", "one reward model"),
+        (["reward.functions=[{name: math, weigth: 1}]"], "reward.functions", "error", "weigth"),
+        (["reward.functions=[{name: math, weight: 0}]"], "reward.functions", "error", "every weight is 0"),
+        (["reward.functions=[{judge: {kindd: rank}}]"], "reward.functions", "error", "kindd"),
+        ([*JUDGE, "reward.judge.kind=rubric"], "reward.judge.rubric", "error", "criteria"),
+        ([*JUDGE, "reward.judge.api_key_env=sk-123"], "reward.judge.api_key_env", "error", "never the key"),
+        ([*JUDGE, "reward.judge.samples=3"], "reward.judge.temperature", "warning", "equal"),
+        (
+            ["reward.judge.base_url=http://me:pass@host/v1", JUDGE[1], JUDGE[2]],
+            "reward.judge.base_url",
+            "error",
+            "password",
+        ),
+        ([JUDGE[0], JUDGE[2]], "reward.judge.model", "error", "name of its model"),
+        ([JUDGE[0], JUDGE[1], "trainer.test_freq=5"], "reward.judge.eval.model", "warning", "pleases"),
+        (["algorithm.adv_estimator=opd"], "actor_rollout_ref.ref.path", "error", "teacher"),
+        (
+            ["algorithm.distill_weight=0.1", "actor_rollout_ref.ref.path=org/teacher"],
+            "algorithm.distill_weight",
+            "error",
+            "mix them",
+        ),
         (["reward_model.reward_manager=dapo", f"{O}.enable=true"], f"{O}.len", "error", "penalty grows"),
         ([f"{O}.enable=true", f"{O}.len=9"], "reward_model.reward_manager", "warning", "no overlong penalty"),
         (["custom_reward_function.path=nowhere.py"], "custom_reward_function.path", "error", "no such file"),

@@ -72,7 +72,7 @@ def entry_problem(entry: dict[str, Any], judge_keys: tuple[str, ...]) -> str | N
     kind = next((kind for kind in OTHER_KEYS if kind in entry), None)
     allowed = FUNCTION_KEYS if kind is None else OTHER_KEYS[kind]
     if kind is None and "name" not in entry:
-        return f"{entry} has neither name, judge nor model"
+        return f"{entry} has no `name`, `judge` or `model`"
     unknown = sorted(set(entry) - set(allowed))
     if unknown:
         return f"{entry} has {', '.join(unknown)}; expected only {', '.join(allowed)}"
