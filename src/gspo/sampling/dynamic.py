@@ -327,7 +327,9 @@ class DynamicSampler:
     def _check_failures(self, min_rollouts: int = 0) -> None:
         report, max_rate = self._report, self._settings.max_failure_rate
         if report.num_rollouts >= max(min_rollouts, MIN_ROLLOUTS_TO_FAIL) and report.failure_rate > max_rate:
-            raise errors.reward_failures(report, max_rate)
+            error = errors.reward_failures(report, max_rate)
+            self._drop_pending()  # a run that goes on from here tries their prompts again
+            raise error
 
     def _end_short(self) -> tuple[list[Group], SamplingCounts]:
         """End a step with nothing pending and nothing left to submit: at the limit, or at the end of the data."""
