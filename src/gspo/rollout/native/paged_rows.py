@@ -89,8 +89,8 @@ class PagedRows(Runner):
             longer.append(_Context([*kept.pages, *more], total))
         filled = [i for i, new in enumerate(tokens) if len(new)]
         if filled:
-            chosen = ([values[i] for i in filled] for values in (tokens, [c.pages for c in longer], lengths))
-            self._paged.extend(*chosen)
+            pages = [longer[i].pages for i in filled]
+            self._paged.extend([tokens[i] for i in filled], pages, [lengths[i] for i in filled])
         return longer
 
     def _shortened(self, context: _Context, length: int) -> _Context:
