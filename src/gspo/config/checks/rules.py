@@ -145,7 +145,10 @@ def clipping(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         for name, value in (("clip_ratio_low", objective.clip[0]), ("clip_ratio_high", objective.clip[1]))
     }
     for key, value in sides.items():
-        if objective.is_sequence_level and objective.clips and value > WIDE_SEQUENCE_CLIP:
+        wide = (
+            objective.is_sequence_level and objective.level != "turn" and value > WIDE_SEQUENCE_CLIP
+        )  # turns may be short
+        if wide and objective.clips:
             message = (
                 f"ε = {value:g} is wide for a sequence ratio, which stays within 1e-4 to 1e-2 of 1: it rarely clips"
             )
