@@ -135,6 +135,7 @@ def _requests(number: int, token_ids: tuple[int, ...], ask: Ask) -> list[GroupRe
             first_response=index,
             watch=watch,
             draw=0,
+            hold=True,
         )
         for index in range(ask.n)
     ]

@@ -134,3 +134,28 @@ def test_a_turn_that_was_cut_goes_on_from_the_part_that_is_left() -> None:
         drain(engine)
     engine.release(0, 0)
     assert all_pages_are_free(engine)
+
+
+def test_a_prompt_that_begins_like_an_earlier_one_starts_from_its_pages() -> None:
+    model = make_model()
+    first = make_request(0, n=1, max_tokens=20, length=70, temperature=0.0)
+    (before,) = play(paged(model, num_slots=2), [first])
+    said = (*first.prompt.token_ids, *before.rollouts[0].token_ids)
+
+    def later(number: int, token_ids: tuple[int, ...]) -> GroupRequest:
+        request = make_request(number, n=1, max_tokens=20, temperature=0.0)
+        return dataclasses.replace(request, prompt=dataclasses.replace(request.prompt, token_ids=token_ids), hold=True)
+
+    asked = [
+        later(1, (*said, 7, 8, 9)),  # the next turn of a chat
+        later(2, (*first.prompt.token_ids[:50], 11, 12)),  # another end
+        later(3, (5, *said)),  # another beginning
+        later(4, said[:40]),  # a part of it
+    ]
+    wanted = tokens_of([play(paged(model, num_slots=2), [request])[0] for request in asked])
+    engine = paged(model, num_slots=2, share_prefixes=True)
+    play(engine, [dataclasses.replace(first, hold=True)])
+    assert tokens_of([group for request in asked for group in play(engine, [request])]) == wanted
+    assert engine.stats.num_reused >= 64 + 48 + 32
+    engine.clear()
+    assert all_pages_are_free(engine)

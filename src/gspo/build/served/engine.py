@@ -58,7 +58,10 @@ def open_engine(
     stops = stop_tokens(load_generation_config(source.path, trust_remote_code=trust_remote_code), tokenizer)
     num_slots = num_slots or NUM_SLOTS.get(place.type, 64)
     length = _choose_length(config, max_length, on_gpu=place.type == "cuda")
-    named = {"native": "memory_utilization", "vllm": "gpu_memory_utilization"}
+    options = {
+        "native": {"memory_utilization": memory_utilization, "share_prefixes": True},
+        "vllm": {"gpu_memory_utilization": memory_utilization, "enable_prefix_caching": True},
+    }
     spec = EngineSpec(
         kind=kind,
         model=source.path,
@@ -71,7 +74,7 @@ def open_engine(
         device=str(place),
         num_threads=default_threads(),
         trust_remote_code=trust_remote_code,
-        options={named[kind]: memory_utilization} if kind in named else {},
+        options=options.get(kind, {}),
     )
     wanted = tool_format or source.settings.get("actor_rollout_ref.rollout.multi_turn.format") or "auto"
     reader = PromptReader(

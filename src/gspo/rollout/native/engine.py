@@ -37,7 +37,8 @@ class NativeEngine(RolloutEngine):
 
     On a GPU (or with `paged`) the cache is a pool of pages of at most `memory_utilization` of the device's memory, and
     prefills and decode steps are compiled and replayed as CUDA graphs unless `eager`; with `free_cache`, `rest` frees
-    the pool's memory. `keep_cache` continues running responses on keys and values of older weights: see `load_weights`.
+    the pool's memory. With `share_prefixes` the pages of finished requests with `hold` stay until memory is needed, and
+    later prompts that begin like them start from there. `keep_cache` continues running responses on keys and values of older weights: see `load_weights`.
     On a CPU the layers of larger models are compiled unless `eager`.
     `description` says what runs, and why pages are not used where they would be expected.
     """
@@ -60,6 +61,7 @@ class NativeEngine(RolloutEngine):
         eager: bool = False,
         free_cache: bool = False,
         keep_cache: bool = False,
+        share_prefixes: bool = False,
     ) -> None:
         self._device = torch.device(device)
         on_cpu = self._device.type == "cpu"
@@ -83,6 +85,7 @@ class NativeEngine(RolloutEngine):
             "detokenize": tokenizer_decode,
             "eos_token_ids": eos_token_ids,
             "prefill_tokens": prefill_tokens,
+            "share_prefixes": share_prefixes,
         }
         self._free_cache, self._keep_cache = free_cache, keep_cache
         self._paged, self._why_not_paged = self._open_pages(paged, memory_utilization, eager)

@@ -79,6 +79,12 @@ class PagedRows(Runner):
         self._pages[row], self._num_pages[row] = 0, 0
         return self._shortened(_Context(own, length), length)
 
+    def fork(self, prefix: _Context, length: int) -> tuple[_Context, int]:
+        num_pages = length // PAGE  # whole pages can be shared
+        pages = prefix.pages[:num_pages]
+        self._allocator.share(pages)
+        return _Context(pages, num_pages * PAGE), num_pages * PAGE
+
     def extend(
         self, prefixes: Sequence[_Context], lengths: Sequence[int], tokens: Sequence[Sequence[int]]
     ) -> list[_Context]:

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.kernels.sizes import PAGE
 from gspo.rollout.engine import SamplingParams
 from gspo.rollout.native.slots import Slots, SlotStart
 
@@ -62,6 +63,10 @@ class Runner(ABC):
         """The first `length` tokens of a row as a prefix that outlives it; the row must be removed next."""
         raise NotImplementedError
 
+    def fork(self, prefix: Any, length: int) -> tuple[Any, int]:
+        """A prefix of its own with about the first `length` tokens of another, and how many those are."""
+        raise NotImplementedError
+
     def extend(self, prefixes: Sequence[Any], lengths: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[Any]:
         """The first `lengths[i]` tokens of prefixes with more tokens behind them; the prefixes themselves are used up."""
         raise NotImplementedError
@@ -88,11 +93,18 @@ class Runner(ABC):
         return PageCounts()
 
 
-class HeldPrefixes:
-    """Prefixes of finished responses that a later request may continue, by submission and response, oldest first."""
+MIN_SHARED = 2 * PAGE  # tokens that two contexts must have in common
+MAX_EXTENSION = 512  # tokens that may be appended to a part that is shorter than they are
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+
+class HeldPrefixes:
+    """Prefixes of finished responses that a later request may continue, by submission and response, oldest first.
+
+    With `shared`, a context that begins like a held one, of whatever request, starts from a copy of that part.
+    """
+
+    def __init__(self, runner: Runner, *, shared: bool = False) -> None:
+        self._runner, self._shared = runner, shared
         self._held: dict[tuple[int, int], tuple[int, tuple[int, ...], Any]] = {}  # prompt length, tokens, prefix
         self.num_reused = self.num_continued = 0  # tokens of continued contexts: held, all
 
@@ -112,7 +124,7 @@ class HeldPrefixes:
         if key not in self._held:
             return 0
         num_prompt, tokens, _ = self._held[key]
-        num = next((i for i, (a, b) in enumerate(zip(tokens, context)) if a != b), min(len(tokens), len(context)))
+        num = _num_same(tokens, context)
         if num >= num_prompt:
             return num
         self.release(key)
@@ -125,12 +137,31 @@ class HeldPrefixes:
         fresh = [key for key in contexts if key not in held]
         self.num_reused += sum(nums.values())
         self.num_continued += sum(len(context) for (_, response), context in contexts.items() if response >= 0)
+        copies = {key: copy for key in fresh if (copy := self._copy(contexts[key])) is not None}
+        fresh = [key for key in fresh if key not in copies]
         filled = dict(zip(fresh, self._runner.prefill([contexts[key] for key in fresh]))) if fresh else {}
-        if held:
-            prefixes = [self._held.pop(key)[-1] for key in held]
-            tokens = [contexts[key][nums[key] :] for key in held]
-            filled |= zip(held, self._runner.extend(prefixes, [nums[key] for key in held], tokens))
+        starts = {key: (self._held.pop(key)[-1], nums[key]) for key in held} | copies
+        if starts:
+            prefixes, lengths = zip(*starts.values())
+            tokens = [contexts[key][length:] for key, length in zip(starts, lengths)]
+            filled |= zip(starts, self._runner.extend(prefixes, lengths, tokens))
         return filled
+
+    def _copy(self, context: Sequence[int]) -> tuple[Any, int] | None:
+        """A copy of the longest part of a context that some request left, and its length; None where it is too short."""
+        if not self._shared or len(context) < MIN_SHARED:
+            return None
+        start = tuple(context[:MIN_SHARED])
+        begun = [(tokens, prefix) for _, tokens, prefix in self._held.values() if tokens[:MIN_SHARED] == start]
+        if not begun:
+            return None
+        tokens, prefix = max(begun, key=lambda pair: _num_same(pair[0], context))
+        num = _num_same(tokens, context)
+        if 2 * num < len(context) and len(context) - num > MAX_EXTENSION:
+            return None  # a prefill of the whole costs less
+        copy, length = self._runner.fork(prefix, num)
+        self.num_reused += length
+        return copy, length
 
     def release(self, key: tuple[int, int]) -> None:
         """Free what is held of a response, if anything."""
@@ -148,3 +179,9 @@ class HeldPrefixes:
         """Free everything."""
         while self.release_oldest():
             pass
+
+
+def _num_same(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens two lists have in common at their beginnings."""
+    size = min(len(tokens), len(others))
+    return next((i for i in range(size) if tokens[i] != others[i]), size)

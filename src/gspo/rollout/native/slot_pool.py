@@ -60,6 +60,7 @@ class SlotPool:
         num_slots: int,
         prefill_tokens: int = PREFILL_TOKENS,
         num_ahead: int = 0,
+        share_prefixes: bool = False,
     ) -> None:
         self._runner = runner
         self._slots = runner.slots
@@ -69,7 +70,7 @@ class SlotPool:
         self._prefill_tokens = prefill_tokens
         self._num_arrivals = self._num_prefills = self._num_contexts = 0
         self._prefixes: dict[tuple[int, int], Any] = {}  # prefilled contexts of waiting responses, by their key
-        self._held = HeldPrefixes(runner)  # caches of finished responses of requests with `hold`
+        self._held = HeldPrefixes(runner, shared=share_prefixes)  # caches of finished responses of requests with `hold`
         self.clear()
 
     def clear(self) -> None:
