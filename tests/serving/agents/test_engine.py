@@ -184,3 +184,29 @@ def test_the_policy_decides_how_tokens_are_drawn(wrap: NewEngine, loaded: Any) -
     groups = run(wrap(agent("guess")), requests(loaded, n=2, num=1, temperature=0.0))
     first, second = groups[0].rollouts
     assert first.token_ids == second.token_ids
+
+
+def test_records_of_tool_calls_are_those_of_the_built_in_calculator() -> None:
+    """With the model that was taught to call it, and an agent that is a plain function."""
+    model, tokenizer = load_model("embedded-turns"), load_tokenizer("embedded-turns")
+    stops = stop_tokens(model.generation_config, tokenizer)
+    asked = []
+    for number, question in enumerate(("38*47+19=", "12*71+5=", "9*88+61=", "7*7+1=")):
+        messages = ({"role": "user", "content": question},)
+        prompt = Prompt(f"row/{number}", messages, ChatAppender(tokenizer).opened(messages), "calculator", "0")
+        asked.append(GroupRequest(prompt, number, 4, 0, SamplingParams(64), seed=3))
+    settings = environment("calculator")
+    pool = settings.open_pool()
+    settings = settings.with_tools(pool)
+    pool.close()
+    found = []
+    for each in (settings, agent("calculate", tool_format="tag")):
+        native = NativeEngine(
+            model, tokenizer.decode, eos_token_ids=stops, pad_token_id=0, num_slots=16, max_length=MAX_LENGTH
+        )
+        engine = each.wrap(native, tokenizer, eos_token_ids=stops, max_length=MAX_LENGTH)
+        found.append(run(engine, asked))
+        engine.close()
+    assert same(records(found[1]), records(found[0]))
+    calls = [[sum(t.num_calls for t in r.turns) for g in groups for r in g.rollouts] for groups in found]
+    assert calls[0] == calls[1] and sum(calls[0]) > 0

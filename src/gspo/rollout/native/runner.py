@@ -142,7 +142,7 @@ class HeldPrefixes:
         filled = dict(zip(fresh, self._runner.prefill([contexts[key] for key in fresh]))) if fresh else {}
         starts = {key: (self._held.pop(key)[-1], nums[key]) for key in held} | copies
         if starts:
-            prefixes, lengths = zip(*starts.values())
+            prefixes, lengths = [prefix for prefix, _ in starts.values()], [length for _, length in starts.values()]
             tokens = [contexts[key][length:] for key, length in zip(starts, lengths)]
             filled |= zip(starts, self._runner.extend(prefixes, lengths, tokens))
         return filled
