@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 from gspo.config.compat.aliases import Alias, aliases, aliases_of
 from gspo.config.compat.unneeded import fixed_values, why_unneeded
 from gspo.config.loading import names, tree
@@ -48,14 +46,7 @@ def explain(name: str) -> tuple[str, bool]:
     if fixed is not None:
         allowed = ", ".join(map(str, (*fixed.values, "null")))
         return f"{name}: of another system; only {allowed} is accepted: {fixed.remedy}", True
-    return f"unknown key {name}; {names.suggestion(names.nearest(name) or _resembling(name))}", False
-
-
-def _resembling(name: str) -> str | None:
-    """The key whose last part is most like the name, however little."""
-    ends = {key.rpartition(".")[2]: key for key in tree.leaves()}
-    close = difflib.get_close_matches(name.rpartition(".")[2], ends, n=1, cutoff=0.4)
-    return ends[close[0]] if close else None
+    return f"unknown key {name}; {names.suggestion(names.nearest(name))}", False
 
 
 def _alias_text(alias: Alias) -> str:
