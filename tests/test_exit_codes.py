@@ -11,12 +11,13 @@ import pytest
 import gspo
 from gspo.checkpoint.folder import CheckpointError
 from gspo.checkpoint.resume import ResumeRefused
+from gspo.config import load
 from gspo.data.rows import DataError
 from gspo.distributed.rank_group import RankFailed
 from gspo.exit_codes import MEANINGS
 from gspo.loop.guards.bad_numbers import BadNumbers
 from gspo.loop.guards.stop_request import StopRequest
-from gspo.loop.run import EXIT_CODES, exit_code
+from gspo.loop.run import EXIT_CODES, exit_code, run_program
 from gspo.registry import PluginError
 from gspo.rewards.protocol import RewardError
 from gspo.rollout.engine import EngineError
@@ -80,3 +81,11 @@ def test_codes_are_named_in_one_module():
         for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
             if ast.unparse(call.func) == "typer.Exit":
                 assert not any(isinstance(a, ast.Constant) for a in call.args), path
+
+
+def test_ctrl_c_before_the_first_step_has_its_code_and_no_traceback(capsys):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    assert run_program(load(), trainer=interrupted) == 130
+    assert "stopped at once" in capsys.readouterr().err

@@ -36,7 +36,8 @@ MEANINGS: dict[int, str] = {
     "checkpoint is intact",
     EXIT_STALLED: "no progress for `trainer.watchdog_stop_seconds`: `stalls.log` in the run folder says what every thread "
     "was doing, the last checkpoint is intact",
-    128 + signal.SIGINT: "stopped by Ctrl-C; saved",
+    128 + signal.SIGINT: "stopped by Ctrl-C; saved. With a second Ctrl-C, or before the first step: stopped at once, "
+    "nothing more is saved",
     128 + signal.SIGTERM: "stopped by SIGTERM; saved",
     128 + signal.SIGHUP: "stopped by SIGHUP (the terminal was closed); saved",
 }

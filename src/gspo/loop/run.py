@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -118,6 +119,9 @@ def _run_program(resolved: ResolvedConfig, trainer: MakeTrainer, **options: Any)
             raise
         print(f"error: {error}", file=sys.stderr)
         return code
+    except KeyboardInterrupt:  # before the first step, or the second one
+        print("stopped at once; the same command goes on from the last checkpoint, if there is one", file=sys.stderr)
+        return 128 + signal.SIGINT
     if stopped := result.pop("stopped", 0):
         return stopped
     # A line for programs; a person at a terminal has read the same in sentences.
