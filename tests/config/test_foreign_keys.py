@@ -84,6 +84,8 @@ perf_tracer: {{enabled: false}}
             "reward_norm: {mean_level: group, std_level: null, mean_leave1out: true}",
             {"algorithm.adv_estimator": "rloo"},
         ),
+        ("reward_norm: {mean_leave1out: true, mean_level: group}", {"algorithm.adv_estimator": "rloo"}),
+        ("reward_norm: {mean_leave1out: false, mean_level: group}", {"algorithm.adv_estimator": "grpo"}),
         ("adv_norm: {mean_level: batch, std_level: batch}", {"algorithm.normalize_advantages": True}),
         ("rejection_sampling: {metric: ratio, upper: 5.0}", {f"{A}.behav_imp_weight_cap": 5.0}),
         ("use_sapo_loss: true", {f"{A}.policy_loss.loss_mode": "sapo"}),

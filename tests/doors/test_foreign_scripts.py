@@ -117,7 +117,11 @@ def test_the_plan_of_a_file_of_areal(here, capsys, name):
     objective = next((o for part, o in OBJECTIVES.items() if part in name), "vanilla: token ratio")
     assert objective in capsys.readouterr().out
     whole = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    assert not unaccounted(flat(whole), load(path))
+    resolved = load(path)
+    assert not unaccounted(flat(whole), resolved)
+    assert resolved.get("algorithm.adv_estimator") == {"ppo": "gae", "rloo": "rloo"}.get(
+        name.rpartition("_")[2], "grpo"
+    )
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -176,5 +180,5 @@ def test_a_file_of_areal_trains_two_steps(here, part):
     small = [w for w in SMALLER if "ppo_mini" not in w]
     small += ["overlong_tokens=2"] if "dapo" in part else []
     assert run([str(path), *small], None, dry_run=False) == 0
-    table = rows(here / "runs" / "run")
+    table = rows(here / "files" / "run")
     assert len(table) == 2 and all(row["actor/grad_norm"] > 0 for row in table)

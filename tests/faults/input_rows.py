@@ -137,7 +137,7 @@ def _refusal(bench: Bench, name: str, overrides: list[str], expected: str) -> st
 
 
 def _listed(problems: list[str], otherwise: str) -> str:
-    return f"; {otherwise}" if not problems else "; not: " + " | ".join(problems)
+    return otherwise if not problems else "not: " + " | ".join(problems)
 
 
 ROWS: dict[str, Check] = {

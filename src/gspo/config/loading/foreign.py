@@ -15,6 +15,8 @@ LORA = ("actor.lora_rank", "actor.lora_alpha", "actor.target_modules")
 def prepare(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
     """The settings without those that another one switches off, which are reported; vLLM's arguments under our key."""
     settings = _lora_of_areal(_resume_path(settings, problems), problems)
+    # AReaL's leave-one-out refines the estimator that its mean level chooses, wherever it is written.
+    settings = sorted(settings, key=lambda setting: setting.name.endswith("mean_leave1out"))
     return [own for setting in settings if (own := _engine_argument(setting, problems)) is not None]
 
 
