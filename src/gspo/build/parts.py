@@ -105,10 +105,14 @@ class RunParts:
     def state_dict(self) -> dict[str, Any]:
         """The state at a step boundary besides tensors. The sampler comes first: it collects rewards, which updates KL."""
         state = {"sampler": self.sampler.state_dict(), "objective": self.objective.state_dict()}
+        if self.mixed is not None:
+            state["rewards"] = self.mixed.state_dict()
         return state if self.kl_reward is None else {**state, "kl_reward": self.kl_reward.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.objective.load_state_dict(state["objective"])
+        if self.mixed is not None:
+            self.mixed.load_state_dict(state.get("rewards", {}))
         if self.kl_reward is not None and "kl_reward" in state:  # a branch may be the first to have one
             self.kl_reward.load_state_dict(state["kl_reward"])
         self.sampler.load_state_dict(state["sampler"])

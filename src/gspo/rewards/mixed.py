@@ -8,7 +8,7 @@ sampler ── collect() ──────▶ MixedScorer ──── waits fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -81,6 +81,13 @@ class MixedScorer:
             metrics[f"{prefix}/disagreement"] = Metric.mean(total, count)
         self._disagreement = {}
         return metrics
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """What `observe` has counted so far."""
+        return {kind: list(counts) for kind, counts in self._disagreement.items()}
+
+    def load_state_dict(self, state: Mapping[str, Sequence[float]]) -> None:
+        self._disagreement = {kind: (float(total), int(count)) for kind, (total, count) in state.items()}
 
     def over_budget(self) -> str | None:
         """Why the run must end after this step; None while it may go on."""

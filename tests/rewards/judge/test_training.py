@@ -239,7 +239,16 @@ def test_kill_9_and_resume_give_the_same_bits_from_the_cache(tmp_path: Path, mod
 
 def comparable(run: Path) -> dict[str, Any]:
     """All that a run must reproduce, without times and without what was asked instead of read."""
-    work = ("judge/calls", "judge/cache_hits", "judge/tokens", "judge/seconds", "timing_s/", "perf/", "rollout/")
+    work = (
+        "judge/calls",
+        "judge/cache_hits",
+        "judge/failures",
+        "judge/tokens",
+        "judge/seconds",
+        "timing_s/",
+        "perf/",
+        "rollout/",
+    )
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     groups = [group for file in sorted((run / "groups").glob("*.gz")) for group in read_groups(file)]
     for response in (r for group in groups for r in group["responses"]):
