@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gspo import __version__
-from gspo.cli import COMMANDS, app
+from gspo.cli import COMMANDS, FOLDERS, app
 from gspo.commands.arguments import load_arguments
 from gspo.config import load
 from gspo.config.loading.flags import split_arguments
@@ -29,7 +29,10 @@ def test_only_commands_whose_module_exists_are_listed():
     assert "train" in listed and "config" in listed
     assert CliRunner().invoke(app, ["no-such-command"]).exit_code == 2
     for name in COMMANDS:
-        assert find_spec(f"gspo.commands.{name}") is not None
+        assert (
+            find_spec(f"gspo.commands.{FOLDERS[name]}.{name}" if name in FOLDERS else f"gspo.commands.{name}")
+            is not None
+        )
 
 
 def test_show_prints_values_with_origins_that_load_again(tmp_path):

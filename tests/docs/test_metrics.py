@@ -67,6 +67,8 @@ NOT_RUN = {"actor/nonfinite_loss", "actor/nonfinite_gradient", "actor/router_cha
 # With a judge (tests/rewards/judge) and a reward model (tests/learning/test_reward_model.py).
 NOT_RUN |= {f"judge/{name}" for name in ("calls", "cache_hits", "failures", "tokens", "seconds", "disagreement")}
 NOT_RUN |= {"reward_model/disagreement"}
+# With an engine on pages (tests/rollout/native/test_held.py).
+NOT_RUN |= {"rollout/prefix_saved"}
 
 
 def documented() -> dict[str, re.Pattern[str]]:
