@@ -155,7 +155,7 @@ class TestConsole(SinkContract):
         return FunctionSink(lambda step, values: console.step(step, None, values), console.stop)
 
     def read(self, run: RunInfo) -> Rows:
-        names = {title: key for title, key, _ in COLUMNS if key} | {"held-out": NAMES[3]}
+        names = {title: key for title, key, *_ in COLUMNS} | {"held-out": NAMES[3]}
         rows: Rows = {}
         for line in self.text.getvalue().splitlines():
             step, *cells = line.split("  ")
