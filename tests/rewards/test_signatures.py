@@ -243,5 +243,5 @@ def test_an_error_names_the_key_that_asks_for_the_file(reward: Any, named: str) 
     assert isinstance(spec, RewardSpec)
     with pytest.raises(RewardError, match=re.escape(named)):
         load_function(spec)
-    with pytest.raises(RewardError, match=r"reward\.functions.*'key'.*expected the keys name, path, weight, kwargs"):
+    with pytest.raises(RewardError, match=r"reward\.functions.*has key; only name, path, weight and kwargs are known"):
         as_specs([{"name": "f", "key": "mine"}])

@@ -29,9 +29,9 @@ def fragile_rank(folder: Path) -> type[RankWorker]:
     """A rank class whose last rank dies at `update-<step>`, trained, while the others wait for it."""
 
     class FragileRank(RankWorker):
-        def update(self, batch, loss, step, regulariser):
+        def update(self, batch, loss, step, *rest):
             assert self.place is not None
-            result = super().update(batch, loss, step, regulariser)
+            result = super().update(batch, loss, step, *rest)
             if self.place.rank == self.place.world_size - 1:
                 die_if_marked(folder, f"update-{step}")
             return result
