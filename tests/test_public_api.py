@@ -33,6 +33,7 @@ FIELDS = {
     "Reward": ("score", "acc", "extra", "kl_penalty", "kl_by_token", "turns", "noise", "notes"),
     "Rollout": (
         *("token_ids", "log_probs", "loss_mask", "versions", "finish_reason", "text", "reward", "failure", "turns"),
+        *("context", "branches"),
     ),
     "Group": ("prompt", "rollouts", "submission", "version"),
     "TrainerConfig": (

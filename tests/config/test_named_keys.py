@@ -34,6 +34,7 @@ NO_KEYS = (
     "data.md",
     "environment.json",
     "trainer.parts.engine",  # an attribute in Python
+    "actor_rollout_ref.rollout.engine_kwargs.vllm",  # verl's prefix of keys that are read one by one
 )
 
 

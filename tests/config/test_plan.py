@@ -56,6 +56,6 @@ def test_what_has_no_effect():
 
 
 def test_roles_follow_the_config():
-    assert roles(load(overrides=[PLAIN]).config) == {"reference": False, "critic": False}
+    assert roles(load(overrides=[PLAIN]).config) == {"reference": False, "critic": False, "reward model": False}
     config = load(overrides=["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true"]).config
-    assert roles(config) == {"reference": True, "critic": True}
+    assert roles(config) == {"reference": True, "critic": True, "reward model": False}

@@ -24,7 +24,9 @@ WITHOUT_EFFECT = ("gspo.config", "gspo.plan", "gspo.report", "gspo.checks", "gsp
 def unread() -> set[str]:
     sources, packages = sources_of(Path(gspo.__file__).parent)
     assert set(WITHOUT_EFFECT) <= packages
-    return set(tree.leaves()) - Reader(Program(sources, packages), TrainerConfig, WITHOUT_EFFECT).read
+    read = Reader(Program(sources, packages), TrainerConfig, WITHOUT_EFFECT).read
+    from_folders = {key for key in tree.leaves() if any(f'.setting("{key}")' in text for text in sources.values())}
+    return set(tree.leaves()) - read - from_folders
 
 
 def other_values(leaf: tree.Leaf) -> list[str]:

@@ -193,7 +193,7 @@ def test_the_command_trains_any_file_with_answers_and_saves_a_loadable_folder(tm
     ("words", "message"),
     [
         (["--data", "nope"], "is not a dataset"),
-        (["--model", "no_such_folder_or/name/x"], "cannot be loaded"),
+        (["--model", "no_such_folder_or/name/x"], "there is no such folder"),
         (["--dtype", "int8"], "expected one of auto, float32, bfloat16"),
         (["--lr", "-1"], "expected a number of at least 0"),
         (["data.max_length=3"], "left no example"),

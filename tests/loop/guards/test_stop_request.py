@@ -27,13 +27,16 @@ os._exit(stop.exit_code)
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_and_the_second_stops(number: int) -> None:
-    before = signal.getsignal(number)
-    with StopRequest() as stop:
-        os.kill(os.getpid(), number)
-        assert stop.signal == number and stop.exit_code == 128 + number
-        with pytest.raises(KeyboardInterrupt):
+    inherited = signal.signal(number, signal.SIG_DFL)  # under nohup a hang-up is ignored
+    try:
+        with StopRequest() as stop:
             os.kill(os.getpid(), number)
-    assert signal.getsignal(number) == before
+            assert stop.signal == number and stop.exit_code == 128 + number
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), number)
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, inherited)
 
 
 def test_under_nohup_a_hang_up_stays_ignored() -> None:
