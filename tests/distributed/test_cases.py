@@ -62,6 +62,7 @@ def test_three_ranks_compute_what_one_process_does(three, name):
     same(three, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_FOUR)
 def test_four_ranks_that_share_sequences_compute_what_one_process_does(four, name):
     same(four, name)

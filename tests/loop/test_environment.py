@@ -68,7 +68,7 @@ def test_rollouts_have_turns_and_metrics_count_the_models_tokens(whole: tuple[Pa
                 assert sum(response["loss_mask"]) == response["num_tokens"]
 
 
-@pytest.mark.parametrize("share", [0.35, 0.6])
+@pytest.mark.parametrize("share", [pytest.param(0.35, marks=pytest.mark.slow), 0.6])
 def test_a_run_killed_in_the_middle_of_a_turn_goes_on_to_the_same_bits(
     tmp_path: Path, model: Path, whole: tuple[Path, int], share: float
 ) -> None:

@@ -48,12 +48,16 @@ def _count_parameters(config: Any, lora_rank: int) -> tuple[int, int]:
 def _measure_kept(config: Any, dtype: torch.dtype) -> tuple[float, float] | None:
     """Bytes per token that a forward keeps for its backward: (in each layer, beside the layers).
 
-    From the tensors that copies of the model with one and two layers save; None when a layer is too large to build.
+    From the tensors that copies of the model with one and two layers save; None when a layer is too large to build, or
+    when the model is none that can be trained, which is said when it is loaded.
     """
     one, two = (_shallow(config, layers, dtype) for layers in (1, 2))
     if one is None or two is None:
         return None
-    first, second = (_saved_bytes(model) / (PROBE_ROWS * PROBE_LENGTH) for model in (one, two))
+    try:
+        first, second = (_saved_bytes(model) / (PROBE_ROWS * PROBE_LENGTH) for model in (one, two))
+    except (AttributeError, TypeError):
+        return None
     return second - first, max(0.0, 2 * first - second)
 
 

@@ -15,6 +15,7 @@ from gspo.loop.guards.stop_request import StopRequest
 PROGRAM = """
 import os, signal, sys, time
 from gspo.loop.guards.stop_request import StopRequest
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
 with StopRequest() as stop:
     print("ready", flush=True)
     while stop.signal is None:

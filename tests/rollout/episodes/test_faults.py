@@ -62,6 +62,7 @@ class NoFunction:
     def close(self) -> None: ...
 
 
+@pytest.mark.slow
 def test_hung_environments_are_stopped_side_by_side() -> None:
     with closing(make_pool("Faulty", how="hang", turn=0, every=1, timeout=3.0)) as pool:
         groups = play(pool, num_groups=32)
@@ -115,6 +116,7 @@ def test_a_group_whose_environment_does_not_repeat_itself_is_generated_anew() ->
     assert len(pids) == 1, "the group was played in one process, from its beginning"
 
 
+@pytest.mark.slow
 def test_many_turns_leave_nothing_behind() -> None:
     with closing(make_pool(num_turns=20)) as pool:
         engine = make_episodes(make_engine(make_model(), max_length=128, eos_token_ids=ENDS), pool)
