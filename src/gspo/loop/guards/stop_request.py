@@ -1,6 +1,7 @@
 """Ctrl-C, SIGTERM and SIGHUP: the first asks for a stop after the step in flight, the second stops at once.
 
 torchrun passes a terminal's Ctrl-C on to processes that have had it already: signals within a moment are one.
+A closed terminal sends SIGHUP more than once, from its shell and from the kernel: only the first one counts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SAME_SECONDS = 2.0  # within this a repeated signal is the same request, where t
 class StopRequest:
     """A context in which SIGINT, SIGTERM and SIGHUP set `signal` instead of killing. Only the main thread can install it.
 
-    A SIGHUP that is ignored, as under `nohup`, stays ignored.
+    A SIGHUP that is ignored, as under `nohup`, stays ignored. After one that was handled, later ones are.
     """
 
     def __init__(self) -> None:
@@ -40,11 +41,13 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+            if number != signal.SIGHUP or self.signal != signal.SIGHUP:
+                signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
         self._before.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             _leave_terminal()
         if self.signal is not None:
             if "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self._since < SAME_SECONDS:
