@@ -1,7 +1,7 @@
 # Two images from one file:
 #   docker build --target cpu  -t gspo:cpu  .
 #   docker build --target cuda -t gspo:cuda .
-#   docker run --rm --gpus all -v "$PWD/runs:/work/runs" gspo:cuda train
+#   docker run --rm --gpus all -v "$PWD/runs:/gspo/runs" gspo:cuda train
 # The wheels of torch bring CUDA with them; the host needs only the NVIDIA driver and its container toolkit.
 # For a small CPU image, name PyTorch's index of CPU builds: --build-arg TORCH_INDEX=URL
 ARG PYTHON=3.11
@@ -19,13 +19,13 @@ FROM base AS cpu
 ARG TORCH_INDEX=""
 RUN if [ -n "$TORCH_INDEX" ]; then pip install -c requirements.lock --index-url "$TORCH_INDEX" torch; fi \
     && pip install -c requirements.lock ".[report,data,lora,serve]"
-WORKDIR /work
+WORKDIR /gspo
 ENTRYPOINT ["tini", "-g", "--", "gspo"]
 CMD ["--help"]
 
 FROM base AS cuda
 RUN pip install -c requirements.lock ".[report,data,lora,quant,serve,ray,wandb,tensorboard]"
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-WORKDIR /work
+WORKDIR /gspo
 ENTRYPOINT ["tini", "-g", "--", "gspo"]
 CMD ["--help"]

@@ -16,7 +16,7 @@ from gspo.rollout.engine import SamplingParams
 from gspo.rollout.native.graphs import DecodeGraphs, batch_sizes
 from gspo.rollout.native.paged_model import PagedModel
 from gspo.rollout.native.pages import PageAllocator
-from gspo.rollout.native.runner import PageCounts, Runner
+from gspo.rollout.native.runner import HoldingRunner, PageCounts
 from gspo.rollout.native.slots import Slots, SlotStart, upload
 from gspo.rollout.token_sampling import RowSampling, choose, cutoff
 
@@ -29,7 +29,7 @@ class _Context:
     length: int
 
 
-class PagedRows(Runner):
+class PagedRows(HoldingRunner):
     """A Runner over a PagedModel. A decode step runs a batch of one of a few sizes; rows beyond the running ones are idle.
 
     The host keeps the rows' pages, lengths and limits itself and never waits for the device. A row that is done counts as
@@ -38,7 +38,6 @@ class PagedRows(Runner):
 
     checks_every_step = False
     packs_prefill = True
-    can_hold = True
 
     def __init__(self, paged: PagedModel, num_slots: int, max_length: int) -> None:
         self._paged = paged

@@ -30,7 +30,6 @@ class Runner(ABC):
     slots: Slots
     checks_every_step: bool  # whether the host waits for every token; else it learns one span late which rows are done
     packs_prefill: bool  # whether a prefill costs the sum of its contexts, not their number times the longest
-    can_hold: bool = False  # whether `detach` and `extend` work
 
     @abstractmethod
     def running(self) -> AbstractContextManager[None]:
@@ -59,18 +58,6 @@ class Runner(ABC):
     def release(self, prefix: Any) -> None:  # noqa: B027
         """Free a prefix."""
 
-    def detach(self, row: int, length: int) -> Any:
-        """The first `length` tokens of a row as a prefix that outlives it; the row must be removed next."""
-        raise NotImplementedError
-
-    def fork(self, prefix: Any, length: int) -> tuple[Any, int]:
-        """A prefix of its own with about the first `length` tokens of another, and how many those are."""
-        raise NotImplementedError
-
-    def extend(self, prefixes: Sequence[Any], lengths: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[Any]:
-        """The first `lengths[i]` tokens of prefixes with more tokens behind them; the prefixes themselves are used up."""
-        raise NotImplementedError
-
     def reserve(self, num_steps: int) -> bool:
         """Reserve memory for `num_steps` more tokens of every row; False, with no effect, when there is too little."""
         return True
@@ -93,6 +80,22 @@ class Runner(ABC):
         return PageCounts()
 
 
+class HoldingRunner(Runner):
+    """A runner whose cache can keep the prefix of a row after the row has ended."""
+
+    @abstractmethod
+    def detach(self, row: int, length: int) -> Any:
+        """The first `length` tokens of a row as a prefix that outlives it; the row must be removed next."""
+
+    @abstractmethod
+    def fork(self, prefix: Any, length: int) -> tuple[Any, int]:
+        """A prefix of its own with about the first `length` tokens of another, and how many those are."""
+
+    @abstractmethod
+    def extend(self, prefixes: Sequence[Any], lengths: Sequence[int], tokens: Sequence[Sequence[int]]) -> list[Any]:
+        """The first `lengths[i]` tokens of prefixes with more tokens behind them; the prefixes themselves are used up."""
+
+
 MIN_SHARED = 2 * PAGE  # tokens that two contexts must have in common
 MAX_EXTENSION = 512  # tokens that may be appended to a part that is shorter than they are
 
@@ -100,11 +103,13 @@ MAX_EXTENSION = 512  # tokens that may be appended to a part that is shorter tha
 class HeldPrefixes:
     """Prefixes of finished responses that a later request may continue, by submission and response, oldest first.
 
-    With `shared`, a context that begins like a held one, of whatever request, starts from a copy of that part.
+    With `shared`, a context that begins like a held one, of whatever request, starts from a copy of that part. Over a
+    runner that cannot hold a prefix, every context is prefilled.
     """
 
     def __init__(self, runner: Runner, *, shared: bool = False) -> None:
         self._runner, self._shared = runner, shared
+        self._holder = runner if isinstance(runner, HoldingRunner) else None
         self._held: dict[tuple[int, int], tuple[int, tuple[int, ...], Any]] = {}  # prompt length, tokens, prefix
         self.num_reused = self.num_continued = 0  # tokens of continued contexts: held, all
 
@@ -112,9 +117,10 @@ class HeldPrefixes:
         return len(self._held)
 
     def hold(self, key: tuple[int, int], row: int, num_prompt: int, tokens: tuple[int, ...]) -> None:
-        """Hold the cache of a row that is about to be removed; `tokens` are those that it has."""
+        """Hold the cache of a row that is about to be removed, if that is possible; `tokens` are those that it has."""
         self.release(key)
-        self._held[key] = num_prompt, tokens, self._runner.detach(row, len(tokens))
+        if self._holder is not None:
+            self._held[key] = num_prompt, tokens, self._holder.detach(row, len(tokens))
 
     def num_held(self, key: tuple[int, int], context: Sequence[int]) -> int:
         """How many of a context's first tokens are held; 0, and nothing is held any more, when not even its prompt is.
@@ -141,15 +147,15 @@ class HeldPrefixes:
         fresh = [key for key in fresh if key not in copies]
         filled = dict(zip(fresh, self._runner.prefill([contexts[key] for key in fresh]))) if fresh else {}
         starts = {key: (self._held.pop(key)[-1], nums[key]) for key in held} | copies
-        if starts:
+        if starts and self._holder is not None:
             prefixes, lengths = [prefix for prefix, _ in starts.values()], [length for _, length in starts.values()]
             tokens = [contexts[key][length:] for key, length in zip(starts, lengths)]
-            filled |= zip(starts, self._runner.extend(prefixes, lengths, tokens))
+            filled |= zip(starts, self._holder.extend(prefixes, lengths, tokens))
         return filled
 
     def _copy(self, context: Sequence[int]) -> tuple[Any, int] | None:
         """A copy of the longest part of a context that some request left, and its length; None where it is too short."""
-        if not self._shared or len(context) < MIN_SHARED:
+        if self._holder is None or not self._shared or len(context) < MIN_SHARED:
             return None
         start = tuple(context[:MIN_SHARED])
         begun = [(tokens, prefix) for _, tokens, prefix in self._held.values() if tokens[:MIN_SHARED] == start]
@@ -159,7 +165,7 @@ class HeldPrefixes:
         num = _num_same(tokens, context)
         if 2 * num < len(context) and len(context) - num > MAX_EXTENSION:
             return None  # a prefill of the whole costs less
-        copy, length = self._runner.fork(prefix, num)
+        copy, length = self._holder.fork(prefix, num)
         self.num_reused += length
         return copy, length
 

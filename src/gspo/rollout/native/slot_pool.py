@@ -216,7 +216,7 @@ class SlotPool:
             sequence = self._rows[row]
             stopped = rollout.token_ids[-1] in sequence.group.stops
             sequence.finish(rollout, self._detokenize(rollout.token_ids), "stop" if stopped else "length")
-            if sequence.group.request.hold and self._runner.can_hold:
+            if sequence.group.request.hold:
                 request = sequence.group.request
                 tokens = (*request.prompt.token_ids, *rollout.token_ids[:-1])  # the last one was never fed
                 self._held.hold((request.submission, sequence.number), row, len(request.prompt.token_ids), tokens)
