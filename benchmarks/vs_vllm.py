@@ -36,9 +36,9 @@ from typing import Any
 
 import torch
 
+from gspo.build.data.training_data import load_prompts
 from gspo.build.device import choose_device, default_threads
 from gspo.build.engines import build_engine, engine_spec
-from gspo.build.inputs import load_prompts
 from gspo.build.models import load_weights
 from gspo.config import TrainerConfig, load
 from gspo.models import resolve

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gspo.build.inputs import load_examples, load_prompts
+from gspo.build.data.training_data import load_examples, load_prompts
 from gspo.data.rows import DataError
 from gspo.models.load import load_tokenizer
 from tests.support.small_run import config, make_model

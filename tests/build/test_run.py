@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gspo.build.inputs import load_prompts
+from gspo.build.data.training_data import load_prompts
 from gspo.data.rows import DataError
 from gspo.loop.trainer import Trainer
 from gspo.registry import PluginError

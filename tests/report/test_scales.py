@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gspo.build.run import count_seen
+from gspo.build.data.training_data import count_seen
 from gspo.cli import app
 from gspo.report.overview import overview
 from gspo.report.verdict import judge

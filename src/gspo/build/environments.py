@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import ExitStack
 from typing import Any
 
 from gspo.build.rewards import names_reward
 from gspo.config import TrainerConfig
 from gspo.environments.loading import EnvironmentSpec
+from gspo.environments.pool import EpisodePool
 from gspo.environments.protocol import EnvironmentProblem
 from gspo.rewards import Scorer
 from gspo.rewards.turns import TurnScorer
@@ -64,6 +66,22 @@ def episode_settings(config: TrainerConfig, made: Any = None) -> EpisodeSettings
         lag=environment.lag,
         template_options=dict(config.data.apply_chat_template_kwargs),
     )
+
+
+def open_environment(
+    config: TrainerConfig, made: Any, tokenizer: Any, started: ExitStack
+) -> tuple[EpisodeSettings | AgentSettings | None, EpisodePool | None]:
+    """The settings of episodes or of an agent, and the running environments; `started` closes them."""
+    episodes = episode_settings(config, made)
+    if not isinstance(episodes, EpisodeSettings):
+        if episodes is not None:
+            episodes.check()
+        return episodes, None
+    pool = episodes.open_pool()
+    started.callback(pool.close)
+    episodes = episodes.with_tools(pool)
+    episodes.check_template(tokenizer)
+    return episodes, pool
 
 
 def _agent_settings(config: TrainerConfig) -> AgentSettings:

@@ -17,8 +17,9 @@ from gspo.config import TrainerConfig
 from gspo.config.batch_plan import distills
 from gspo.config.schema.model import FSDPConfig, OptimConfig
 from gspo.kernels.compiled_layers import worth_compiling
+from gspo.models import ModelError
 from gspo.models.four_bit import forget_quantizer
-from gspo.models.load import compute_dtype, load_model, load_reward_model
+from gspo.models.load import compute_dtype, load_model, load_reward_model, load_tokenizer
 from gspo.seeding import derive_seed
 from gspo.training.critic import Critic, ValueModel
 from gspo.training.lora import Adapters, LoraSettings
@@ -208,3 +209,19 @@ def schedule_of(optim: OptimConfig, total_steps: int) -> Schedule:
     span = optim.total_training_steps if optim.total_training_steps > 0 else total_steps
     warmup = optim.lr_warmup_steps if optim.lr_warmup_steps >= 0 else int(optim.lr_warmup_steps_ratio * span)
     return Schedule(optim.lr, optim.lr_scheduler_type, warmup, span, optim.min_lr_ratio)
+
+
+def check_teacher(config: TrainerConfig, tokenizer: Any) -> None:
+    """Refuse a teacher whose tokens are not the policy's: its log-probs would be those of other texts."""
+    path = config.actor_rollout_ref.ref.path
+    if path is None or not distills(config):
+        return
+    own = tokenizer.get_vocab()
+    other = load_tokenizer(path, trust_remote_code=config.actor_rollout_ref.model.trust_remote_code).get_vocab()
+    if own != other:
+        token = next(iter(sorted({*own.items(), *other.items()} - (own.items() & other.items()))))[0]
+        raise ModelError(
+            f"actor_rollout_ref.ref.path={path}: the teacher's tokenizer is not the policy's: token {token!r} is number "
+            f"{other.get(token)} there and {own.get(token)} here ({len(other)} and {len(own)} tokens); a teacher needs "
+            "the tokens of the model that it teaches"
+        )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,93 +15,39 @@ import torch
 from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
 from gspo.algo.kl import make_controller
 from gspo.algo.losses import POLICY_LOSSES
-from gspo.build.data.rows import given_datasets
+from gspo.build.data.given import NOTHING, Inputs
+from gspo.build.data.training_data import check_code_tests, load_prompt_data, load_sft_examples
 from gspo.build.device import choose_device, default_threads, use_only_deterministic
 from gspo.build.engines import build_engine, build_fleet, check_engine, num_workers, stop_tokens
-from gspo.build.environments import episode_settings, has_environment, require_sendable, turn_scorer
+from gspo.build.environments import has_environment, open_environment, require_sendable, turn_scorer
 from gspo.build.fingerprint import example_rows, fingerprint, prompt_rows
-from gspo.build.inputs import check_code_tests, load_prompts, load_sft_examples, prompt_columns
-from gspo.build.models import build_roles
+from gspo.build.models import build_roles, check_teacher
 from gspo.build.parts import RunParts
 from gspo.build.ranks import build_rank
 from gspo.build.rewards import add_model, build_scorer, grades, names_reward, own_judge, reward_lag, try_reward
-from gspo.build.settings import (
-    build_objective,
-    groups_held,
-    sampling_settings,
-    total_steps,
-    training_params,
-    validation_params,
-)
+from gspo.build.sampling import add_baseline, build_evaluator, build_sampler, choose_filter
+from gspo.build.settings import build_objective, total_steps
 from gspo.config import TrainerConfig
-from gspo.config.batch_plan import distills
-from gspo.data.columns import Say
-from gspo.data.cursor import PromptCursor
 from gspo.data.examples import Example, ExampleOrder
 from gspo.distributed.backend import Backend, ClusterError
 from gspo.distributed.launch import check_launch
 from gspo.distributed.rank_engine import RankEngine
 from gspo.distributed.rank_group import RankGroup
 from gspo.distributed.rank_roles import RankRoles
-from gspo.distributed.run_layout import runs_ahead
 from gspo.environments.pool import EpisodePool
-from gspo.evaluation.evaluator import Evaluator
-from gspo.evaluation.greedy_baseline import GreedyBaseline
-from gspo.models import ModelError
 from gspo.models.load import load_tokenizer
 from gspo.plugins import import_plugins
-from gspo.registry import PluginError
 from gspo.rewards import Scorer
 from gspo.rewards.mixed import MixedScorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.episodes.settings import EpisodeSettings
 from gspo.rollout.workers.worker import Wrapper
-from gspo.sampling.dynamic import DynamicSampler, Record
-from gspo.sampling.filters import GROUP_FILTERS, GroupFilter
-from gspo.sampling.producer import Producer
-from gspo.sampling.sampler import Sampler
+from gspo.sampling.dynamic import Record
 from gspo.seeding import derive_seed
-from gspo.serving.agents.settings import AgentSettings
 from gspo.training.kl_reward import KlScorer
 from gspo.training.roles import LocalRoles, Roles
-from gspo.types import Prompt
 
 METRIC = "algorithm.filter_groups.metric"
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Python objects of the caller that replace what the config names."""
-
-    reward_fn: Any = None
-    val_reward_fn: Any = None  # None: `reward_fn`
-    train_dataset: Iterable[Any] | None = None
-    val_dataset: Iterable[Any] | None = None
-    tokenizer: Any = None
-    environment: Any = None  # a class, a factory, or a list of functions as tools
-    group_filter: GroupFilter | None = None  # used only where `algorithm.filter_groups.function` is null
-
-    def facts(self, share: float | None = None) -> dict[str, str]:
-        """What replaces the config's data and reward, in words, by the name of the argument.
-
-        `share` of the training rows is held out where none are passed for that.
-        """
-        rows = {"train_dataset": self.train_dataset, "val_dataset": self.val_dataset}
-        found = {name: f"{len(list(given))} rows passed in Python" for name, given in rows.items() if given is not None}
-        if self.train_dataset is not None and self.val_dataset is None:
-            found["val_dataset"] = "none" if share is None else f"{share:.3g} of the training rows"
-        if self.reward_fn is not None:
-            found["reward_fn"] = f"{_name_of(self.reward_fn)}, passed in Python"
-        return found
-
-
-NOTHING = Inputs()
-
-
-def _name_of(function: Any) -> str:
-    if isinstance(function, list | tuple):
-        return ", ".join(map(_name_of, function))
-    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def build(
@@ -127,30 +72,19 @@ def build(
     check_engine(config, backend)
     ADVANTAGE_ESTIMATORS.check(config.algorithm.adv_estimator)
     POLICY_LOSSES.check(config.actor_rollout_ref.actor.policy_loss.loss_mode)
-    keep = _group_filter(config, inputs)
+    keep = choose_filter(config, inputs.group_filter)
     device = prepare_process(config)
     tokenizer = inputs.tokenizer or load_run_tokenizer(config)
-    episodes, reward_fn = episode_settings(config, inputs.environment), inputs.reward_fn
-    adapted: dict[str, tuple[Any, str]] = {}
     check_teacher(config, tokenizer)
+    reward_fn = inputs.reward_fn
+    adapted: dict[str, tuple[Any, str]] = {}
     with ExitStack() as started:  # ends what runs already when a later part cannot be built
-        pool = None
-        if isinstance(episodes, AgentSettings):
-            episodes.check()
-        elif episodes is not None:
-            pool = episodes.open_pool()
-            started.callback(pool.close)
-            episodes = episodes.with_tools(pool)
-            episodes.check_template(tokenizer)
+        episodes, pool = open_environment(config, inputs.environment, tokenizer, started)
         options = None if episodes is None else episodes.prompt_options(tokenizer)
-        notes: list[str] = []
-        train, held_out = _load_data(config, tokenizer, inputs, options, notes.append)
-        num_seen = count_seen(train, held_out)
-        if num_seen and notify is not None:
-            notify(
-                f"{num_seen} of the {len(held_out)} evaluation questions are also training rows, so their accuracy says "
-                "nothing about new questions; hold rows out, or set data.val_split to a share"
-            )
+        data = load_prompt_data(config, tokenizer, inputs, options)
+        train, held_out = data.train, data.held_out
+        if notify is not None:
+            data.warn(notify)
         if not names_reward(config, reward_fn):
             check_code_tests([*train, *held_out])
         if isinstance(episodes, EpisodeSettings) and pool is not None and train:
@@ -200,7 +134,7 @@ def build(
             tokenizer=tokenizer,
             roles=roles,
             engine=engine,
-            sampler=_build_sampler(config, train, engine, kl_reward or scorer, record, watch, keep, lag),
+            sampler=build_sampler(config, train, engine, kl_reward or scorer, record, watch, keep, lag),
             evaluator=build_evaluator(config, engine, val_scorer, held_out) if held_out else None,
             objective=build_objective(config),
             total_steps=num_steps,
@@ -210,15 +144,15 @@ def build(
             kl_reward=kl_reward,
             examples=examples,
             adapted=adapted,
-            held_out={"questions": len(held_out), "also_trained_on": num_seen} if held_out else {},
-            notes=notes,
+            held_out=data.held_out_facts(),
+            notes=data.notes,
             mixed=rewards if isinstance(rewards, MixedScorer) else None,
             judge=judge,
         )
         if config.algorithm.adv_estimator == "remax":
             baseline = build_scorer(config, reward_fn, folder=folder)
             add_model(config, baseline, roles.reward_model)
-            _add_baseline(parts, _behind_environment(config, inputs, baseline))
+            add_baseline(parts, _behind_environment(config, inputs, baseline))
         started.pop_all()
         progress(None)
         return parts
@@ -231,22 +165,6 @@ def _warn_without_end(generation_config: Any, tokenizer: Any, notify: Callable[[
             "the model has no end-of-sequence token, so every response runs to data.max_response_length; set eos_token in "
             "tokenizer_config.json, or actor_rollout_ref.model.override_config={eos_token_id: N}"
         )
-
-
-def _group_filter(config: TrainerConfig, inputs: Inputs) -> GroupFilter | None:
-    """The user's rule for which groups are kept; None: the built-in rule."""
-    settings, given = config.algorithm.filter_groups, inputs.group_filter
-    if given is None:
-        return None if settings.function is None else GROUP_FILTERS.find(settings.function)
-    if not callable(given):
-        raise PluginError(f"group_filter is of type {type(given).__name__}; expected a function of a group")
-    if settings.function is not None:
-        raise PluginError(
-            f"group_filter is passed and algorithm.filter_groups.function={settings.function!r} is set; choose one of them"
-        )
-    if not settings.enable:
-        raise PluginError("group_filter has no effect without algorithm.filter_groups.enable=true; set it")
-    return given
 
 
 def prepare_process(config: TrainerConfig) -> torch.device:
@@ -270,41 +188,6 @@ def _examples(config: TrainerConfig, tokenizer: Any) -> ExampleOrder[Example] | 
     seed = derive_seed(config.trainer.seed if c.seed is None else c.seed, "sft")
     size = c.sft_batch_size or c.train_batch_size
     return ExampleOrder(load_sft_examples(config, tokenizer), size, seed=seed, shuffle=c.shuffle)
-
-
-def check_teacher(config: TrainerConfig, tokenizer: Any) -> None:
-    """Refuse a teacher whose tokens are not the policy's: its log-probs would be those of other texts."""
-    path = config.actor_rollout_ref.ref.path
-    if path is None or not distills(config):
-        return
-    own = tokenizer.get_vocab()
-    other = load_tokenizer(path, trust_remote_code=config.actor_rollout_ref.model.trust_remote_code).get_vocab()
-    if own != other:
-        token = next(iter(sorted({*own.items(), *other.items()} - (own.items() & other.items()))))[0]
-        raise ModelError(
-            f"actor_rollout_ref.ref.path={path}: the teacher's tokenizer is not the policy's: token {token!r} is number "
-            f"{other.get(token)} there and {own.get(token)} here ({len(other)} and {len(own)} tokens); a teacher needs "
-            "the tokens of the model that it teaches"
-        )
-
-
-def _load_data(
-    config: TrainerConfig, tokenizer: Any, inputs: Inputs, template_options: Mapping[str, Any] | None, say: Say
-) -> tuple[list[Prompt], list[Prompt]]:
-    """Training prompts and held-out ones, from the caller's rows or the config's files."""
-    train, val = given_datasets(config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, say)
-    prompts = load_prompts(config, tokenizer, "train", train, template_options, say)
-    return prompts, load_prompts(config, tokenizer, "val", val, template_options)
-
-
-def count_seen(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> int:
-    """How many held-out prompts have the text of a training prompt, whatever their rows are called."""
-    seen = {_text_of(prompt) for prompt in train}
-    return sum(_text_of(prompt) in seen for prompt in held_out)
-
-
-def _text_of(prompt: Prompt) -> tuple[str, ...]:
-    return tuple(" ".join(str(message.get("content", "")).split()) for message in prompt.messages)
 
 
 def _behind_environment(config: TrainerConfig, inputs: Inputs, scorer: Scorer) -> Scorer:
@@ -365,60 +248,6 @@ def choose_backend(config: TrainerConfig) -> Backend | None:
     return RayBackend()
 
 
-def _build_sampler(
-    config: TrainerConfig,
-    prompts: list[Prompt],
-    engine: RolloutEngine,
-    scorer: Any,
-    record: Record | None,
-    watch: Callable[[int, int], None] | None,
-    keep: GroupFilter | None,
-    lag: int,
-) -> Sampler:
-    """The sampler; in its own thread when rollouts are asynchronous."""
-    source = PromptCursor(
-        prompts,
-        seed=config.trainer.seed if config.data.seed is None else config.data.seed,
-        shuffle=config.data.shuffle,
-        total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
-    )
-    settings = sampling_settings(config, lag)
-
-    def make(record: Record | None) -> DynamicSampler:
-        return DynamicSampler(
-            source,
-            engine,
-            scorer,
-            settings,
-            seed=config.trainer.seed,
-            record=record,
-            watch=watch,
-            num_held=_num_held(config, engine),
-            keep=keep,
-        )
-
-    return Producer(make, record) if config.actor_rollout_ref.rollout.mode == "async" else make(record)
-
-
-def _num_held(config: TrainerConfig, engine: RolloutEngine) -> Callable[[], int] | None:
-    """How many groups the engine can hold, which changes with the number of asynchronous workers; None: by the settings."""
-    if not engine.num_workers or not runs_ahead(config):
-        return None
-    return lambda: groups_held(config, engine.num_workers)
-
-
-def build_evaluator(config: TrainerConfig, engine: RolloutEngine, scorer: Scorer, prompts: list[Prompt]) -> Evaluator:
-    return Evaluator(
-        engine,
-        scorer,
-        prompts,
-        validation_params(config),
-        n=config.actor_rollout_ref.rollout.val_kwargs.n,
-        seed=derive_seed(config.trainer.seed, "eval"),
-        batch_size=config.data.val_batch_size,
-    )
-
-
 def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles) -> KlScorer | None:
     c = config.algorithm
     if not c.use_kl_in_reward:
@@ -427,9 +256,3 @@ def _kl_reward(config: TrainerConfig, scorer: Scorer, roles: Roles) -> KlScorer 
     k = c.kl_ctrl
     controller = make_controller(k.type, k.kl_coef, k.target_kl, k.horizon)
     return KlScorer(scorer, roles.policy, roles.reference, controller, c.kl_penalty)
-
-
-def _add_baseline(parts: RunParts, scorer: Scorer) -> None:
-    """Add ReMax's greedy answers, with their own scorer: groups may still be scored by the other."""
-    parts.scorers.append(scorer)
-    parts.baseline = GreedyBaseline(parts.engine, scorer, training_params(parts.config))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gspo.build.run import Inputs
+from gspo.build.data.given import Inputs
 from gspo.build.supervised.examples import SupervisedParts, build_supervised
 from gspo.config import ResolvedConfig, TrainerConfig, load_supervised
 from gspo.data.rows import DataError

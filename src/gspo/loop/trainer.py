@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gspo.build.data.given import Inputs
 from gspo.build.parts import RunParts
 from gspo.build.role_settings import order_seed
-from gspo.build.run import Inputs, build
+from gspo.build.run import build
 from gspo.config import ResolvedConfig, TrainerConfig, load
 from gspo.distributed.backend import Backend
 from gspo.loop import ending, step_records

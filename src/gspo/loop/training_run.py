@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from gspo.build.data.given import Inputs
 from gspo.build.data.rows import held_out_share
 from gspo.build.parts import Parts
-from gspo.build.run import Inputs, choose_backend
+from gspo.build.run import choose_backend
 from gspo.build.sizes import decide_sizes
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.background_writer import BackgroundWriter

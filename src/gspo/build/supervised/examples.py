@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.build.data.given import NOTHING, Inputs
 from gspo.build.data.rows import given_datasets, held_out_share
+from gspo.build.data.training_data import check_code_tests, example_columns, load_examples, load_prompts, prompt_columns
 from gspo.build.fingerprint import check_fingerprint, example_rows, fingerprint
-from gspo.build.inputs import check_code_tests, example_columns, load_examples, load_prompts, prompt_columns
 from gspo.build.parts import layout_note, model_size, where
 from gspo.build.rewards import build_scorer, names_reward
-from gspo.build.run import NOTHING, Inputs, build_evaluator, build_models, load_run_tokenizer, prepare_process
+from gspo.build.run import build_models, load_run_tokenizer, prepare_process
+from gspo.build.sampling import build_evaluator
 from gspo.build.settings import total_steps
 from gspo.config import TrainerConfig
 from gspo.data.examples import Example, ExampleOrder

@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from transformers.utils.logging import disable_progress_bar
 
+from gspo.build.data.given import NOTHING, Inputs
 from gspo.build.data.rows import given_datasets, held_out_share
+from gspo.build.data.training_data import load_preferences, pair_columns
 from gspo.build.fingerprint import fingerprint
-from gspo.build.inputs import load_preferences, pair_columns
 from gspo.build.models import optimizer_of, schedule_of
 from gspo.build.parts import layout_note, model_size, where
 from gspo.build.role_settings import layout_kind
-from gspo.build.run import NOTHING, Inputs, load_run_tokenizer, prepare_process
+from gspo.build.run import load_run_tokenizer, prepare_process
 from gspo.build.settings import total_steps
 from gspo.build.supervised.examples import SupervisedParts
 from gspo.config import TrainerConfig

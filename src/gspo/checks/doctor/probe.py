@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from gspo.build.inputs import load_prompts
+from gspo.build.data.given import Inputs
+from gspo.build.data.training_data import load_prompts
 from gspo.build.parts import RunParts
-from gspo.build.run import Inputs, build
+from gspo.build.run import build
 from gspo.build.settings import sampling_settings
 from gspo.checks.doctor.noise import Noise, measure_noise
 from gspo.config import BatchPlan, ResolvedLoss, TrainerConfig, resolved_loss

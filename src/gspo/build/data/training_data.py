@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from gspo.build.data.rows import rows_of_split, sft_rows
+from gspo.build.data.given import Inputs
+from gspo.build.data.rows import given_datasets, rows_of_split, sft_rows
 from gspo.config import TrainerConfig
 from gspo.data.chat_template import encode_prompts
 from gspo.data.columns import Columns, Say
@@ -113,3 +115,47 @@ def check_code_tests(prompts: Iterable[Prompt]) -> None:
                 read_tests(prompt.ground_truth)
             except ValueError as error:
                 raise DataError(prompt.uid, f"cannot be graded: {error}", field="ground_truth") from None
+
+
+@dataclass(frozen=True)
+class PromptData:
+    """The prompts of a run."""
+
+    train: list[Prompt]
+    held_out: list[Prompt]
+    num_seen: int  # held-out prompts that are also trained on
+    notes: list[str]  # for the user
+
+    def warn(self, notify: Callable[[str], None]) -> None:
+        """Say it when training rows are in the evaluation."""
+        if self.num_seen:
+            notify(
+                f"{self.num_seen} of the {len(self.held_out)} evaluation questions are also training rows, so their "
+                "accuracy says nothing about new questions; hold rows out, or set data.val_split to a share"
+            )
+
+    def held_out_facts(self) -> dict[str, int]:
+        return {"questions": len(self.held_out), "also_trained_on": self.num_seen} if self.held_out else {}
+
+
+def load_prompt_data(
+    config: TrainerConfig, tokenizer: Any, inputs: Inputs, template_options: Mapping[str, Any] | None
+) -> PromptData:
+    """Training prompts and held-out ones, from the caller's rows or the config's files."""
+    notes: list[str] = []
+    rows, val_rows = given_datasets(
+        config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, notes.append
+    )
+    train = load_prompts(config, tokenizer, "train", rows, template_options, notes.append)
+    held_out = load_prompts(config, tokenizer, "val", val_rows, template_options)
+    return PromptData(train, held_out, count_seen(train, held_out), notes)
+
+
+def count_seen(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> int:
+    """How many held-out prompts have the text of a training prompt, whatever their rows are called."""
+    seen = {_text_of(prompt) for prompt in train}
+    return sum(_text_of(prompt) in seen for prompt in held_out)
+
+
+def _text_of(prompt: Prompt) -> tuple[str, ...]:
+    return tuple(" ".join(str(message.get("content", "")).split()) for message in prompt.messages)
