@@ -140,7 +140,7 @@ class TrainingRun(ABC, Generic[P]):
             self._restore(loaded)
         self.saver.resumed(loaded)
         self.run.cut_after(self.step or -1)  # step 0 is evaluated again
-        self.alarms.restore(self.step, list(self.run.rows()))
+        self.alarms.restore(self.step, self.run.rows())
         self.counters.rollbacks = max(self.counters.rollbacks, self.alarms.num_rollbacks())
         self.parts.roles.scale_lr(LR_FACTOR**self.counters.rollbacks)
         self._first_step = self.step

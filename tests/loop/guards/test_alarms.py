@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 
 import pytest
 
@@ -54,6 +56,32 @@ CAUSES = {
     "reward_hacking": {"critic/score_all/mean": 0.9, "val-core/a/acc/mean@1": 0.3},
     "judge_disagreement": {"judge/disagreement": 0.3},
 }
+
+
+def test_alarms_are_those_of_all_rows_although_only_some_are_held():
+    choose, changes = random.Random(5), [name for cause in CAUSES.values() for name in cause]
+    watch, whole, active = AlarmWatch(), [], set()
+    num_alarms = 0
+    for step in range(400):
+        row = {**HEALTHY, "step": step, "actor/pg_loss": choose.choice((0.01, 0.01 + step))}
+        for name in choose.sample(changes, 3):
+            row[name] = choose.choice((None, math.nan, 0.0, 0.2, 0.5, 0.9, 3.0, 12.0))
+        whole.append(row)
+        found = {name: text for name, rule in RULES.items() if (text := rule(whole)) is not None}
+        expected = [(name, text) for name, text in found.items() if name not in active]
+        assert [(a.name, a.text) for a in watch.observe(row)] == expected
+        active, num_alarms = set(found), num_alarms + len(expected)
+    assert num_alarms > 100
+
+
+def test_a_long_run_holds_a_bounded_number_of_rows(monkeypatch):
+    held = []
+    monkeypatch.setitem(RULES, "made", lambda rows: held.append(len(rows)))
+    watch = AlarmWatch()
+    for step in range(1000):
+        accuracy = {"val-core/a/acc/mean@1": math.sin(step)} if step % 10 == 0 else {}
+        watch.observe({**HEALTHY, **accuracy, "step": step})
+    assert held[:3] == [1, 2, 3] and max(held[100:]) < 25
 
 
 @pytest.mark.parametrize("name", CAUSES)

@@ -7,35 +7,32 @@ does is a function of the rows alone, so a resumed run raises the alarms it woul
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from gspo.checkpoint import folder as checkpoint
+from gspo.loop.guards.row_history import REWARD, RISING_STEPS, START_ROWS, Row, RowHistory, finite_value
 from gspo.runs.files import write_atomic
 from gspo.runs.folder import RunFolder, step_of
 from gspo.runs.metric_names import held_out_accuracy
 
 LR_FACTOR = 0.5  # of the learning rate after a rollback
 MAX_ROLLBACKS = 1
-START_ROWS = 3  # the first training rows say what is normal for a run
 RATIO_LIMIT = 10.0
 MEAN_RANGE = (0.5, 2.0)
 CLIP_LIMIT = 0.8
 ENTROPY_SHARE = 0.05
 ENTROPY_FACTOR = 3.0
-RISING_STEPS = 10  # chance alone orders so many values about once in four million steps
 KEEP_LIMIT = 0.05
 LENGTH_SHARE = 0.25
 CUT_LIMIT = 0.5
 HACKING_MARGIN = 0.05
 DISAGREEMENT_MARGIN = 0.15
 
-Row = Mapping[str, Any]
 Rule = Callable[[Sequence[Row]], str | None]
 Action = Literal["warn", "pause", "rollback"]
 
@@ -59,13 +56,14 @@ class AlarmWatch:
 
     def __init__(self, rules: Mapping[str, Rule] | None = None) -> None:
         self._rules = RULES if rules is None else rules
-        self._rows: list[Row] = []
+        self._history = RowHistory()
         self._active: set[str] = set()
 
     def observe(self, row: Row) -> list[Alarm]:
         """The alarms that begin with this row."""
-        self._rows.append(row)
-        found = {name: text for name, rule in self._rules.items() if (text := rule(self._rows)) is not None}
+        rows = [*self._history.rows(), row]
+        found = {name: text for name, rule in self._rules.items() if (text := rule(rows)) is not None}
+        self._history.add(row)
         new = [name for name in found if name not in self._active]
         self._active = set(found)
         return [Alarm(int(row["step"]), name, found[name]) for name in new]
@@ -83,7 +81,7 @@ class Alarms:
         self._rules = rules
         self._watch = AlarmWatch(rules)
 
-    def restore(self, step: int, rows: Sequence[Row]) -> None:
+    def restore(self, step: int, rows: Iterable[Row]) -> None:
         """Continue after `step`: forget later alarms, except those that led to a rollback, and look at the rows again."""
         kept = [a for a in self.read() if a.step <= step or a.action == "rollback"]
         if self.file.exists():
@@ -141,21 +139,16 @@ def checkpoint_before(folder: Path, step: int) -> Path | None:
     return None
 
 
-def _value(row: Row, name: str) -> float | None:
-    value = row.get(name)
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
 def _start(rows: Sequence[Row], name: str) -> float | None:
     """The mean over the run's first rows that have the metric; None before there are enough and one more."""
-    known = (v for row in rows if (v := _value(row, name)) is not None)
+    known = (v for row in rows if (v := finite_value(row, name)) is not None)
     values = list(islice(known, START_ROWS + 1))
     return sum(values[:START_ROWS]) / START_ROWS if len(values) > START_ROWS else None
 
 
 def _latest(rows: Sequence[Row], name: str) -> float | None:
     """The latest known value of a metric. A step may not measure it, such as the reward when no group was judged."""
-    return next((v for row in reversed(rows) if (v := _value(row, name)) is not None), None)
+    return next((v for row in reversed(rows) if (v := finite_value(row, name)) is not None), None)
 
 
 def not_finite(rows: Sequence[Row]) -> str | None:
@@ -164,7 +157,7 @@ def not_finite(rows: Sequence[Row]) -> str | None:
     if (row.get("actor/skipped_updates") or 0) > 0 or (row.get("critic/skipped_updates") or 0) > 0:
         return "a loss or gradient was not finite and its update was skipped; lower actor.optim.lr, or use float32"
     watched = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/score/mean", "critic/vf_loss")
-    bad = [name for name in watched if name in row and _value(row, name) is None]
+    bad = [name for name in watched if name in row and finite_value(row, name) is None]
     return f"{', '.join(bad)} is not finite; lower actor.optim.lr, or use float32" if bad else None
 
 
@@ -173,8 +166,8 @@ def ratio_explosion(rows: Sequence[Row]) -> str | None:
 
     A single small ratio says nothing: a short answer that was unlikely and wrong may rightly become impossible.
     """
-    high = _value(rows[-1], "actor/seq_importance_ratio/max")
-    mean = _value(rows[-1], "actor/seq_importance_ratio")
+    high = finite_value(rows[-1], "actor/seq_importance_ratio/max")
+    mean = finite_value(rows[-1], "actor/seq_importance_ratio")
     if high is None or mean is None or (high <= RATIO_LIMIT and MEAN_RANGE[0] < mean < MEAN_RANGE[1]):
         return None
     return (
@@ -185,8 +178,8 @@ def ratio_explosion(rows: Sequence[Row]) -> str | None:
 
 def clip_fraction(rows: Sequence[Row]) -> str | None:
     """Nearly everything clipped: most of the batch has no gradient."""
-    value = _value(rows[-1], "actor/pg_clipfrac_later")
-    value = _value(rows[-1], "actor/pg_clipfrac") if value is None else value
+    value = finite_value(rows[-1], "actor/pg_clipfrac_later")
+    value = finite_value(rows[-1], "actor/pg_clipfrac") if value is None else value
     if value is None or value <= CLIP_LIMIT:
         return None
     return (
@@ -197,8 +190,8 @@ def clip_fraction(rows: Sequence[Row]) -> str | None:
 
 def entropy_collapse(rows: Sequence[Row]) -> str | None:
     """Entropy gone without the reward having risen. (Answers that become right become certain too.)"""
-    start, now = _start(rows, "actor/entropy"), _value(rows[-1], "actor/entropy")
-    before, reward = _start(rows, "critic/score_all/mean"), _latest(rows, "critic/score_all/mean")
+    start, now = _start(rows, "actor/entropy"), finite_value(rows[-1], "actor/entropy")
+    before, reward = _start(rows, REWARD), _latest(rows, REWARD)
     if start is None or now is None or now >= ENTROPY_SHARE * start:
         return None
     if before is not None and reward is not None and reward > before + HACKING_MARGIN:
@@ -211,8 +204,8 @@ def entropy_collapse(rows: Sequence[Row]) -> str | None:
 
 def gibberish(rows: Sequence[Row]) -> str | None:
     """Entropy far above its start and the reward fallen: the answers become random tokens."""
-    start, now = _start(rows, "actor/entropy"), _value(rows[-1], "actor/entropy")
-    before, reward = _start(rows, "critic/score_all/mean"), _latest(rows, "critic/score_all/mean")
+    start, now = _start(rows, "actor/entropy"), finite_value(rows[-1], "actor/entropy")
+    before, reward = _start(rows, REWARD), _latest(rows, REWARD)
     if start is None or now is None or before is None or reward is None:
         return None
     if now <= ENTROPY_FACTOR * start or reward >= before - HACKING_MARGIN:
@@ -225,7 +218,7 @@ def gibberish(rows: Sequence[Row]) -> str | None:
 
 def rising_loss(rows: Sequence[Row]) -> str | None:
     """The policy loss rose in every one of the last steps. It hovers around 0 in a healthy run."""
-    known = [v for row in rows[-RISING_STEPS:] if (v := _value(row, "actor/pg_loss")) is not None]
+    known = [v for row in rows[-RISING_STEPS:] if (v := finite_value(row, "actor/pg_loss")) is not None]
     if len(known) < RISING_STEPS or any(b <= a for a, b in pairwise(known)):
         return None
     return (
@@ -236,11 +229,11 @@ def rising_loss(rows: Sequence[Row]) -> str | None:
 
 def keep_rate(rows: Sequence[Row]) -> str | None:
     """Nearly every group is filtered out."""
-    kept = _value(rows[-1], "train/filtered_prompts_ratio")
-    judged = _value(rows[-1], "train/groups_generated") or 0
+    kept = finite_value(rows[-1], "train/filtered_prompts_ratio")
+    judged = finite_value(rows[-1], "train/groups_generated") or 0
     if kept is None or judged < 1 / KEEP_LIMIT or kept >= KEEP_LIMIT:
         return None
-    right = (_value(rows[-1], "train/groups_all_right") or 0) / judged
+    right = (finite_value(rows[-1], "train/groups_all_right") or 0) / judged
     remedy = "use harder data, or stop: this is learnt" if right > 0.5 else "use easier data or a warm start"
     return (
         f"only {kept:.1%} of the groups have answers of different reward ({right:.0%} all right), so almost all "
@@ -250,10 +243,10 @@ def keep_rate(rows: Sequence[Row]) -> str | None:
 
 def no_gradient(rows: Sequence[Row]) -> str | None:
     """Every group's responses earned the same, and none was filtered: nothing can be learnt from the step."""
-    ends = [_value(rows[-1], f"critic/advantages/{end}") for end in ("min", "max")]
+    ends = [finite_value(rows[-1], f"critic/advantages/{end}") for end in ("min", "max")]
     if ends != [0.0, 0.0]:
         return None
-    score = _value(rows[-1], "critic/score/mean")
+    score = finite_value(rows[-1], "critic/score/mean")
     earned = "" if score is None else f" (mean {score:.3g})"
     return (
         f"in every group all responses earned the same reward{earned}, so all advantages are 0 and the policy's gradient is "
@@ -264,7 +257,7 @@ def no_gradient(rows: Sequence[Row]) -> str | None:
 
 def length_collapse(rows: Sequence[Row]) -> str | None:
     """Answers shrink to a fraction of what they were."""
-    start, now = _start(rows, "response_length/mean"), _value(rows[-1], "response_length/mean")
+    start, now = _start(rows, "response_length/mean"), finite_value(rows[-1], "response_length/mean")
     if start is None or now is None or now >= LENGTH_SHARE * start:
         return None
     return (
@@ -275,7 +268,7 @@ def length_collapse(rows: Sequence[Row]) -> str | None:
 
 def answers_cut(rows: Sequence[Row]) -> str | None:
     """Most answers run into the length limit, which they did not at first."""
-    start, now = _start(rows, "response_length/clip_ratio"), _value(rows[-1], "response_length/clip_ratio")
+    start, now = _start(rows, "response_length/clip_ratio"), finite_value(rows[-1], "response_length/clip_ratio")
     if start is None or now is None or now <= CUT_LIMIT or start > CUT_LIMIT / 2:
         return None
     return (
@@ -293,7 +286,7 @@ def reward_hacking(rows: Sequence[Row]) -> str | None:
     if not earlier:
         return None
     at, best = max(earlier, key=lambda pair: pair[1])
-    known = [r for row in rows[at:] if (r := _value(row, "critic/score_all/mean")) is not None]
+    known = [r for row in rows[at:] if (r := finite_value(row, REWARD)) is not None]
     if len(known) < 2 or best - now <= HACKING_MARGIN or known[-1] - known[0] <= HACKING_MARGIN:
         return None
     return (
@@ -305,7 +298,7 @@ def reward_hacking(rows: Sequence[Row]) -> str | None:
 def judge_disagreement(rows: Sequence[Row]) -> str | None:
     """A judge or reward model contradicts the rule more often than at first: the policy learns to please it."""
     for name, what in (("judge/disagreement", "the judge"), ("reward_model/disagreement", "the reward model")):
-        start, now = _start(rows, name), _value(rows[-1], name)
+        start, now = _start(rows, name), finite_value(rows[-1], name)
         if start is not None and now is not None and now > start + DISAGREEMENT_MARGIN:
             return (
                 f"{what} disagrees with the rule on {now:.0%}, {start:.0%} at first: the policy may learn what pleases "
