@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gspo import Trainer
+from gspo.checkpoint.folder import verify
 from gspo.cli import app
 from gspo.commands.serving.chat import Talk
 from gspo.environments.builtin import Calculator
@@ -112,6 +113,8 @@ def test_push_exports_a_checkpoint_with_its_card(tmp_path: Path) -> None:
     resolved = config(tmp_path / "runs", make_model(tmp_path / "small"), "trainer.total_training_steps=1")
     Trainer(resolved, reward_fn=even_first_byte).fit()
     folder = tmp_path / "runs" / "run"
+    (saved,) = (folder / "checkpoints").iterdir()
+    assert "These weights are from step 1 of run" in (saved / "README.md").read_text() and verify(saved) is None
     done = run("push", str(folder), "owner/name", "--dry-run")
     assert done.exit_code == 0, done.output
     assert "README.md" in done.stdout and "model.safetensors" in done.stdout and "optimizer" not in done.stdout

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gspo import report
 from gspo.exit_codes import EXIT_PAUSED
 from gspo.loop.counters import Counters
+from gspo.loop.export import write_cards
 from gspo.loop.guards.alarms import Paused
 from gspo.runs.console import Console
 from gspo.runs.files import write_json
@@ -80,7 +81,14 @@ def command_to_go_on(trainer: TrainingRun[Any], *overrides: str) -> str:
 
 
 def write_report(console: Console, run: RunFolder) -> None:
-    """Write the run's report page and print where it is. A report that fails is a warning: the run itself ended well."""
+    """Write the model cards of the checkpoints and the report page, and print where it is.
+
+    What cannot be written is a warning: the run itself ended well.
+    """
+    try:
+        write_cards(run)
+    except OSError as error:
+        console.warn(f"the model cards of {run.checkpoints} are not complete: {error}")
     page = report.write_report(run.path, console.warn)
     if page is not None:
         console.say(f"report: {page}")
