@@ -5,8 +5,8 @@
     python scripts/proof.py collect gsm8k-losses gspo 0 RUN_FOLDER
 
 `run` starts `gspo train` once per method and seed, `--at-once` of them side by side, then samples four answers per held-out
-question with `gspo eval --n 4`. A run that has its file already is left out, so that several occasions add up. The page is
-made from the files by `scripts/make_results.py`.
+question with `gspo eval --n 4` (`--samples 1`: not). A run that has its file already is left out, so that several occasions
+add up. The page is made from the files by `scripts/make_results.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gspo.rewards.graders.answers import extract_marked
+from gspo.runs.metric_names import tool_call_share
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes" / "proof"
@@ -45,6 +46,11 @@ def read_tables() -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(ROOT / "scripts" / "proof_tables.yaml"))  # type: ignore[return-value]
 
 
+def recipe_word(recipe: str) -> str:
+    """How the command line names a recipe: a file of `recipes/proof`, or the name of a packaged one."""
+    return str(RECIPES.relative_to(ROOT) / recipe) if recipe.endswith(".yaml") else recipe
+
+
 def run_one(table: str, method: str, seed: int, settings: list[str], args: argparse.Namespace) -> None:
     """Train, evaluate and collect one run. What the program prints is in `console.log` of the run's folder."""
     spec, name = read_tables()[table], f"{table}-{method}-seed{seed}"
@@ -52,7 +58,7 @@ def run_one(table: str, method: str, seed: int, settings: list[str], args: argpa
     if result_file(table, method, seed, args.results).exists():
         print(f"{name}: has its result already")
         return
-    words = ["train", str(RECIPES.relative_to(ROOT) / spec["recipe"]), *spec["methods"][method], *settings]
+    words = ["train", recipe_word(spec["recipe"]), *spec["methods"][method], *settings]
     words += [f"trainer.seed={seed}", f"trainer.experiment_name={name}", f"trainer.default_local_dir={args.folder}"]
     begin, log = time.time(), args.folder / f"{name}.log"
     if not _program(words, log):
@@ -117,8 +123,10 @@ def _curve(folder: Path, rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]
         spent = {"step": row["step"], "generated_tokens": int(tokens), "seconds": round(seconds, 1)}
         file = folder / "evals" / f"step-{row['step']:06d}.jsonl.gz"
         if file.exists():
+            calls = tool_call_share(row)
             with gzip.open(file, "rt") as lines:
-                yield spent | _point([json.loads(line) for line in lines])
+                point = _point([json.loads(line) for line in lines])
+            yield spent | point | ({} if calls is None else {"tool_calls": calls})
 
 
 def _point(records: list[dict[str, Any]]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NAMES = [file.stem for file in (ROOT / "src" / "gspo" / "config" / "recipes").glob("*.yaml")]
 FILES = sorted((ROOT / "docs" / "results").glob("*/*.json"))
 
 
@@ -34,7 +35,7 @@ def test_the_page_is_made_from_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_result_says_how_it_was_made(file: Path) -> None:
     result = json.loads(file.read_text())
-    assert result["command"].startswith("gspo train recipes/proof/")
+    assert result["command"].startswith(("gspo train recipes/proof/", *(f"gspo train {name} " for name in NAMES)))
     assert f"trainer.seed={result['seed']} " in result["command"]
     assert result["commit"] and result["machine"]
     assert file.stem == f"{result['method']}-seed{result['seed']}"

@@ -11,6 +11,8 @@ from gspo.config import load
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 
+SHUFFLED = Path(__file__).parents[2] / "recipes" / "proof" / "shuffled_calculator.py"
+
 
 def train(name: str, folder: Path, *overrides: str) -> dict[str, Any]:
     words = [f"trainer.default_local_dir={folder}", "trainer.save_freq=-1", "trainer.num_threads=1"]
@@ -27,7 +29,7 @@ def test_the_calculator_is_called_because_it_helps(tmp_path: Path, seed: int) ->
 
 @pytest.mark.slow
 def test_a_calculator_that_answers_another_question_is_not_called(tmp_path: Path) -> None:
-    shuffled = ("environment.path=tests.learning.shuffled_calculator", "environment.name=ShuffledCalculator")
+    shuffled = (f"environment.path={SHUFFLED}", "environment.name=ShuffledCalculator")
     result = train("calculator", tmp_path, *shuffled, "algorithm.filter_groups.enable=false")
     assert result["final_acc"] <= 0.30 and result["tool_calls_final"] < 1 / 3
 

@@ -1,4 +1,4 @@
-"""A calculator that answers another question: the control of the recipe `calculator`."""
+"""The control of `gspo train calculator`: a calculator that answers another question, so that calls do not help."""
 
 from __future__ import annotations
 
