@@ -27,7 +27,7 @@ Later ones in this list replace earlier ones:
 
 1. the default in the tables below;
 2. the recipe `embedded`, as long as `actor_rollout_ref.model.path` is `embedded` (column *embedded*);
-3. a YAML file: `gspo train run.yaml`;
+3. a recipe that is named, `gspo train gsm8k`, or a YAML file: `gspo train run.yaml`;
 4. Python: `TrainerConfig(algorithm=AlgoConfig(...))`;
 5. flags: `--group_size 4`, `--learning_rate=1e-6`, `--use_wandb`;
 6. overrides: `data.train_batch_size=64`, `+reward_model.reward_kwargs.max_resp_len=512`.

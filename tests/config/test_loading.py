@@ -68,6 +68,24 @@ def test_the_embedded_recipe_warns_of_nothing():
     assert load().warnings == ()
 
 
+def test_a_named_recipe_wins_over_the_embedded_models():
+    words = ["actor_rollout_ref.model.path=embedded"]
+    resolved = load("gsm8k", words)
+    assert (resolved.get("data.train_files"), resolved.origin("data.train_files")) == ("gsm8k", "recipe gsm8k")
+    assert (resolved.get(LR), resolved.get("trainer.total_training_steps")) == (1e-6, 100)
+    key = "actor_rollout_ref.rollout.max_num_seqs"  # only the embedded model's recipe sets it
+    assert (resolved.get(key), resolved.origin(key)) == (256, "recipe embedded")
+    assert load("gsm8k", [*words, f"{LR}=2e-6"]).get(LR) == 2e-6
+    again = load(base=resolved)
+    assert again.config == resolved.config and again.origins == resolved.origins
+
+
+def test_the_embedded_models_recipe_wins_over_the_defaults_of_a_program(tmp_path):
+    path = write(tmp_path, "data: {train_files: gsm8k, val_split: dev}\n")
+    resolved = load(recipe=path)
+    assert (resolved.get("data.train_files"), resolved.get("data.val_split")) == ("arithmetic", "dev")
+
+
 def test_interpolation_sees_overrides_and_other_names(tmp_path):
     path = write(
         tmp_path,

@@ -119,21 +119,22 @@ def load(
     """Resolve defaults < recipe < file < Python (`base`) < flags < overrides. ConfigErrors lists everything wrong.
 
     `config_path` may also name a recipe of this package, such as `calculator`. `recipe` is a YAML file of defaults. The
-    recipe of the embedded model takes precedence over it. `system` is whose program this replaces: values that nobody
-    sets are then that system's, where it has others (SYSTEM_DEFAULTS).
+    recipe of the embedded model takes precedence over it, but not over a named recipe. `system` is whose program this
+    replaces: values that nobody sets are then that system's, where it has others (SYSTEM_DEFAULTS).
     """
     problems: list[Problem] = []
     defaults: list[Setting] = []
+    chosen: list[Setting] = []
     if recipe is not None:
         settings = read_yaml(Path(recipe), Layer.RECIPE, problems, f"recipe {Path(recipe).name}")
         defaults = _full_keys(settings, problems)
     if (named := named_recipe(config_path)) is not None:
-        defaults += _full_keys(read_yaml(named, Layer.RECIPE, problems, f"recipe {config_path}"), problems)
+        chosen = _full_keys(read_yaml(named, Layer.RECIPE, problems, f"recipe {config_path}"), problems)
         config_path = None
     if isinstance(base, ResolvedConfig):
-        defaults += [s for s in base.settings() if s.origin.layer == Layer.RECIPE]
+        chosen += [s for s in base.settings() if s.origin.layer == Layer.RECIPE]
     written = _read(config_path, overrides, flags, base, problems)
-    return _resolve(written, problems, defaults, system or _system_of(written))
+    return _resolve(written, problems, defaults, system or _system_of(written), chosen=chosen)
 
 
 def resolve_settings(written: list[Setting], system: str | None = None) -> ResolvedConfig:
@@ -192,13 +193,21 @@ def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting
 
 
 def _resolve(
-    written: list[Setting], problems: list[Problem], recipe: list[Setting], system: str | None, *, for_sft: bool = False
+    written: list[Setting],
+    problems: list[Problem],
+    recipe: list[Setting],
+    system: str | None,
+    *,
+    chosen: Sequence[Setting] = (),
+    for_sft: bool = False,
 ) -> ResolvedConfig:
+    """The config of what a person wrote, over the recipe `chosen` by name, the embedded model's and `recipe`."""
     table = Settings()
     for key, leaf in tree.leaves().items():
         table.put(key, leaf.default, Origin(Layer.DEFAULT, "default"))
-    if not for_sft and _model(written, recipe) == "embedded":
+    if not for_sft and _model(written, [*recipe, *chosen]) == "embedded":
         recipe = [*recipe, *embedded_recipe()]
+    recipe = [*recipe, *chosen]
     translated, deferred = names.translate(_interpolate(written, recipe, problems), problems)
     usual = SYSTEM_DEFAULTS[system] if system else {}
     others = [Setting(key, value, Origin(Layer.DERIVED, f"default of {system}")) for key, value in usual.items()]
