@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gspo.config.compat import alias_values as values
+from gspo.config.compat import areal_values
 from gspo.config.compat.alias import Alias, Fixed
 
 ACTOR = "actor_rollout_ref.actor"
@@ -22,7 +23,7 @@ _AREAL_ACTOR = (
     Alias("behav_imp_weight_cap", "AReaL", f"{ACTOR}.behav_imp_weight_cap"),
     Alias("behave_imp_weight_cap", "AReaL", f"{ACTOR}.behav_imp_weight_cap"),
     Alias("behav_imp_weight_mode", "AReaL", f"{ACTOR}.behav_imp_weight_mode"),
-    Alias("eps_clip", "AReaL", f"{ACTOR}.clip_ratio", values.areal_eps_clip),
+    Alias("eps_clip", "AReaL", f"{ACTOR}.clip_ratio", areal_values.eps_clip),
     Alias("eps_clip_higher", "AReaL", f"{ACTOR}.clip_ratio_high"),
     Alias("c_clip", "AReaL", f"{ACTOR}.clip_ratio_c"),
     Alias("kl_ctl", "AReaL", "algorithm.kl_ctrl.kl_coef", values.kl_in_reward),
@@ -30,14 +31,14 @@ _AREAL_ACTOR = (
     Alias("reward_scaling", "AReaL", "reward.scale"),
     Alias("reward_bias", "AReaL", "reward.bias"),
     Alias("reward_clip", "AReaL", "reward.clip"),
-    Alias("reward_norm.mean_level", "AReaL", "algorithm.norm_adv_by_std_in_grpo", values.areal_mean_level),
-    Alias("reward_norm.mean_leave1out", "AReaL", "algorithm.norm_adv_by_std_in_grpo", values.areal_leave_one_out),
-    Alias("reward_norm.std_level", "AReaL", "algorithm.norm_adv_by_std_in_grpo", values.areal_std_level),
-    Alias("adv_norm.mean_level", "AReaL", "algorithm.normalize_advantages", values.areal_adv_norm),
-    Alias("adv_norm.std_level", "AReaL", "algorithm.normalize_advantages", values.areal_adv_norm),
+    Alias("reward_norm.mean_level", "AReaL", "algorithm.norm_adv_by_std_in_grpo", areal_values.mean_level),
+    Alias("reward_norm.mean_leave1out", "AReaL", "algorithm.norm_adv_by_std_in_grpo", areal_values.leave_one_out),
+    Alias("reward_norm.std_level", "AReaL", "algorithm.norm_adv_by_std_in_grpo", areal_values.std_level),
+    Alias("adv_norm.mean_level", "AReaL", "algorithm.normalize_advantages", areal_values.adv_norm),
+    Alias("adv_norm.std_level", "AReaL", "algorithm.normalize_advantages", areal_values.adv_norm),
     Alias("rejection_sampling.upper", "AReaL", f"{ACTOR}.behav_imp_weight_cap"),
-    Alias("rejection_sampling.level", "AReaL", f"{ACTOR}.behav_imp_weight_mode", values.areal_rejection_level),
-    Alias("use_sapo_loss", "AReaL", f"{ACTOR}.policy_loss.loss_mode", values.areal_sapo),
+    Alias("rejection_sampling.level", "AReaL", f"{ACTOR}.behav_imp_weight_mode", areal_values.rejection_level),
+    Alias("use_sapo_loss", "AReaL", f"{ACTOR}.policy_loss.loss_mode", areal_values.sapo),
     Alias("sapo_tau_pos", "AReaL", f"{ACTOR}.policy_loss.tau_pos"),
     Alias("sapo_tau_neg", "AReaL", f"{ACTOR}.policy_loss.tau_neg"),
     Alias("discount", "AReaL", "algorithm.gamma"),
@@ -74,11 +75,11 @@ ALIASES = (
     Alias("critic.optimizer.beta2", "AReaL", "critic.optim.betas", deferred="AdamW's decay rate of the second moment."),
     Alias("actor.lora_rank", "AReaL", f"{MODEL}.lora_rank"),
     Alias("actor.lora_alpha", "AReaL", f"{MODEL}.lora_alpha"),
-    Alias("actor.target_modules", "AReaL", f"{MODEL}.target_modules", values.areal_modules),
-    Alias("critic.path", "AReaL", "critic.model.path", values.areal_critic),
+    Alias("actor.target_modules", "AReaL", f"{MODEL}.target_modules", areal_values.modules),
+    Alias("critic.path", "AReaL", "critic.model.path", areal_values.critic),
     Alias("critic.eps_clip", "AReaL", "critic.cliprange_value"),
     Alias("critic.mb_spec.max_tokens_per_mb", "AReaL", "critic.ppo_max_token_len_per_gpu"),
-    Alias("critic.optimizer", "AReaL", "critic.optim.lr", values.areal_critic_optimizer),
+    Alias("critic.optimizer", "AReaL", "critic.optim.lr", areal_values.critic_optimizer),
     *(
         Alias(f"critic.optimizer.{name}", "AReaL", f"critic.optim.{key}")
         for name, key in (
@@ -93,7 +94,7 @@ ALIASES = (
     ),
     Alias("critic.optimizer.gradient_clipping", "AReaL", "critic.grad_clip"),
     Alias("ref.mb_spec.max_tokens_per_mb", "AReaL", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"),
-    Alias("rollout.backend", "AReaL", f"{ROLLOUT}.name", values.areal_rollout_backend),
+    Alias("rollout.backend", "AReaL", f"{ROLLOUT}.name", areal_values.rollout_backend),
     Alias("vllm.gpu_memory_utilization", "AReaL", f"{ROLLOUT}.gpu_memory_utilization"),
     Alias("vllm.max_model_len", "AReaL", f"{ROLLOUT}.max_model_len"),
     Alias("vllm.max_num_seqs", "AReaL", f"{ROLLOUT}.max_num_seqs"),

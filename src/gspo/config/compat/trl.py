@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gspo.config.compat import alias_values as values
+from gspo.config.compat import trl_values
 from gspo.config.compat.alias import Alias, Fixed
 
 ACTOR = "actor_rollout_ref.actor"
@@ -14,16 +15,16 @@ ALIASES = (
     Alias("epsilon_high", "TRL", f"{ACTOR}.clip_ratio_high"),
     Alias("delta", "TRL", f"{ACTOR}.clip_ratio_c"),
     Alias("num_generations", "TRL", f"{ROLLOUT}.n"),
-    Alias("loss_type", "TRL", f"{ACTOR}.loss_agg_mode", values.trl_loss_type),
+    Alias("loss_type", "TRL", f"{ACTOR}.loss_agg_mode", trl_values.loss_type),
     Alias("beta", "TRL", f"{ACTOR}.kl_loss_coef", values.kl_in_loss),
-    Alias("scale_rewards", "TRL", "algorithm.norm_adv_by_std_in_grpo", values.trl_scale_rewards),
+    Alias("scale_rewards", "TRL", "algorithm.norm_adv_by_std_in_grpo", trl_values.scale_rewards),
     Alias(
         "reward_weights",
         "TRL",
         "reward.functions",
         deferred="One weight per entry of reward.functions, in their order.",
     ),
-    Alias("reward_funcs", "TRL", "reward.functions", values.trl_reward_funcs),
+    Alias("reward_funcs", "TRL", "reward.functions", trl_values.reward_funcs),
     Alias("num_iterations", "TRL", f"{ACTOR}.ppo_epochs"),
     Alias(
         "steps_per_generation",
@@ -48,11 +49,11 @@ ALIASES = (
     Alias("max_completion_length", "TRL", "data.max_response_length"),
     Alias("max_prompt_length", "TRL", "data.max_prompt_length"),
     Alias("num_train_epochs", "TRL", "trainer.total_epochs"),
-    Alias("max_steps", "TRL", "trainer.total_training_steps", values.trl_max_steps),
+    Alias("max_steps", "TRL", "trainer.total_training_steps", trl_values.max_steps),
     Alias("max_grad_norm", "TRL", f"{ACTOR}.grad_clip"),
-    Alias("lr_scheduler_type", "TRL", f"{ACTOR}.optim.lr_scheduler_type", values.trl_scheduler),
+    Alias("lr_scheduler_type", "TRL", f"{ACTOR}.optim.lr_scheduler_type", trl_values.scheduler),
     Alias("warmup_ratio", "TRL", f"{ACTOR}.optim.lr_warmup_steps_ratio"),
-    Alias("warmup_steps", "TRL", f"{ACTOR}.optim.lr_warmup_steps", values.trl_warmup),
+    Alias("warmup_steps", "TRL", f"{ACTOR}.optim.lr_warmup_steps", trl_values.warmup),
     Alias("weight_decay", "TRL", f"{ACTOR}.optim.weight_decay"),
     Alias("gradient_checkpointing", "TRL", f"{MODEL}.enable_gradient_checkpointing"),
     Alias("bf16", "TRL", f"{MODEL}.dtype", values.bf16_dtype, is_switch=True),
@@ -76,17 +77,17 @@ ALIASES = (
     Alias("num_generations_eval", "TRL", f"{ROLLOUT}.val_kwargs.n"),
     Alias("shuffle_dataset", "TRL", "data.shuffle"),
     Alias("chat_template_kwargs", "TRL", "data.apply_chat_template_kwargs"),
-    Alias("model_init_kwargs", "TRL", f"{MODEL}.dtype", values.trl_model_init),
-    Alias("vllm_mode", "TRL", f"{ROLLOUT}.free_cache_engine", values.trl_vllm_mode),
+    Alias("model_init_kwargs", "TRL", f"{MODEL}.dtype", trl_values.model_init),
+    Alias("vllm_mode", "TRL", f"{ROLLOUT}.free_cache_engine", trl_values.vllm_mode),
     Alias("vllm_enable_sleep_mode", "TRL", f"{ROLLOUT}.free_cache_engine"),
     Alias("vllm_max_model_length", "TRL", f"{ROLLOUT}.max_model_len"),
     Alias("vllm_importance_sampling_correction", "TRL", f"{ACTOR}.use_decoupled_loss"),
-    Alias("vllm_importance_sampling_mode", "TRL", f"{ACTOR}.behav_imp_weight_mode", values.trl_is_mode),
+    Alias("vllm_importance_sampling_mode", "TRL", f"{ACTOR}.behav_imp_weight_mode", trl_values.is_mode),
     Alias("vllm_importance_sampling_clip_max", "TRL", f"{ACTOR}.behav_imp_weight_cap"),
     Alias("vllm_importance_sampling_cap", "TRL", f"{ACTOR}.behav_imp_weight_cap"),
-    Alias("eval_strategy", "TRL", "trainer.test_freq", values.trl_eval_strategy),
+    Alias("eval_strategy", "TRL", "trainer.test_freq", trl_values.eval_strategy),
     Alias("eval_on_start", "TRL", "trainer.val_before_train"),
-    Alias("save_strategy", "TRL", "trainer.save_freq", values.trl_save_strategy),
+    Alias("save_strategy", "TRL", "trainer.save_freq", trl_values.save_strategy),
     Alias("fp16", "TRL", f"{MODEL}.dtype", values.fp16_dtype, is_switch=True),
     Alias("torch_compile", "TRL", f"{ACTOR}.use_torch_compile"),
     Alias("use_cpu", "TRL", "trainer.device", values.on_cpu, is_switch=True),
