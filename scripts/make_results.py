@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from gspo.runs.stats import paired_difference
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS, PICTURES = ROOT / "docs" / "results.md", ROOT / "docs" / "results", ROOT / "docs" / "pictures"
 COLOURS = ("#2f6bd8", "#d9630a", "#178a5c", "#b8389a", "#6a50c7", "#0c8599", "#a3600d", "#6b7280")
+T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's 97.5 % quantile by the number of runs."""
 Results = dict[str, list[dict[str, Any]]]
 """The results of a table, by method, in the order of their seeds."""
 
@@ -38,25 +40,74 @@ def read_results(name: str, methods: Sequence[str]) -> Results:
 
 
 def show(results: Results) -> str:
-    """A row per run, and the differences of every run from the start and from the first method with the same seed."""
+    """Means over seeds, a row per run, and the differences from the start and from the first method with the same seed."""
     runs = [run for members in results.values() for run in members]
-    return "\n\n".join(part for part in (_runs(runs), _differences(results), _commands(runs)) if part)
+    return "\n\n".join(part for part in (_means(results), _runs(runs), _differences(results), _commands(runs)) if part)
+
+
+def _means(results: Results) -> str:
+    """A row per method with several seeds: the means over runs with their intervals, and the difference from the first."""
+    firsts = {run["seed"]: run["curve"][-1]["acc"] for run in next(iter(results.values()), [])}
+    rows = []
+    for number, (method, members) in enumerate(results.items()):
+        if len(members) < 2:
+            continue
+        starts, ends = ([run["curve"][i]["acc"] for run in members] for i in (0, -1))
+        pairs = [run["curve"][-1]["acc"] - firsts[run["seed"]] for run in members if number and run["seed"] in firsts]
+        rows.append([
+            method, str(len(members)), _percent(statistics.fmean(starts)), _mean(ends, ".1f"),
+            _mean([end - start for start, end in zip(starts, ends)], "+.1f"), _mean(pairs, "+.1f") if len(pairs) > 1 else "–",
+        ])  # fmt: skip
+    head = ["method", "seeds", "start, mean", "end, mean in % (95 % over seeds)", "change in points", f"points beyond {next(iter(results), '')}"]  # fmt: skip
+    return table(head, rows) if rows else ""
+
+
+def _mean(shares: Sequence[float], form: str) -> str:
+    """The mean of shares in per cent, with Student's interval over the runs."""
+    mean, half = 100 * statistics.fmean(shares), 100 * T95[len(shares)] * statistics.stdev(shares) / len(shares) ** 0.5
+    return f"{mean:{form}} ({mean - half:{form}} to {mean + half:{form}})"
 
 
 def _runs(runs: list[dict[str, Any]]) -> str:
-    head = ["run", "steps", "greedy, start", "greedy, end (95 %)", "avg@4", "well-formed", "tokens per answer", "clipped", "generated", "time"]  # fmt: skip
-    rows = []
-    for run in runs:
-        first, last = run["curve"][0], run["curve"][-1]
-        clipped = [share for share in run["steps"].get("actor/pg_clipfrac_later", []) if share is not None]
-        sampled = (run.get("samples") or {}).get("sampled", {}).get("accuracy")
-        rows.append([
-            f"[{run['method']}, seed {run['seed']}]({run['file']})", f"{last['step']}", _percent(first["acc"]),
-            f"{_percent(last['acc'])} ({_interval(last)})", "–" if sampled is None else _percent(sampled), _formed(first, last),
-            f"{first['length']:.0f} → {last['length']:.0f}", _percent(statistics.fmean(clipped)) if clipped else "–",
-            f"{last['generated_tokens'] / 1e6:.1f} M", f"{last['seconds']:.0f} s",
-        ])  # fmt: skip
-    return table(head, rows)
+    columns = {
+        "run": lambda run: f"[{run['method']}, seed {run['seed']}]({run['file']})",
+        "steps": lambda run: f"{run['curve'][-1]['step']}",
+        "greedy, start": lambda run: _percent(run["curve"][0]["acc"]),
+        "greedy, end (95 %)": lambda run: f"{_percent(run['curve'][-1]['acc'])} ({_interval(run['curve'][-1])})",
+        "avg@4": _sampled,
+        "well-formed": lambda run: _change(run, "well_formed", _percent),
+        "tool calls": lambda run: _change(run, "tool_calls", _percent),
+        "tokens per answer": lambda run: _change(run, "length", "{:.0f}".format),
+        "clipped": lambda run: _step_mean(run, "actor/pg_clipfrac_later"),
+        "experts changed": lambda run: _step_mean(run, "actor/router_change"),
+        "generated": lambda run: _tokens(run["curve"][-1]["generated_tokens"]),
+        "time": lambda run: f"{run['curve'][-1]['seconds']:.0f} s",
+    }
+    cells = {name: [column(run) for run in runs] for name, column in columns.items()}
+    shown = {
+        name: column for name, column in cells.items() if any(cell not in ("–", "0.0 % → 0.0 %") for cell in column)
+    }
+    return table(list(shown), [list(row) for row in zip(*shown.values())])
+
+
+def _sampled(run: dict[str, Any]) -> str:
+    accuracy = (run.get("samples") or {}).get("sampled", {}).get("accuracy")
+    return "–" if accuracy is None else _percent(accuracy)
+
+
+def _change(run: dict[str, Any], name: str, form: Callable[[float], str]) -> str:
+    first, last = run["curve"][0], run["curve"][-1]
+    return f"{form(first[name])} → {form(last[name])}" if name in first and name in last else "–"
+
+
+def _step_mean(run: dict[str, Any], name: str) -> str:
+    """The mean of a metric that is a share, over the steps that have it."""
+    shares = [share for share in run["steps"].get(name, []) if share is not None]
+    return _percent(statistics.fmean(shares)) if shares else "–"
+
+
+def _tokens(count: float) -> str:
+    return f"{count / 1e6:.1f} M" if count >= 1e6 else f"{count / 1e3:.0f} k"
 
 
 def _differences(results: Results) -> str:
@@ -105,12 +156,6 @@ def _interval(point: dict[str, Any]) -> str:
     return f"{100 * low:.1f} to {100 * high:.1f}"
 
 
-def _formed(first: dict[str, Any], last: dict[str, Any]) -> str:
-    if "well_formed" not in last:
-        return "–"
-    return f"{_percent(first['well_formed'])} → {_percent(last['well_formed'])}"
-
-
 def draw(results: Results, path: Path) -> None:
     """Greedy accuracy on the held-out questions over generated tokens, a line per run."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -121,11 +166,13 @@ def draw(results: Results, path: Path) -> None:
     figure.subplots_adjust(left=0.09, right=0.97, bottom=0.15, top=0.95)
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(color="#eceff3", linewidth=0.8)
+    most = max(point["generated_tokens"] for members in results.values() for run in members for point in run["curve"])
+    unit, word = (1e6, "millions") if most >= 1e6 else (1e3, "thousands")
     for colour, (method, members) in zip(COLOURS, results.items()):
         for number, run in enumerate(members):
-            points = [(point["generated_tokens"] / 1e6, 100 * point["acc"]) for point in run["curve"]]
+            points = [(point["generated_tokens"] / unit, 100 * point["acc"]) for point in run["curve"]]
             ax.plot(*zip(*points), marker="o", markersize=4, color=colour, label=None if number else method)
-    ax.set_xlabel("generated tokens, millions", fontsize=9)
+    ax.set_xlabel(f"generated tokens, {word}", fontsize=9)
     ax.set_ylabel("greedy accuracy, %", fontsize=9)
     ax.legend(fontsize=8, frameon=False)
     FigureCanvasAgg(figure).print_png(str(path), pil_kwargs={"compress_level": 9})

@@ -17,7 +17,7 @@ TEXT = (Path(__file__).parents[2] / "docs" / "agents.md").read_text(encoding="ut
 def test_the_example_trains(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"```python[^\n]*\n(.*?)```", TEXT, flags=re.DOTALL)
-    (command,) = re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL)
+    command = next(c for c in re.findall(r"```bash\n(.*?)```", TEXT, flags=re.DOTALL) if "agent=agent.py" in c)
     Path("agent.py").write_text(program)
     small = [
         "data.train_batch_size=2",

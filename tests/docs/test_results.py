@@ -32,6 +32,29 @@ def test_the_page_is_made_from_the_files(tmp_path: Path) -> None:
     assert "not made from" in program("scripts/make_results.py", "--check", cwd=tmp_path).stderr
 
 
+def test_means_over_seeds_have_students_interval(tmp_path: Path) -> None:
+    for name in ("scripts", "docs", "recipes"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.rmtree(tmp_path / "docs" / "results")
+    (tmp_path / "docs" / "results.md").write_text("<!-- arithmetic -->\n\n\n\n<!-- /arithmetic -->\n")
+    folder = tmp_path / "docs" / "results" / "arithmetic"
+    folder.mkdir(parents=True)
+    for method, ends in {"gspo": (0.6, 0.7, 0.8), "grpo": (0.5, 0.7, 0.6)}.items():
+        for seed, end in enumerate(ends):
+            point = {"step": 0, "acc": 0.3, "questions": 100, "length": 5.0, "generated_tokens": 0, "seconds": 0}
+            last = {**point, "acc": end, "step": 2, "generated_tokens": 2500}
+            facts = {"machine": "2 cores", "packages": {"torch": "2"}, "commit": "abc", "steps": {}}
+            result = {"method": method, "seed": seed, "curve": [point, last], **facts}
+            (folder / f"{method}-seed{seed}.json").write_text(json.dumps(result))
+    made = program("scripts/make_results.py", cwd=tmp_path)
+    assert made.returncode == 0, made.stderr
+    page = (tmp_path / "docs" / "results.md").read_text()
+    # ± 4.303 · 0.1 / √3 = 0.2484; the differences -0.1, 0.0, -0.2 have the same deviation
+    assert "| gspo | 3 | 30.0 % | 70.0 (45.2 to 94.8) | +40.0 (+15.2 to +64.8) | – |" in page
+    assert "| grpo | 3 | 30.0 % | 60.0 (35.2 to 84.8) | +30.0 (+5.2 to +54.8) | -10.0 (-34.8 to +14.8) |" in page
+    assert "| 2.5 k |" not in page and "| 2 k |" in page
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
 def test_a_result_says_how_it_was_made(file: Path) -> None:
     result = json.loads(file.read_text())

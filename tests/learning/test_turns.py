@@ -11,7 +11,9 @@ from gspo.config import load
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 
-SHUFFLED = Path(__file__).parents[2] / "recipes" / "proof" / "shuffled_calculator.py"
+ROOT = Path(__file__).parents[2]
+SHUFFLED = ROOT / "recipes" / "proof" / "shuffled_calculator.py"
+AGENT = ROOT / "examples" / "calculator_agent.py"
 
 
 def train(name: str, folder: Path, *overrides: str) -> dict[str, Any]:
@@ -32,6 +34,14 @@ def test_a_calculator_that_answers_another_question_is_not_called(tmp_path: Path
     shuffled = (f"environment.path={SHUFFLED}", "environment.name=ShuffledCalculator")
     result = train("calculator", tmp_path, *shuffled, "algorithm.filter_groups.enable=false")
     assert result["final_acc"] <= 0.30 and result["tool_calls_final"] < 1 / 3
+
+
+@pytest.mark.slow
+def test_an_agent_with_an_openai_client_learns_what_the_built_in_environment_teaches(tmp_path: Path) -> None:
+    agent = (f"environment.agent={AGENT}", "environment.name=null", "actor_rollout_ref.rollout.multi_turn.format=tag")
+    result = train("calculator", tmp_path, *agent)
+    assert result["start_acc"] <= 0.30 and result["final_acc"] >= 0.85
+    assert result["tool_calls_start"] < 1 / 3 and result["tool_calls_final"] > 0.9
 
 
 @pytest.mark.slow

@@ -115,6 +115,22 @@ def test_rollouts_with_turns_on_ray_are_those_of_one_process(cluster, tmp_path, 
     assert max(row["num_turns/max"] for row in rows(tmp_path / "ray")) > 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("apart", [(), ASYNC_0])
+def test_agents_on_ray_write_what_they_write_in_one_process(cluster, tmp_path, apart):
+    agent = (
+        "environment.agent=tests.serving.agents.programs:guess",
+        "data.train_files=guess",
+        "data.max_response_length=40",
+        "data.max_prompt_length=16",
+        "algorithm.filter_groups.enable=false",
+    )
+    assert Trainer(small(tmp_path / "one", *agent)).fit()["steps"] == 3
+    assert RayPPOTrainerWithSampling(small(tmp_path / "ray", *agent, *apart)).fit()["steps"] == 3
+    assert_same(tmp_path / "ray", tmp_path / "one")
+    assert max(row["num_turns/max"] for row in rows(tmp_path / "ray")) > 1
+
+
 @pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
     cluster, in_process, tmp_path, capsys, num_ranks
