@@ -21,6 +21,7 @@ MODULES = (
     "config_rows",
     "reward_rows",
     "worker_rows",
+    "ray_rows",
     "turn_rows",
     "data_rows",
     "sandbox_rows",

@@ -7,11 +7,13 @@ every group must be recorded once, and none may be trained on too late.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +62,10 @@ def _killed_in_step(bench: Bench, rng: random.Random, kills: int) -> tuple[bool,
 
 def _struck_while_free(bench: Bench, rng: random.Random, kills: int) -> tuple[bool, str]:
     bad: list[str] = []
+    if (code := (child := bench.start("free-undisturbed", *ASYNC)).wait(300)) != 0:
+        return False, f"the undisturbed run ended with {code}: {child.output()[-300:]}"
+    undisturbed = bench.folder / "free-undisturbed"
+    bad += [f"undisturbed: {problem}" for problem in _account(undisturbed, child.pid)]
     struck = runs = 0
     while struck < kills and runs < kills:
         name = f"free-{runs}"
@@ -72,7 +78,8 @@ def _struck_while_free(bench: Bench, rng: random.Random, kills: int) -> tuple[bo
         if code != 0:
             bad.append(f"{name}: exit {code}")
         bad += [f"{name}: {problem}" for problem in _account(bench.folder / name, child.pid)]
-    detail = f"every group of {runs} runs accounted for after {struck} kills and stops, none left behind"
+        bad += [f"{name}: {problem}" for problem in _unlike(bench.folder / name, undisturbed)]
+    detail = f"{runs} runs, every group accounted for after {struck} kills and stops, as many trained as undisturbed"
     return not bad and struck >= kills, detail if not bad else f"{struck} strikes; not: {bad}"
 
 
@@ -108,6 +115,17 @@ def _account(run: Path, pid: int) -> list[str]:
     if left := _left(pid):
         bad.append(f"processes {left} were left")
     return bad
+
+
+def _unlike(run: Path, undisturbed: Path) -> list[str]:
+    """In what a disturbed run differs from one of the same length: groups trained per step, and the last version."""
+    trained = [Counter(step for step, g in audit.recorded(each) if g["fate"] == "kept") for each in (run, undisturbed)]
+    last = [json.loads((each / "metrics.jsonl").read_text().splitlines()[-1])["step"] for each in (run, undisturbed)]
+    return [
+        f"{what}: {ours}, undisturbed {theirs}"
+        for what, (ours, theirs) in {"groups per step": trained, "last step": last}.items()
+        if ours != theirs
+    ]
 
 
 def _strike_at_steps(module: Any, calls: list[int], log: Path) -> None:
