@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -11,8 +13,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from gspo import __version__
+from gspo.exit_codes import EXIT_FILE
 from gspo.openmp import choose_spin_count
 
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG, errno.EIO)
 # Each is a module under gspo.commands that has a `typer.Typer` called `app`.
 COMMANDS = (
     "train",
@@ -92,4 +96,10 @@ def root(
 def main() -> None:
     """Entry point of the `gspo` program."""
     choose_spin_count()
-    app()
+    try:
+        app()
+    except OSError as error:
+        if error.errno not in CANNOT_WRITE:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_FILE)

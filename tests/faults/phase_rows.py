@@ -124,6 +124,7 @@ WRITERS = {
     "result.json": False,
     "report.html": True,
     "RUN.md": True,
+    "alarms.jsonl": False,
 }
 
 
@@ -133,7 +134,7 @@ def no_room(bench: Bench, rng: random.Random) -> tuple[bool, str]:
     bad = []
     for number, (ending, may_go_on) in enumerate(WRITERS.items()):
         name = f"full-{number}"
-        child = bench.start(name, prepare=lambda m, e=ending: refuse_writes(e))
+        child = bench.start(name, prepare=lambda m, e=ending: (_raise_alarm(e), refuse_writes(e)))
         code, output = child.wait(), child.output()
         named = "No space left on device" in output or ending.endswith("index.jsonl")
         if code != (0 if may_go_on else 6) or not named or "Traceback" in output:
@@ -141,6 +142,14 @@ def no_room(bench: Bench, rng: random.Random) -> tuple[bool, str]:
         elif not bench.finish(name):
             bad.append(f"{ending}: other bits afterwards")
     return not bad, f"{len(WRITERS) - len(bad)}/{len(WRITERS)} writers" + (f"; not: {bad}" if bad else "")
+
+
+def _raise_alarm(ending: str) -> None:
+    """Let a run whose file of alarms is refused have an alarm."""
+    from gspo.loop.guards.alarms import RULES
+
+    if ending == "alarms.jsonl":
+        RULES["made"] = lambda rows: "a made alarm" if rows[-1]["step"] == 3 else None
 
 
 def refuse_writes(ending: str) -> None:

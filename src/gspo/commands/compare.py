@@ -26,6 +26,7 @@ def compare(
     from gspo.report.comparison import compare_runs
     from gspo.report.overview import overview
     from gspo.report.page import compare_page
+    from gspo.runs.files import write_atomic
     from gspo.runs.run import is_run, read_run
 
     bad = [str(path) for path in runs if not is_run(path)]
@@ -34,7 +35,7 @@ def compare(
     loaded = [read_run(path.resolve()) for path in runs]
     comparison = compare_runs(loaded)
     if html is not None:
-        html.write_bytes(compare_page(comparison, [overview(run) for run in loaded]).encode("utf-8", "replace"))
+        write_atomic(html, compare_page(comparison, [overview(run) for run in loaded]).encode("utf-8", "replace"))
     if as_json:
         typer.echo(json.dumps(comparison, indent=1, ensure_ascii=False, default=str))
         return

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
+@contextlib.contextmanager
+def errors_name(path: Path) -> Iterator[None]:
+    """A context whose OSErrors name `path`: one of a write, such as that of a full disk, names no file."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` with `data`: temporary file, fsync, rename, fsync of the folder."""
+    """Replace `path` with `data`: temporary file, fsync, rename, fsync of the folder. Nothing is left after an error."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    with errors_name(path):
+        try:
+            with open(temporary, "wb") as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
     sync_folder(path.parent)
 
 

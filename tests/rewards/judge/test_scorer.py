@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from gspo.rewards.judge import client
-from gspo.rewards.judge.cache import VerdictCache
+from gspo.rewards.judge.cache import Reply, VerdictCache
 from gspo.rewards.judge.scorer import JudgeScorer
 from gspo.rewards.judge.settings import Criterion, JudgeSettings, read_rubric
 from gspo.rewards.protocol import RewardError
@@ -269,3 +270,15 @@ def test_calls_per_minute_are_spread_over_time() -> None:
     assert round(tokens.delay(0)) == 10
     free = client.RateLimit(0)
     assert [free.delay(1) for _ in range(3)] == [0.0, 0.0, 0.0]
+
+
+def test_verdicts_that_cannot_be_kept_are_an_error_with_the_file(tmp_path: Path) -> None:
+    cache = VerdictCache(tmp_path / "verdicts")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # as little room as on a full disk
+    try:
+        with pytest.raises(OSError, match=r"the verdicts of the judge cannot be kept: .*: '.*/verdicts'$"):
+            cache.add("key", "model", Reply("x" * 100_000, 1, 0.1))
+        cache.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

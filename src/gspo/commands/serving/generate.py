@@ -57,6 +57,7 @@ def generate(
     from gspo.data.chat_template import encode_prompt
     from gspo.data.rows import DataError
     from gspo.rollout.engine import GroupRequest, SamplingParams
+    from gspo.runs.files import errors_name
 
     try:
         rows = _rows(prompts, limit, prompt_key)
@@ -76,7 +77,10 @@ def generate(
         )
     with ExitStack() as stack:
         stack.callback(opened.engine.close)
-        stream = sys.stdout if out is None else stack.enter_context(out.open("w", encoding="utf-8"))
+        stream = sys.stdout
+        if out is not None:
+            stack.enter_context(errors_name(out))
+            stream = stack.enter_context(out.open("w", encoding="utf-8"))
         for group in _in_order(opened.engine, requests, most=4 * opened.num_slots):
             stream.write(json.dumps(_as_record(group), ensure_ascii=False) + "\n")
             stream.flush()

@@ -7,6 +7,8 @@ start may find the judge in better health.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import sqlite3
@@ -47,7 +49,7 @@ class VerdictCache:
 
     def __init__(self, path: Path | None = None) -> None:
         self._lock = threading.Lock()
-        name = ":memory:" if path is None else str(path)
+        self._name = name = ":memory:" if path is None else str(path)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -84,11 +86,15 @@ class VerdictCache:
         return int(self._run("SELECT COALESCE(SUM(tokens), 0) FROM spent").fetchone()[0])
 
     def close(self) -> None:
-        """Forget the failures: this session ends in order."""
-        self._run("DELETE FROM failures")
+        """Forget the failures: this session ends in order. On a full disk they stay."""
+        with contextlib.suppress(OSError):
+            self._run("DELETE FROM failures")
         with self._lock:
             self._db.close()
 
     def _run(self, statement: str, *values: Any) -> sqlite3.Cursor:
         with self._lock:
-            return self._db.execute(statement, values)
+            try:
+                return self._db.execute(statement, values)
+            except sqlite3.OperationalError as error:  # such as a full disk
+                raise OSError(errno.EIO, f"the verdicts of the judge cannot be kept: {error}", self._name) from error
