@@ -101,6 +101,11 @@ def test_discounted_returns_and_groups() -> None:
     assert advantages[0].tolist() == [3.0 - 1.75, 4.0 - 0.5, 4.0] and advantages[3].tolist() == [5.5, 1.0, 0.0]
 
 
+def test_tokens_get_the_value_of_their_turn_and_those_of_no_turn_get_none() -> None:
+    values, turns = torch.tensor([[2.0, 3.0]]), torch.tensor([[-1, 0, 0, 1, 1]])
+    assert spread_over_tokens(values, turns, torch.tensor([[1, 1, 0, 1, 0]])).tolist() == [[0.0, 2.0, 0.0, 3.0, 0.0]]
+
+
 def rollout(shape: list[tuple[int, int]], turns: tuple[float, ...], kl: float = 0.0, bad: int = -1) -> Rollout:
     ids, mask, found = 0, [], []
     for number, (own, seen) in enumerate(shape):

@@ -41,11 +41,17 @@ class Opening(Echo):
 
 
 class Unsteady(Echo):
-    """Answers with the process that it runs in: played again elsewhere, it does not repeat itself."""
+    """Answers with the process that it runs in, or rewards by it: played again elsewhere, it does not repeat itself."""
+
+    def __init__(self, how: str = "answer") -> None:
+        super().__init__()
+        self._how = how
 
     def step(self, action: Action) -> Step:
-        step = super().step(action)
-        return Step(({"role": "user", "content": str(os.getpid())},), step.reward, step.done)
+        step, process = super().step(action), os.getpid()
+        if self._how == "reward":
+            return Step(step.messages, float(process), step.done)
+        return Step(({"role": "user", "content": str(process)},), step.reward, step.done)
 
 
 class Faulty(Echo):

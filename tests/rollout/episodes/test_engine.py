@@ -205,3 +205,11 @@ def test_a_part_of_a_group_draws_what_the_whole_group_would() -> None:
     (whole,) = native().generate([request])
     parts = native().generate([dataclasses.replace(request, n=1, first_response=i) for i in range(4)])
     assert [p.rollouts[0].token_ids for p in parts] == [r.token_ids for r in whole.rollouts]
+
+
+def test_calls_beyond_the_limit_of_a_turn_are_answered_with_an_error_and_not_run() -> None:
+    calls = "".join(f'<tool_call>{{"name": "f{i}", "arguments": {{}}}}</tool_call>' for i in range(4))
+    ids = tuple(TOKENIZER(calls)["input_ids"])
+    action = make_dialogue("hermes", max_calls=2).action(ids, 0, was_cut=False)
+    assert [call.name for call in action.tool_calls] == ["f0", "f1", "f2"]
+    assert [call.error for call in action.tool_calls] == [None, None, "at most 2 calls per turn"]

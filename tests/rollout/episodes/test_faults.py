@@ -101,8 +101,9 @@ def test_the_death_of_a_worker_changes_nothing(step: int) -> None:
     assert sorted(groups, key=lambda group: group.submission) == expected
 
 
-def test_a_group_whose_environment_does_not_repeat_itself_is_generated_anew() -> None:
-    with closing(make_pool("Unsteady", num_workers=1)) as pool:
+@pytest.mark.parametrize("how", ["answer", "reward"])
+def test_a_group_whose_environment_does_not_repeat_itself_is_generated_anew(how: str) -> None:
+    with closing(make_pool("Unsteady", num_workers=1, how=how)) as pool:
         engine = make_episodes(make_engine(make_model(), max_length=128, eos_token_ids=ENDS), pool)
         engine.submit(make_request(0, n=2, max_tokens=90))
         while not any(len(r.turns) > 1 for request in engine.unfinished() for r in request.partial):
@@ -111,7 +112,8 @@ def test_a_group_whose_environment_does_not_repeat_itself_is_generated_anew() ->
         for worker in list(pool._workers):
             os.kill(worker.pid, signal.SIGKILL)
         (group,) = drain(engine)
-        pids = {turn.observation for r in group.rollouts for turn in r.turns}
+        turns = [turn for r in group.rollouts for turn in r.turns]
+        pids = {turn.observation if how == "answer" else turn.reward for turn in turns}
     assert engine.counts.diverged == 1
     assert len(pids) == 1, "the group was played in one process, from its beginning"
 
