@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -56,7 +57,42 @@ def test_a_batch_has_as_many_groups_as_the_data_has_rows(model, rows):
 
 
 def test_rows_given_in_python_count_as_well(model, rows):
-    assert decide_sizes(load(None, words(model, rows)), num_given=3).resolved.config.data.train_batch_size == 3
+    assert (
+        decide_sizes(
+            load(None, words(model, rows)), [{"prompt": "1+1=", "ground_truth": "2"}] * 3
+        ).resolved.config.data.train_batch_size
+        == 3
+    )
+
+
+def test_the_limit_of_a_recipe_gives_way_to_the_users_longer_rows(rows):
+    embedded = [f"data.train_files={rows}", "trainer.device=cpu"]
+    assert decide_sizes(load(None, embedded)).resolved.config.data.max_prompt_length == 32
+    long = [{"prompt": "x" * length, "ground_truth": ""} for length in (5, 40, 90)]
+    found = decide_sizes(load(None, ["trainer.device=cpu"]), long)
+    assert found.resolved.config.data.max_prompt_length == 92
+    assert found.resolved.origin("data.max_prompt_length").startswith("auto: ")
+    reason = "the longest prompt of the training data has 92 tokens"
+    assert f"data.max_prompt_length=92, not 32 as in the recipe embedded: {reason}" in found.notes
+    endless = [{"prompt": "x" * 600, "ground_truth": ""}]
+    assert decide_sizes(load(None, embedded), endless).resolved.config.data.max_prompt_length == 512
+    named = load(None, [*embedded, "data.max_prompt_length=48"])
+    assert decide_sizes(named, long).resolved.config.data.max_prompt_length == 48
+
+
+def test_rows_that_are_left_out_are_said(model, tmp_path):
+    rows = [{"prompt": "x" * length, "ground_truth": ""} for length in (5, 40, 90)]
+    sizes_of_run = ["data.max_prompt_length=60", "data.max_response_length=4", "rollout.n=2", "trainer.num_threads=1"]
+    resolved = load(None, [f"model.path={model}", *sizes_of_run, f"trainer.default_local_dir={tmp_path}"])
+    trainer = Trainer(resolved, even_first_byte, rows, val_dataset=rows[2:] + rows[:1], console=Console(enabled=False))
+    with contextlib.closing(trainer):
+        notes, size = trainer.parts.notes, trainer.config.data.train_batch_size
+    assert size == 2  # what is left out does not count
+    remedy = "are longer than data.max_prompt_length=60 tokens and are left out; to keep them, set"
+    assert notes == [
+        f"training data: 1 of 3 rows {remedy} data.max_prompt_length=92",
+        f"held-out data: 1 of 2 rows {remedy} data.max_prompt_length=92",
+    ]
 
 
 def test_without_a_gpu_a_batch_is_small(model, rows):

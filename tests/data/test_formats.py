@@ -44,6 +44,14 @@ def test_tsv_and_nested_names_in_a_header(tmp_path: Path) -> None:
     assert facts(load_rows(str(file))[0])[:2] == ("x, y", "7")
 
 
+def test_csv_of_a_spreadsheet_with_semicolons_and_names_for_people(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("Question;Correct Answer\nx, y;7\n")
+    rows, said = load(str(file))
+    assert facts(rows[0])[:2] == ("x, y", "7")
+    assert "the question is column 'Question', the correct answer is column 'Correct Answer'" in said[0]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

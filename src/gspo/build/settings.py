@@ -25,7 +25,8 @@ def total_steps(config: TrainerConfig, num_prompts: int) -> int:
     if per_epoch == 0:
         raise DataError(
             "data.train_batch_size",
-            f"is {config.data.train_batch_size}, more than the {num_prompts} training prompts; lower it",
+            f"is {config.data.train_batch_size}, more than the {num_prompts} training prompts; lower it, or set "
+            "trainer.total_training_steps: then a step uses prompts more than once",
         )
     return per_epoch * config.trainer.total_epochs
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from gspo.build.data.rows import count_rows
+from gspo.build.data.lengths import TrainingPrompts
 from gspo.build.device import choose_device, held_memory
+from gspo.build.environments import has_environment
 from gspo.build.memory import MemoryPlan, in_words, machine_memory, model_size, num_held_out, plan_memory
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.config.loading.settings import Layer
+from gspo.config.schema import DataConfig
 from gspo.plan.constants import RESERVED
 
+FILES = "data.train_files"
+PROMPT = "data.max_prompt_length"
 TRAIN = "data.train_batch_size"
 TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 SLOTS = "actor_rollout_ref.rollout.max_num_seqs"
@@ -46,13 +51,15 @@ class Sizes:
     memory: MemoryPlan | None = None
 
 
-def decide_sizes(resolved: ResolvedConfig, num_given: int | None = None) -> Sizes:
-    """Adapt the sizes that nobody set. `num_given`: rows that the caller passes in the place of the config's files.
+def decide_sizes(resolved: ResolvedConfig, given: Iterable[Any] | None = None, tokenizer: Any = None) -> Sizes:
+    """Adapt the sizes that nobody set. `given` rows and tokenizer replace those that the config names.
 
     Raises NotEnoughMemory where the run cannot fit, unless `trainer.memory_check` says otherwise.
     """
     device = choose_device(resolved.config.trainer.device)
-    sizes = _adapt_to_rows(resolved, num_given, device)
+    prompts = TrainingPrompts(given, tokenizer)
+    sizes = _adapt_to_prompts(resolved, prompts)
+    sizes = _adapt_to_rows(sizes, prompts, device)
     if _is_planned(resolved.config):
         sizes = _adapt_to_memory(sizes, device)
     plan = sizes.memory
@@ -63,27 +70,44 @@ def decide_sizes(resolved: ResolvedConfig, num_given: int | None = None) -> Size
     return sizes
 
 
-def _adapt_to_rows(resolved: ResolvedConfig, num_given: int | None, device: torch.device) -> Sizes:
+def _adapt_to_prompts(resolved: ResolvedConfig, prompts: TrainingPrompts) -> Sizes:
+    """A recipe's limit of the prompt gives way to longer rows of the user, up to the limit without a recipe."""
+    config, limit, most = resolved.config, resolved.config.data.max_prompt_length, DataConfig().max_prompt_length
+    is_own = prompts.given is not None or resolved.origins[FILES].explicit
+    is_recipe = resolved.origins[PROMPT].layer == Layer.RECIPE and not resolved.for_sft
+    if not is_own or not is_recipe or limit >= most or has_environment(config):
+        return Sizes(resolved)
+    longest = max(prompts.lengths(config), default=0)
+    if longest <= limit:
+        return Sizes(resolved)
+    wanted, reason = min(longest, most), f"the longest prompt of the training data has {longest} tokens"
+    adapted = resolved.adapted({PROMPT: wanted}, f"auto: {reason}")
+    return Sizes(adapted, [f"{PROMPT}={wanted}, not {limit} as in the {resolved.origin(PROMPT)}: {reason}"])
+
+
+def _adapt_to_rows(sizes: Sizes, prompts: TrainingPrompts, device: torch.device) -> Sizes:
     """A batch that is not larger than the data, nor than a machine without a GPU can generate in minutes."""
+    resolved = sizes.resolved
     size, explicit = resolved.config.data.train_batch_size, resolved.origins[TRAIN].explicit
     is_default = resolved.origins[TRAIN].layer == Layer.DEFAULT
     wanted, reason = size, ""
     if is_default and device.type == "cpu" and size > CPU_BATCH:
         wanted, reason = CPU_BATCH, "training on a CPU"
-    rows = num_given if num_given is not None else count_rows(resolved, wanted)
+    rows = prompts.count(resolved, wanted)
     if rows is None or rows >= wanted:
         rows = wanted
     elif explicit:
         steps = resolved.config.trainer.total_training_steps
         note = f"{TRAIN}={size} is more than the {_rows(rows)} of the training data: a step uses rows more than once"
-        return Sizes(resolved, warnings=[note] if steps and rows else [])
+        return replace(sizes, warnings=[note] if steps and rows else [])
     elif rows:
         wanted, reason = rows, f"the training data has {_rows(rows)}"
     if wanted == size:
-        return Sizes(resolved)
+        return sizes
     adapted = resolved.adapted({TRAIN: wanted}, f"auto: {reason}")
     mini = adapted.config.actor_rollout_ref.actor.ppo_mini_batch_size
-    return Sizes(adapted, [f"{TRAIN}={wanted} (mini-batches of {mini}), not {size}: {reason}"])
+    note = f"{TRAIN}={wanted} (mini-batches of {mini}), not {size}: {reason}"
+    return replace(sizes, resolved=adapted, notes=[*sizes.notes, note])
 
 
 def _rows(count: int) -> str:

@@ -14,6 +14,7 @@ from gspo.build.engines import build_engine
 from gspo.build.models import load_weights
 from gspo.build.rewards import build_scorer
 from gspo.config import TrainerConfig
+from gspo.data.columns import Say
 from gspo.data.rows import DataError
 from gspo.evaluation.evaluator import Evaluation, Evaluator
 from gspo.models.load import load_tokenizer
@@ -45,16 +46,16 @@ class Assessment:
         return {**facts, "greedy": _plain(self.greedy), **sampled}
 
 
-def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None) -> Assessment:
+def assess(config: TrainerConfig, *, num_samples: int = 1, reward_fn: Any = None, say: Say | None = None) -> Assessment:
     """Evaluate `model.path` on `data.val_files`: greedily, and with `num_samples` > 1 also by sampling.
 
-    Sampling follows `rollout.val_kwargs`. The same config gives the same answers.
+    Sampling follows `rollout.val_kwargs`. The same config gives the same answers. `say` gets sentences about the data.
     """
     torch.set_num_threads(config.trainer.num_threads or default_threads())
     device = choose_device(config.trainer.device)
     c, val = config.actor_rollout_ref.model, config.actor_rollout_ref.rollout.val_kwargs
     tokenizer = load_tokenizer(c.tokenizer_path or c.path, trust_remote_code=c.trust_remote_code)
-    prompts = load_prompts(config, tokenizer, "val")
+    prompts = load_prompts(config, tokenizer, "val", say=say)
     if not prompts:
         files = config.data.val_files or config.data.train_files
         raise DataError(f"data.val_files={files}", "has no held-out rows; name rows to answer with --data FILE")

@@ -56,7 +56,7 @@ def evaluate(
     from gspo.loop.run import exit_code
 
     try:
-        assessment = assess(resolved.config, num_samples=resolved.get(f"{val}.n"))
+        assessment = assess(resolved.config, num_samples=resolved.get(f"{val}.n"), say=_say)
     except Exception as error:
         code = exit_code(error)
         if code is None:
@@ -68,6 +68,10 @@ def evaluate(
         _print(resolved.config.actor_rollout_ref.model.path, data or _own_data(resolved.config), assessment)
     if failure := assessment.failure():
         refuse(failure, EXIT_PROBLEM)
+
+
+def _say(note: str) -> None:
+    typer.echo(note, err=True)
 
 
 def _find_run(name: str) -> Path | None:

@@ -12,6 +12,7 @@ import typer
 from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words, load_arguments
 from gspo.config import ResolvedConfig
+from gspo.data.rows import DataError
 from gspo.exit_codes import EXIT_DONE
 from gspo.plugins import import_plugins
 
@@ -56,7 +57,7 @@ def run(
 
 
 def _print_plan(resolved: ResolvedConfig) -> int:
-    """Print what the run would compute. Returns the exit code: the memory check refuses as it would in a run.
+    """Print what the run would compute. Returns the exit code: bad rows and too little memory are refused as in a run.
 
     What cannot be read here, such as a model on a hub that is not reachable, is said and not checked.
     """
@@ -77,7 +78,8 @@ def _print_plan(resolved: ResolvedConfig) -> int:
     except Exception as error:
         if exit_code(error) is None:
             raise
-        memory = f"not checked: {error}"
+        is_row = isinstance(error, DataError) and not error.where.startswith("data.")
+        memory, refused = ("not checked", error) if is_row else (f"not checked: {error}", None)
     typer.echo(dry_run_text(sizes.resolved, memory, [*sizes.notes, *sizes.warnings]), nl=False)
     if refused is not None:
         refuse(refused)

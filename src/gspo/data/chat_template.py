@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, get_args
 
 from gspo.data.rows import DataError, Row
@@ -63,26 +63,37 @@ def encode_prompts(
     max_prompt_length: int | None = None,
     truncation: Truncation = "error",
     filter_overlong_prompts: bool = False,
+    say: Callable[[str], None] | None = None,
     **apply_chat_template_kwargs: Any,
 ) -> list[Prompt]:
-    """Every row as a Prompt of at most `max_prompt_length` tokens; longer ones are dropped, cut, or an error."""
+    """Every row as a Prompt of at most `max_prompt_length` tokens; longer ones are dropped, cut, or an error.
+
+    `say` gets a sentence about those that are dropped.
+    """
     if truncation not in TRUNCATIONS:
         raise DataError("data.truncation", f"is {truncation!r}; expected one of {', '.join(TRUNCATIONS)}")
     prompts: list[Prompt] = []
-    num_dropped = 0
+    num_dropped = longest = 0
     for row in rows:
         prompt = encode_prompt(row, tokenizer, **apply_chat_template_kwargs)
         if max_prompt_length is not None and len(prompt.token_ids) > max_prompt_length:
             if filter_overlong_prompts:
                 num_dropped += 1
+                longest = max(longest, len(prompt.token_ids))
                 continue
             prompt = _shorten(prompt, max_prompt_length, truncation)
         prompts.append(prompt)
     if not prompts and num_dropped:
         raise DataError(
             "data.filter_overlong_prompts",
-            f"left no prompt: all {num_dropped} are longer than data.max_prompt_length={max_prompt_length} tokens; "
-            "raise the length",
+            f"left no prompt: all {num_dropped} are longer than data.max_prompt_length={max_prompt_length} tokens; to keep "
+            f"them all, set data.max_prompt_length={longest}",
+        )
+    if num_dropped and say is not None:
+        total = len(prompts) + num_dropped
+        say(
+            f"{num_dropped:,} of {total:,} rows are longer than data.max_prompt_length={max_prompt_length} tokens and are "
+            f"left out; to keep them, set data.max_prompt_length={longest}"
         )
     return prompts
 

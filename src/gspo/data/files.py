@@ -65,7 +65,7 @@ def _read_csv(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     line = num_records = 0
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
-            reader = csv.reader(text, delimiter="\t" if file.suffix == ".tsv" else ",", strict=True)
+            reader = csv.reader(text, delimiter=_delimiter(file), strict=True)
             header: list[str] | None = None
             for cells in reader:
                 where, line = f"{name}:{line + 1}", reader.line_num
@@ -80,6 +80,15 @@ def _read_csv(file: Path, name: str) -> Iterator[tuple[str, Any]]:
         raise DataError(f"{name}:{line + 1}", f"is not UTF-8 ({error.reason})") from None
     if not num_records:
         raise DataError(f"{name}:1", "has no rows; expected a line of column names and one line per row")
+
+
+def _delimiter(file: Path) -> str:
+    """What separates the cells: a tab in a tsv file, else a comma, or a semicolon or tab where the header has no comma."""
+    if file.suffix == ".tsv":
+        return "\t"
+    with file.open(encoding="utf-8-sig", errors="replace") as text:
+        header = text.readline(1 << 16)
+    return next((mark for mark in ",;\t" if mark in header), ",")
 
 
 def _header(cells: list[str], where: str) -> list[str]:

@@ -10,7 +10,10 @@ from typing import Any
 TRUTH_COLUMNS = ("ground_truth", "answer")  # tried in every record
 ANSWER_COLUMNS = ("answer", "response", "completion", "extra_info.answer", "output", "solution", "target")
 PROMPT_COLUMNS = ("messages", "conversations", "conversation", "question", "problem", "query", "instruction", "input")
-_GUESSED_TRUTHS = ("final_answer", "expected_answer", "solution", "label", "target", "output", "response", "completion")
+_GUESSED_TRUTHS = (
+    *("ground_truth", "answer", "final_answer", "correct_answer", "expected_answer", "reference_answer"),
+    *("solution", "label", "target", "output", "response", "completion"),
+)
 ABSENT = object()
 
 
@@ -49,16 +52,15 @@ def find_columns(record: Any, columns: Columns) -> tuple[Columns, str]:
     said: list[str] = []
     prompt_key = columns.prompt_key
     if prompt_key == DEFAULT.prompt_key and get(record, prompt_key) is ABSENT:
-        prompt_key = _first(record, PROMPT_COLUMNS) or prompt_key
+        prompt_key = _first(record, (prompt_key, *PROMPT_COLUMNS)) or prompt_key
         if prompt_key != columns.prompt_key:
             said.append(f"the question is column {prompt_key!r}")
     input_key = "input" if prompt_key == "instruction" and "input" in record else None
     if input_key:
         said.append("followed by 'input'")
     truth_key = columns.ground_truth_key
-    if truth_key and truth_key == DEFAULT.ground_truth_key and _first(record, (truth_key, *TRUTH_COLUMNS)) is None:
-        unused = tuple(name for name in _GUESSED_TRUTHS if name != prompt_key)
-        truth_key = _first(record, unused) or truth_key
+    if truth_key and truth_key == DEFAULT.ground_truth_key and not _has_truth(record):
+        truth_key = _first({k: v for k, v in record.items() if k != prompt_key}, _GUESSED_TRUTHS) or truth_key
         if truth_key != columns.ground_truth_key:
             said.append(f"the correct answer is column {truth_key!r}")
         elif _ends_in_reply(get(record, prompt_key)):
@@ -79,8 +81,20 @@ def get(record: Mapping[str, Any], dotted: str) -> Any:
     return value
 
 
+def _has_truth(record: Mapping[str, Any]) -> bool:
+    """Whether the correct answer is where it is looked for in every record."""
+    return any(get(record, name) is not ABSENT for name in (DEFAULT.ground_truth_key or "", *TRUTH_COLUMNS))
+
+
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if get(record, name) is not ABSENT), None)
+    """The column that has the first of these names, written in any way: `Final Answer` is final_answer."""
+    columns = {_plain(column): column for column, value in record.items() if value is not None}
+    columns |= {column: column for column in columns.values()}  # the exact name comes first
+    return next((columns[name] for name in names if name in columns), None)
+
+
+def _plain(column: Any) -> str:
+    return "_".join(str(column).lower().replace("-", " ").split())
 
 
 def _ends_in_reply(messages: Any) -> bool:

@@ -90,8 +90,7 @@ class TrainingRun(ABC, Generic[P]):
     def _with_sizes(self, resolved: ResolvedConfig) -> ResolvedConfig:
         """The config of a new run, with the sizes that nobody set adapted to its data and this machine."""
         self.console.doing("reading the data")
-        given = self.inputs.train_dataset
-        sizes = decide_sizes(resolved, None if given is None else len(list(given)))
+        sizes = decide_sizes(resolved, self.inputs.train_dataset, self.inputs.tokenizer)
         for note in sizes.notes:
             self.console.say(note)
         for warning in sizes.warnings:

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from omegaconf import OmegaConf
 
-from gspo.config import ResolvedConfig, TrainerConfig
+from gspo.config import TrainerConfig
 from gspo.data.columns import Columns, Say, as_rows
 from gspo.data.datasets import Split, has_held_out, load_rows
 from gspo.data.held_out import split_rows
@@ -36,18 +36,12 @@ def rows_of_split(
     return as_rows(given, f"{split}_dataset", columns, say)
 
 
-def count_rows(resolved: ResolvedConfig, limit: int) -> int | None:
-    """How many training rows the config's files have, at most `limit`; None for a dataset class of the user."""
-    if resolved.config.data.custom_cls.path is not None:
-        return None
-    return len(training_rows(resolved.config, limit, needs_truth=not resolved.for_sft))
-
-
-def training_rows(config: TrainerConfig, limit: int, *, needs_truth: bool = True) -> list[Row]:
-    """The first `limit` training rows of the config's files."""
+def training_rows(config: TrainerConfig, limit: int | None, *, needs_truth: bool = True) -> list[Row]:
+    """The first `limit` training rows of the config's files; None: all."""
     c = config.data
     columns = Columns(c.prompt_key, c.ground_truth_key if needs_truth else None, c.data_source_key, c.response_key)
-    return _rows_of_files(config, "train", columns, min(limit, c.num_train_samples or limit))
+    limits = [number for number in (limit, c.num_train_samples) if number is not None]
+    return _rows_of_files(config, "train", columns, min(limits, default=None))
 
 
 def sft_rows(config: TrainerConfig, columns: Columns) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ from gspo.data.preferences import Preference, as_preferences
 from gspo.data.rows import DataError
 from gspo.rewards.graders.code import read_tests
 from gspo.types import Prompt
+
+SPLIT_NAMES = {"train": "training data", "val": "held-out data"}
 
 
 def prompt_columns(config: TrainerConfig) -> Columns:
@@ -47,7 +50,7 @@ def load_prompts(
     """The encoded prompts of a split ("train" or "val"): those the config names, or the rows that are given.
 
     `template_options` replace those of the config, where an environment adds its tools. `say` gets a sentence for each
-    dataset whose columns were guessed.
+    dataset whose columns were guessed, and one about rows that are left out because they are too long.
     """
     c = config.data
     rows = rows_of_split(config, tokenizer, split, prompt_columns(config), given, say)
@@ -59,6 +62,7 @@ def load_prompts(
         max_prompt_length=c.max_prompt_length,
         truncation=c.truncation,
         filter_overlong_prompts=c.filter_overlong_prompts,
+        say=None if say is None else lambda note: say(f"{SPLIT_NAMES[split]}: {note}"),
         **(c.apply_chat_template_kwargs if template_options is None else template_options),
     )
 
@@ -143,11 +147,10 @@ def load_prompt_data(
 ) -> PromptData:
     """Training prompts and held-out ones, from the caller's rows or the config's files."""
     notes: list[str] = []
-    rows, val_rows = given_datasets(
-        config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, notes.append
-    )
-    train = load_prompts(config, tokenizer, "train", rows, template_options, notes.append)
-    held_out = load_prompts(config, tokenizer, "val", val_rows, template_options)
+    say = functools.cache(notes.append)  # once where both are of the same file
+    rows, val_rows = given_datasets(config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, say)
+    train = load_prompts(config, tokenizer, "train", rows, template_options, say)
+    held_out = load_prompts(config, tokenizer, "val", val_rows, template_options, say)
     return PromptData(train, held_out, count_seen(train, held_out), notes)
 
 

@@ -76,7 +76,14 @@ class DataConfig(Section):
     system_prompt: str | None = key(
         default=None, doc="System message for every prompt that has none; null = do not add one."
     )
-    max_prompt_length: int = key(default=512, doc="Longest prompt.", gt=0, unit="tokens")
+    max_prompt_length: int = key(
+        default=512,
+        doc="Longest prompt. Where it is not set, or auto: 512, or the limit of a recipe, which grows up to 512 with your "
+        "own rows.",
+        gt=0,
+        unit="tokens",
+        auto=True,
+    )
     max_response_length: int = key(default=512, doc="Longest response.", gt=0, unit="tokens")
     max_length: int | None = key(
         default=None, doc="For gspo sft: longest prompt with its answer; null = no limit.", gt=0, unit="tokens"
