@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import Literal
 
@@ -75,6 +76,23 @@ def test_failures_of_tools_are_answers_that_the_model_sees() -> None:
     assert texts[5] == "error: no answer within 0.2 s"
     assert {message["role"] for message in step.messages} == {"tool"}
     assert call(environment).done
+
+
+def test_a_tools_own_handler_does_not_keep_it_alive_and_its_deadline_ends_with_its_answer() -> None:
+    def stubborn() -> str:
+        """Goes on after errors."""
+        try:
+            time.sleep(60)
+        except Exception:
+            return "went on"
+        return "late"
+
+    environment = ToolEnvironment([stubborn, weather])
+    environment.tool_timeout = 0.2
+    handler = signal.getsignal(signal.SIGALRM)
+    assert call(environment, ToolCall("stubborn")).messages[0]["content"] == "error: no answer within 0.2 s"
+    assert call(environment, ToolCall("weather", {"city": "Rome"})).num_errors == 0
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0) and signal.getsignal(signal.SIGALRM) is handler
 
 
 @pytest.mark.parametrize(
@@ -156,14 +174,16 @@ def test_discrete_actions_are_numbers_of_the_text() -> None:
             return 0, {}
 
         def step(self, action):
-            return action, float(action == 2), True, False, {"arm": action, "name": "x"}
+            return action, float(action == 2), action == 2, action == 1, {"arm": action, "name": "x"}
 
     environment = as_environment(Bandit(), "bandit")
     assert environment.reset(PROMPT, seed=2**40)[0]["content"] == "0"
     wrong = environment.step(Action("arm nine"))
     assert wrong.num_errors == 1 and wrong.reward is None and "from 0 to 2" in wrong.messages[0]["content"]
-    right = environment.step(Action("arm 2"))
-    assert right.reward == 1.0 and right.done and right.metrics == {"arm": 2.0}
+    right = environment.step(Action("not arm 0 but arm 2"))
+    assert right.reward == 1.0 and right.done and not right.truncated and right.metrics == {"arm": 2.0}
+    late = environment.step(Action("arm 1"))
+    assert late.truncated and not late.done
 
 
 def test_an_unknown_shape_is_refused_by_name() -> None:

@@ -13,6 +13,7 @@ import pytest
 from gspo.environments.pool import EpisodePool
 from gspo.rewards.turns import TurnScorer
 from gspo.types import Group
+from tests.distributed.ray.waiting import wait_until
 from tests.rollout.episodes.world import ENDS, make_episodes, make_pool
 from tests.rollout.models import drain, make_engine, make_model, make_request
 
@@ -48,6 +49,12 @@ def test_an_environment_that_fails_leaves_its_rollout_without_a_reward(how: str,
         scorer.submit(group)
     scored = [r for g in scorer.collect() for r in g.rollouts]
     assert [r.reward is None for r in scored] == [r.failure is not None for g in groups for r in g.rollouts]
+
+
+def test_a_pool_forgets_episodes_that_are_over() -> None:
+    with closing(make_pool()) as pool:
+        play(pool, num_groups=2)
+        assert wait_until(lambda: not pool._homes)
 
 
 class NoFunction:
