@@ -58,6 +58,12 @@ def test_a_stop_text_cuts_where_it_begins_however_tokens_arrive(
     assert tokens == list(text[: place + len(stop)].encode())
 
 
+def test_of_two_stop_texts_in_one_token_the_one_that_begins_first_counts() -> None:
+    words = {1: "a", 2: "bc"}
+    reply = Reply(0, lambda ids: "".join(words[i] for i in ids), ["c", "b"])
+    assert read(reply, [[1, 2]]) == ("a", [1, 2], "b")
+
+
 def test_the_beginning_of_a_stop_text_is_held_back_until_it_is_decided() -> None:
     reply = Reply(0, decode, ["</tool>"])
     shown = [reply.feed(list(part.encode()), [0.0] * len(part)).text for part in ("x</to", "y</tool", "s")]
