@@ -7,7 +7,6 @@ import gc
 import hashlib
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 
@@ -28,6 +27,7 @@ from gspo.runs.group_log import GroupLog
 from gspo.training.roles import LocalRoles
 from tests.checkpoint.test_background_writer import until
 from tests.loop.runs import rows, train, trainer
+from tests.support.preloaded import preloaded_python
 from tests.support.small_run import final_state, make_model
 
 
@@ -210,7 +210,7 @@ t.fit()
 def test_a_kill_while_one_step_is_saved_and_the_next_generated_loses_one_step_at_most(
     tmp_path, model, whole, point, newest
 ):
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(model), point]
+    command = [preloaded_python(), "-c", KILLED, str(tmp_path), str(model), point]
     assert subprocess.run(command, timeout=120).returncode == -signal.SIGKILL
     path, damaged = checkpoint.latest(tmp_path / "run" / "checkpoints")
     assert path is not None and path.name == f"step-{newest:06d}" and not damaged

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from tests.loop.episode_run import OVERRIDES
 from tests.loop.runs import train as train_here
 from tests.loop.supervised_runs import train as train_sft
+from tests.support.preloaded import preloaded_python
 
 FSDP = "actor_rollout_ref.actor.strategy=fsdp2"
 SLOTS = "actor_rollout_ref.rollout.max_num_seqs=64"  # enough for all groups, however they are spread
@@ -84,7 +84,7 @@ class Launch:
             )
         )
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.distributed.rank", str(plan)],
+            [preloaded_python(), "-m", "tests.distributed.rank", str(plan)],
             cwd=Path(__file__).parents[2],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,

@@ -6,10 +6,11 @@ import gzip
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.preloaded import preloaded_python
 
 ROOT = Path(__file__).parents[2]
 NAMES = [file.stem for file in (ROOT / "src" / "gspo" / "config" / "recipes").glob("*.yaml")]
@@ -17,7 +18,7 @@ FILES = sorted((ROOT / "docs" / "results").glob("*/*.json"))
 
 
 def program(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True)
+    return subprocess.run([preloaded_python(), *words], cwd=cwd, capture_output=True, text=True)
 
 
 def test_the_page_is_made_from_the_files(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import yaml
 
 from gspo.config import load
 from tests.doors.worlds import ROOT, SMALL, load_script, rows
+from tests.support.preloaded import preloaded_python
 
 TINY = (*SMALL, "data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
 NAMES = (
@@ -38,7 +39,7 @@ def saved(run: Path) -> dict:
 def test_the_bash_script_and_its_metrics(here):
     """`bash recipe/gspo/gspo_dynamic_sampling_3b_math.sh`, with the metrics it tells to watch."""
     script = ROOT / "recipes" / "gspo" / "gspo_dynamic_sampling_3b_math.sh"
-    environment = {**os.environ, "PYTHON": sys.executable, "TRAIN_FILES": "gsm8k:gsm8k", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHON": preloaded_python(), "TRAIN_FILES": "gsm8k:gsm8k", "OMP_NUM_THREADS": "1"}
     words = [*TINY, "data.gen_batch_size=6", "actor_rollout_ref.rollout.n=2", "trainer.total_training_steps=5"]
     words += ["actor_rollout_ref.actor.optim.lr=1e-2", "actor_rollout_ref.actor.optim.lr_warmup_steps=0"]
     done = subprocess.run(["bash", str(script), *words], env=environment, capture_output=True, text=True, check=False)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.group_log import read_groups
 from tests.loop.episode_run import MARKS, OVERRIDES
+from tests.support.preloaded import preloaded_python
 from tests.support.small_run import config, final_state, make_model
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +27,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def program(folder: Path, model: Path, *overrides: str) -> list[str]:
-    return [sys.executable, "-m", "tests.loop.episode_run", str(folder), str(model), *overrides]
+    return [preloaded_python(), "-m", "tests.loop.episode_run", str(folder), str(model), *overrides]
 
 
 def start(command: list[str], marks: Path) -> subprocess.Popen[bytes]:
     environment = {**os.environ, MARKS: str(marks), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
     )
+
+
+def finish(child: subprocess.Popen[bytes]) -> int:
+    child.communicate()
+    return child.returncode
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, 
     """A run without interruption, and how many answers its environments gave."""
     folder = tmp_path_factory.mktemp("whole")
     marks = folder / "marks"
-    assert start(program(folder, model), marks).wait() == 0
+    assert finish(start(program(folder, model), marks)) == 0
     return folder / "run", marks.stat().st_size
 
 
@@ -82,8 +87,8 @@ def test_a_run_killed_in_the_middle_of_a_turn_goes_on_to_the_same_bits(
         time.sleep(0.01)
     assert child.poll() is None, "the run ended before it could be killed"
     os.kill(child.pid, signal.SIGKILL)
-    child.wait()
-    assert start(program(tmp_path, model), tmp_path / "more").wait() == 0
+    child.communicate()
+    assert finish(start(program(tmp_path, model), tmp_path / "more")) == 0
     assert final_state(tmp_path / "run") == final_state(run)
 
 

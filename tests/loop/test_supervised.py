@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gspo.data.rows import DataError, Row, user_message
 from gspo.models.load import load_model, load_tokenizer
 from tests.loop.runs import train as train_by_rewards
 from tests.loop.supervised_runs import LORA, SMALL, train, trainer
+from tests.support.preloaded import preloaded_python
 from tests.support.small_run import final_state, make_model
 
 
@@ -218,7 +218,6 @@ def test_a_held_out_file_without_answers_is_refused(tmp_path, model):
     assert "held_out.jsonl:1: field 'answer' is missing" in result.output
 
 
-PROGRAM = [sys.executable, "-m", "gspo", "sft"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
@@ -235,7 +234,7 @@ def long(tmp_path_factory, model) -> Path:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_a_killed_program_goes_on_to_the_same_bits(tmp_path, model, long, number, code):
-    words = [*PROGRAM, *command(tmp_path, model, *LONG)]
+    words = [preloaded_python(), "-m", "gspo", "sft", *command(tmp_path, model, *LONG)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
     assert process.stdout is not None
     for line in process.stdout:
