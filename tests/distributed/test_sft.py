@@ -31,6 +31,7 @@ def test_two_ranks_stopped_and_resumed_give_the_same_bits(two):
     assert final_state(two.folder / "sft again" / "run") == final_state(two.folder / "sft" / "run")
 
 
+@pytest.mark.slow
 def test_the_program_launches_its_ranks(tmp_path, model):
     paths = (f"trainer.default_local_dir={tmp_path}", "--model", str(model), "--out", str(tmp_path / "out"))
     done = subprocess.run(

@@ -35,8 +35,14 @@ def a_compiler(path, says: str) -> str:
     return str(path)
 
 
+@pytest.fixture
+def quick_compiler(tmp_path, monkeypatch):
+    """The machine's compiler without its optimisations, which take most of its time."""
+    monkeypatch.setenv("CXX", a_compiler(tmp_path / "quick", f'exec "{compiler()}" "$@" -O0'))
+
+
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_it_is_compiled_once_and_again_when_the_file_is_damaged(tmp_path, monkeypatch):
+def test_it_is_compiled_once_and_again_when_the_file_is_damaged(tmp_path, monkeypatch, quick_compiler):
     assert library() is not None
     (kept,) = (tmp_path / "gspo").iterdir()
     made = kept.stat().st_mtime_ns
@@ -53,7 +59,7 @@ def test_it_is_compiled_once_and_again_when_the_file_is_damaged(tmp_path, monkey
 
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, quick_compiler):
     (tmp_path / "gspo").write_text("not a folder")
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path / "other"))
     (tmp_path / "other").mkdir()

@@ -90,6 +90,7 @@ def test_one_rank_on_ray_computes_what_one_process_does(cluster, in_process, tmp
     assert wait_until(lambda: cluster.available_resources()["CPU"] == 8)  # and every place was given back
 
 
+@pytest.mark.slow
 def test_async_without_staleness_does_too_though_its_rollout_actor_is_killed(cluster, in_process, tmp_path):
     marks = mark(tmp_path / "marks", "version-1")
     trainer = RayPPOTrainerWithSampling(small(tmp_path, *ASYNC_0), None, {Role.Rollout: fragile_rollout(marks)}, None)

@@ -11,7 +11,7 @@ each token counts once (arXiv 2309.14509).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +63,13 @@ class SequenceRanks:
         start, end = self.bounds(num_tokens)
         parts = tuple(self._with_enough_heads(x[: end - start]) for x in parts)
         flat = torch.cat([x.unflatten(1, (self.size, -1)).flatten(2) for x in parts], dim=2)
-        out = _ToHeads.apply(flat, self, self.part_sizes(num_tokens))
+        out = _Exchanged.apply(flat, self, self.part_sizes(num_tokens), _gather_tokens, _gather_heads)
         widths = [x.shape[1] // self.size * x.shape[2] for x in parts]
         return [x.unflatten(1, (-1, size)) for x, size in zip(out.split(widths, dim=1), (x.shape[2] for x in parts))]
 
     def to_tokens(self, x: Tensor) -> Tensor:
         """[all tokens, own heads, size] as [own tokens, heads, size]."""
-        out = _ToTokens.apply(x.flatten(1), self, self.part_sizes(len(x)))
+        out = _Exchanged.apply(x.flatten(1), self, self.part_sizes(len(x)), _gather_heads, _gather_tokens)
         out = out.unflatten(2, x.shape[1:]).flatten(1, 2)
         return out if len(out) else pad(out, (0, 0, 0, 0, 0, 1))
 
@@ -113,26 +113,24 @@ def _gather_heads(x: Tensor, ranks: SequenceRanks, sizes: Sequence[int]) -> Tens
     return _exchange(x, ranks, sizes, [own] * ranks.size).view(ranks.size, own, x.shape[1]).transpose(0, 1)
 
 
-class _ToHeads(torch.autograd.Function):
+class _Exchanged(torch.autograd.Function):
+    """`there(x, ranks, sizes)`, whose gradient goes `back` the same way."""
+
     @staticmethod
-    def forward(ctx, x: Tensor, ranks: SequenceRanks, sizes: list[int]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.ranks, ctx.sizes = ranks, sizes
-        return _gather_tokens(x, ranks, sizes)
+    def forward(
+        ctx,
+        x: Tensor,
+        ranks: SequenceRanks,
+        sizes: list[int],
+        there: Callable[..., Tensor],
+        back: Callable[..., Tensor],
+    ) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.ranks, ctx.sizes, ctx.back = ranks, sizes, back
+        return there(x, ranks, sizes)
 
     @staticmethod
     def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _gather_heads(grad, ctx.ranks, ctx.sizes), None, None
-
-
-class _ToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, ranks: SequenceRanks, sizes: list[int]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.ranks, ctx.sizes = ranks, sizes
-        return _gather_heads(x, ranks, sizes)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _gather_tokens(grad, ctx.ranks, ctx.sizes), None, None
+        return ctx.back(grad, ctx.ranks, ctx.sizes), None, None, None, None
 
 
 class _AddUp(torch.autograd.Function):
