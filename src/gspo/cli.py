@@ -43,7 +43,10 @@ COMMANDS = (
     "push",
 )
 # Of commands that are not directly under gspo.commands.
-FOLDERS = dict.fromkeys(("serve", "chat", "generate", "push"), "serving")
+FOLDERS = {
+    **dict.fromkeys(("sft", "rm"), "supervised"),
+    **dict.fromkeys(("serve", "chat", "generate", "push"), "serving"),
+}
 
 
 class LazyGroup(TyperGroup):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from gspo.checkpoint.resume import ResumeRefused
-from gspo.commands.sft import app
+from gspo.commands.supervised.sft import app
 from gspo.data.rows import DataError, Row, user_message
 from gspo.models.load import load_model, load_tokenizer
 from tests.loop.runs import train as train_by_rewards

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from gspo.build.data.given import NOTHING, Inputs
 from gspo.build.data.rows import given_datasets, held_out_share
@@ -28,6 +28,8 @@ from gspo.rewards import Scorer
 from gspo.rollout.engine import RolloutEngine
 from gspo.training.roles import Roles
 
+T = TypeVar("T")
+
 
 @dataclass
 class SupervisedParts:
@@ -44,6 +46,7 @@ class SupervisedParts:
     scorer: Scorer | None = None
     evaluator: Evaluator | None = None
     notes: list[str] = field(default_factory=list)  # for the user, about the data
+    rows_name: ClassVar[str] = "examples"
 
     def publish(self, version: int) -> None:
         if self.engine is not None:
@@ -62,13 +65,17 @@ class SupervisedParts:
     def summary(self, path: Path, total_steps: int) -> str:
         c, facts = self.config, self.roles.facts()
         lines = [
-            f"{c.actor_rollout_ref.model.path} ({model_size(facts)}) on the answers of {c.data.train_files}, "
+            f"{self._task(f'{c.actor_rollout_ref.model.path} ({model_size(facts)})')} of {c.data.train_files}, "
             f"{where(facts)}",
             f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} out of "
-            f"{len(self.order.examples):,} examples, {len(self.held_out):,} held out; files in {path}",
+            f"{len(self.order.examples):,} {self.rows_name}, {len(self.held_out):,} held out; files in {path}",
             *self.notes,
         ]
         return "\n".join(lines) + layout_note(facts)
+
+    def _task(self, model: str) -> str:
+        """What is trained on what, for the summary."""
+        return f"{model} on the answers"
 
     def stacks(self) -> str:
         return self.roles.stacks()
@@ -102,7 +109,9 @@ def build_supervised(
         config, example_columns(config), inputs.train_dataset, inputs.val_dataset, say=notes.append
     )
     examples, num_left_out = load_examples(config, tokenizer, "train", train, say=notes.append)
-    held_out = _held_out(config, tokenizer, val, notes)
+    held_out = held_out_rows(
+        config, val, lambda: load_examples(config, tokenizer, "val", val)[0], notes, SupervisedParts.rows_name
+    )
     if num_left_out:
         limit = f"data.max_length={config.data.max_length} tokens"
         notes.insert(0, f"{num_left_out:,} examples are longer than {limit} and are left out")
@@ -129,14 +138,16 @@ def build_supervised(
         return parts
 
 
-def _held_out(config: TrainerConfig, tokenizer: Any, given: Iterable[Any] | None, notes: list[str]) -> list[Example]:
-    """The held-out examples. Only those that the user names must exist; a note says why there are none."""
+def held_out_rows(
+    config: TrainerConfig, given: Iterable[Any] | None, load: Callable[[], list[T]], notes: list[str], name: str
+) -> list[T]:
+    """The held-out examples or pairs. Only those that the user names must exist; a note says why there are none."""
     try:
-        return load_examples(config, tokenizer, "val", given)[0]
+        return load()
     except DataError as error:
         if given is not None or config.data.val_files is not None or held_out_share(config) is not None:
             raise
-        notes.append(f"no held-out examples: {error}")
+        notes.append(f"no held-out {name}: {error}")
         return []
 
 
