@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from transformers.utils.logging import disable_progress_bar
 
 from gspo.build.data.given import NOTHING, Inputs
-from gspo.build.data.rows import given_datasets, held_out_share
+from gspo.build.data.rows import given_datasets
+from gspo.build.data.run_pairs import pairs_of_runs
 from gspo.build.data.training_data import load_preferences, pair_columns
 from gspo.build.fingerprint import fingerprint
 from gspo.build.models import optimizer_of, schedule_of
-from gspo.build.parts import layout_note, model_size, where
 from gspo.build.role_settings import layout_kind
 from gspo.build.run import load_run_tokenizer, prepare_process
 from gspo.build.settings import total_steps
-from gspo.build.supervised.examples import SupervisedParts
+from gspo.build.supervised.examples import SupervisedParts, held_out_rows
 from gspo.config import TrainerConfig
 from gspo.data.chat_template import encode_answer, encode_prompt
 from gspo.data.examples import ExampleOrder
@@ -34,20 +34,14 @@ from gspo.training.roles import LocalRoles
 class PreferenceParts(SupervisedParts):
     """The objects of a run on pairs. The reward model stands where the policy of other runs does."""
 
+    rows_name: ClassVar[str] = "pairs"
+
     @property
     def model(self) -> TrainedRewardModel:
         return cast(TrainedRewardModel, cast(LocalRoles, self.roles).policy)
 
-    def summary(self, path: Path, total_steps: int) -> str:
-        c, facts = self.config, self.roles.facts()
-        lines = [
-            f"a reward model from {c.actor_rollout_ref.model.path} ({model_size(facts)}) on the pairs of "
-            f"{c.data.train_files}, {where(facts)}",
-            f"{total_steps} step{'s' * (total_steps != 1)} of {c.data.train_batch_size} out of "
-            f"{len(self.order.examples):,} pairs, {len(self.held_out):,} held out; files in {path}",
-            *self.notes,
-        ]
-        return "\n".join(lines) + layout_note(facts)
+    def _task(self, model: str) -> str:
+        return f"a reward model from {model} on the pairs"
 
 
 def build_preferences(
@@ -59,9 +53,12 @@ def build_preferences(
     device = prepare_process(config)
     tokenizer = inputs.tokenizer or load_run_tokenizer(config)
     notes: list[str] = []
-    train, val = given_datasets(config, pair_columns(config), inputs.train_dataset, inputs.val_dataset, notes.append)
+    train, val = _datasets(config, inputs, notes)
     pairs = _pairs(config, tokenizer, load_preferences(config, tokenizer, "train", train, notes.append), "train", notes)
-    held_out = _pairs(config, tokenizer, _held_out(config, tokenizer, val, notes), "held-out", notes)
+    kept = held_out_rows(
+        config, val, lambda: load_preferences(config, tokenizer, "val", val), notes, PreferenceParts.rows_name
+    )
+    held_out = _pairs(config, tokenizer, kept, "held-out", notes)
     c, actor = config.actor_rollout_ref.model, config.actor_rollout_ref.actor
     num_steps = total_steps(config, len(pairs))
     classifier = load_reward_model(
@@ -89,15 +86,13 @@ def build_preferences(
     return PreferenceParts(config, tokenizer, roles, order, cast(Any, held_out), num_steps, facts, notes=notes)
 
 
-def _held_out(config: TrainerConfig, tokenizer: Any, given: Iterable[Any] | None, notes: list[str]) -> list[Preference]:
-    """The held-out pairs. Only those that the user names must exist; a note says why there are none."""
-    try:
-        return load_preferences(config, tokenizer, "val", given)
-    except DataError as error:
-        if given is not None or config.data.val_files is not None or held_out_share(config) is not None:
-            raise
-        notes.append(f"no held-out pairs: {error}")
-        return []
+def _datasets(
+    config: TrainerConfig, inputs: Inputs, notes: list[str]
+) -> tuple[Iterable[Any] | None, Iterable[Any] | None]:
+    """Training and held-out pairs that are passed in Python, or that come from runs; None: those of the config's files."""
+    if inputs.train_dataset is None and inputs.val_dataset is None:
+        return pairs_of_runs(config)
+    return given_datasets(config, pair_columns(config), inputs.train_dataset, inputs.val_dataset, notes.append)
 
 
 def _pairs(
