@@ -15,9 +15,9 @@ import pytest
 
 from gspo.loop import ending
 from tests.distributed.cases import CASES
-from tests.distributed.runs import LORA, LOW, PPO, SFT, SHUFFLE, TURNS, Launch, train, train_sft
+from tests.distributed.runs import LORA, LOW, PPO, SFT, SHUFFLE, TURNS, Launch, train, train_sft, with_reward_model
 from tests.loop.test_moe import make_moe
-from tests.support.small_run import make_model
+from tests.support.small_run import make_model, make_reward_model
 
 ON_FOUR = ["sequences", "sequences_critic", "sequences_on_four"]  # two pairs of ranks, and all of them together
 ON_TWO = [name for name in CASES if name != "sequences_on_four"]
@@ -81,6 +81,8 @@ def here(work, model) -> Path:
             train_sft(folder / "sft", model, *SFT)
             train_sft(folder / "sft lora", model, *SFT, LORA[0])
             train_sft(folder / "sft begun", model, *SFT, stop_after=1)
+            scores = make_reward_model(folder / "scores", str(model))
+            train(folder / "scored", model, *STEPS, *with_reward_model(scores), stop_after=2)
             train(folder / "moe", make_moe(folder / "moe model", "mixtral"), *STEPS, stop_after=1)
 
     once(work / "here", make)
@@ -100,6 +102,9 @@ def two(work, model, here) -> Launched:
     launch.add(folder / "shuffled", model, *STEPS, *SHUFFLE, stop_after=1)
     launch.add(folder / "low", model, *STEPS, *LOW, stop_after=1)
     launch.add(folder / "turns", model, *STEPS, *TURNS, stop_after=2)
+    scored = (*STEPS, *with_reward_model(here / "scores"))
+    launch.add(folder / "scored", model, *scored, stop_after=2)
+    launch.add(folder / "scored sequences", model, *scored, SEQUENCES, stop_after=1)
     launch.add(folder / "from one", model, *STEPS)
     launch.add(folder / "lora", model, *STEPS, *LORA)
     launch.add(folder / "lora begun", model, *STEPS, *LORA, stop_after=1)

@@ -44,6 +44,11 @@ TURNS = (*OVERRIDES[:-1], "environment.num_workers=1")  # an environment of thre
 LOW = ("actor_rollout_ref.model.dtype=bfloat16",)
 
 
+def with_reward_model(path: Path) -> tuple[str, ...]:
+    """Overrides of a run whose rewards are a function's and those of the reward model in a folder."""
+    return ("reward_model.enable=true", f"reward_model.path={path}", "reward_model.max_tokens_per_batch=40")
+
+
 def train(folder: Path, model: Path, *overrides: str, stop_after: int | None = None) -> dict[str, Any]:
     return train_here(folder, model, SLOTS, *NO_EVALUATION, *overrides, stop_after=stop_after)
 

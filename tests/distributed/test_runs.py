@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from gspo.checkpoint import folder as checkpoint
 from gspo.loop import ending
+from gspo.runs.group_log import read_groups
 from tests.distributed.conftest import STEPS
 from tests.distributed.runs import LOW, PPO, train
 from tests.loop.runs import rows
@@ -80,6 +81,22 @@ def test_rollouts_with_turns_on_two_ranks_are_those_of_one_process(two, here):
     same_rows(two.folder / "turns", here / "turns")
     same_weights(two.folder / "turns", here / "turns")
     assert max(row["num_turns/max"] for row in rows(two.folder / "turns")) > 1
+
+
+def model_scores(folder: Path, step: int) -> list[tuple[str, float]]:
+    """The responses of a step with the reward model's scores."""
+    groups = read_groups(folder / "run" / "groups" / f"step-{step:06d}.jsonl.gz")
+    return [(r["text"], r["extra"]["reward/model"]) for group in groups for r in group["responses"]]
+
+
+def test_the_reward_model_scores_on_two_ranks_as_in_one_process(two, here):
+    same_rows(two.folder / "scored", here / "scored")
+    same_weights(two.folder / "scored", here / "scored")
+    for folder, step in (("scored", 1), ("scored", 2), ("scored sequences", 1)):
+        found, expected = model_scores(two.folder / folder, step), model_scores(here / "scored", step)
+        assert [text for text, _ in found] == [text for text, _ in expected]
+        assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-4, abs=1e-5)
+        assert len({score for _, score in expected}) > 8
 
 
 def test_the_same_number_of_ranks_resumes_to_the_bit(two):

@@ -76,6 +76,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(401, {"error": {"message": f"bad key {self.headers['authorization']}"}})
         elif mode == "429 once" and number == 1:
             return self.answer(429, {"error": {"message": "too many"}}, {"Retry-After": "0.2"})
+        elif mode == "429 first" and server.requests.count(body) == 1:
+            return self.answer(429, {"error": {"message": "too many"}}, {"Retry-After": "0.05"})
         elif mode == "garbage":
             return self.answer(200, "<html>the proxy says hello</html>")
         elif mode == "no verdict":

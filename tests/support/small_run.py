@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gspo.config import ResolvedConfig, load
-from gspo.models.load import load_tokenizer
+from gspo.models.load import load_reward_model, load_tokenizer
 from gspo.types import Reward
 
 
@@ -35,6 +35,16 @@ def make_model(folder: Path, seed: int = 0, **shape: Any) -> Path:
     }
     LlamaForCausalLM(LlamaConfig(**{**config, **shape})).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+def make_reward_model(folder: Path, decoder: str, seed: int = 0) -> Path:
+    """A classifier with a random score over the layers of a decoder."""
+    classifier = load_reward_model(decoder, new_head=True)
+    numbers = torch.Generator().manual_seed(seed)
+    classifier.score.weight.data.normal_(generator=numbers)
+    classifier.save_pretrained(folder)
+    load_tokenizer(decoder).save_pretrained(folder)
     return folder
 
 

@@ -25,7 +25,7 @@ from gspo.rewards.judge import client
 from gspo.rewards.judge.cache import question_key
 from gspo.runs.console import Console
 from gspo.runs.group_log import read_groups
-from tests.support.judge_server import KEY, JudgeServer, even_first, judge_server
+from tests.support.judge_server import KEY, JudgeServer, even_first, judge_server, parts
 from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 
@@ -97,25 +97,57 @@ def test_a_judge_that_agrees_with_the_rule_trains_the_same_weights(
     assert not leaks and server.keys[0] == f"Bearer {KEY}"
 
 
-@pytest.mark.slow
-def test_failed_verdicts_are_missing_and_never_0(tmp_path: Path, model: Path, server: JudgeServer) -> None:
-    server.mode = lambda body: "500" if drawn(body) % 12 == 0 else "right"
-    fit(with_judge(tmp_path, model, server))
-    for file in sorted((tmp_path / "run" / "groups").glob("*.gz")):
-        for response in (response for group in read_groups(file) for response in group["responses"]):
-            right = bool(response["text"]) and ord(response["text"][0]) % 2 == 0
-            assert response["score"] == (None if response["failure"] else float(right))
-    assert sum(row.get("train/reward_failures", 0) for row in rows(tmp_path)) > 0
+# How a judge may fail on a question, and what the response's record then says.
+FAILURES = {
+    "slow": "no reply within reward.judge.timeout=1 s",
+    "500": "HTTP 500: ",
+    "garbage": "the reply is not that of a chat",
+    "no verdict": "the reply has no verdict",
+    "refusing": "the judge refused: I cannot help with that.",
+    "hangs up": "cannot be reached",
+}
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_stops_the_run_with_its_cause_and_a_resume_goes_on(
-    tmp_path: Path, model: Path, server: JudgeServer, capsys: pytest.CaptureFixture[str]
+def test_verdicts_are_right_wrong_or_missing_and_never_0_however_the_judge_fails(
+    tmp_path: Path, model: Path, server: JudgeServer
 ) -> None:
-    server.mode = lambda body: "500" if len(server.requests) > 40 else "right"
+    """One run on a server that treats each question in its own way."""
+    modes = (*FAILURES, "wrong", "429 first", *("right",) * 12)
+    treated: dict[tuple[str, str], str] = {}  # question and answer → mode
+
+    def mode(body: dict[str, Any]) -> str:
+        text = body["messages"][-1]["content"]
+        chosen = modes[drawn(body) % len(modes)] if len(server.requests) > 1 else "right"  # the first is a trial
+        return treated.setdefault((parts(text, "question")[0], parts(text, "answer")[0]), chosen)
+
+    server.mode = mode
+    words = ("reward.judge.retries=1", "reward.judge.timeout=1", "reward.max_failure_rate=0.9", "trainer.test_freq=-1")
+    no_evaluation = ("trainer.val_before_train=false", "trainer.val_after_train=false")
+    fit(with_judge(tmp_path, model, server, *words, *no_evaluation))
+    seen: set[str] = set()
+    for file in sorted((tmp_path / "run" / "groups").glob("*.gz")):
+        for group in read_groups(file):
+            for response in group["responses"]:
+                treatment = treated[group["messages"][-1]["content"], response["text"]]
+                right = float(bool(response["text"]) and ord(response["text"][0]) % 2 == 0)
+                if treatment in FAILURES:
+                    assert response["score"] is None and FAILURES[treatment] in response["failure"]
+                else:
+                    assert response["score"] == (1.0 - right if treatment == "wrong" else right)
+                seen.add(treatment)
+    assert seen == set(modes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "cause"), [("500", "HTTP 500"), ("hangs up", "cannot be reached")])
+def test_a_server_that_dies_stops_the_run_with_its_cause_and_a_resume_goes_on(
+    tmp_path: Path, model: Path, server: JudgeServer, capsys: pytest.CaptureFixture[str], end: str, cause: str
+) -> None:
+    server.mode = lambda body: end if len(server.requests) > 40 else "right"
     assert run_program(with_judge(tmp_path, model, server)) == EXIT_REWARDS_FAILED
     output = "".join(capsys.readouterr())
-    assert "HTTP 500" in output and "judge: some-model" in output
+    assert cause in output and "judge: some-model" in output
     server.mode = "right"
     assert run_program(with_judge(tmp_path, model, server)) == 0
     assert rows(tmp_path)[-1]["step"] == 3
