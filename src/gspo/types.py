@@ -127,13 +127,14 @@ class Group:
     """The rollouts of one prompt: the unit of advantage, filtering and staleness.
 
     `submission` is the number under which the prompt was submitted (it seeds the sampling and orders the queue);
-    `version` is the weights version at submission.
+    `version` is the weights version at submission. `failed` are rollouts without a reward, which are only recorded.
     """
 
     prompt: Prompt
     rollouts: tuple[Rollout, ...]
     submission: int
     version: int
+    failed: tuple[Rollout, ...] = ()
 
     def with_rollouts(self, rollouts: tuple[Rollout, ...]) -> Group:
         return dataclasses.replace(self, rollouts=rollouts)

@@ -45,7 +45,7 @@ def test_a_reward_model_that_can_be_hacked_sets_off_the_alarm(tmp_path: Path) ->
         {"prompt": row.messages[0]["content"], "chosen": "9" * (2 + i % 4), "rejected": row.answer}
         for i, row in enumerate(load_arithmetic("train", limit=600))
     ]
-    pairs.write_text("".join(json.dumps(row) + "\\n" for row in rows))
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("trainer.total_training_steps=40", "data.train_batch_size=16", "actor_rollout_ref.actor.optim.lr=5e-4")
     train_scores(tmp_path, f"data.train_files={pairs}", *words)
     result, trainer = train(

@@ -172,6 +172,39 @@ def test_charts_show_the_metrics(tab: Tab, report: Path) -> None:
         assert sum(v is not None for v in by_step.values()) == sum(v is not None for v in values), metric
 
 
+def test_the_rule_is_beside_the_model_and_a_judge_gives_its_reason(tab: Tab, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Plan(steps=3))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        parts = {"arithmetic": 0.1 * row["step"], "judge": 0.2, "model": 20.0 + row["step"]}
+        row |= {f"reward/reward/{name}/mean": value for name, value in parts.items()}
+        row |= {"judge/disagreement": 0.25, "reward_model/disagreement": 0.5}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = {"judge": {"verdict": "wrong", "reason": "The sum is <b>off</b> by 1."}}
+    facts = {"num_tokens": 2, "finish_reason": "stop", "extra": {"reward/arithmetic": 0.0, "reward/model": 21.5}}
+    judged = {"text": "8", "score": 0.0, "acc": 0.0, "failure": None, "notes": told, **facts}
+    right = {"text": "7", "score": 1.0, "acc": 1.0, "failure": None, **facts}
+    failed = {**facts, "text": "9", "score": None, "acc": None, "extra": {}, "failure": "judge: some-model: HTTP 500"}
+    group = {"uid": "judged", "submission": 99, "version": 2, "fate": "kept", "data_source": "arithmetic"}
+    group |= {"ground_truth": "7", "messages": [{"role": "user", "content": "3 + 4 ="}]}
+    write_step(run / "groups", 3, [{**group, "responses": [right, judged, failed]}])
+    page = tab.open(build_report(run, pictures=False).page.as_uri())
+    show_all_charts(page)
+    painted = page.evaluate(COLOURS)
+    assert painted["parts"] > 150 and painted["disagreement"] > 150
+    assert page.inner_text("#chart-parts .u-legend").endswith("arithmetic0.3judge0.2model (right)23")
+    scales = page.evaluate("[...G.chart.all].find((c) => c.spec.id === 'parts').plot.scales")
+    assert scales["y"]["max"] < 1 < 20 < scales["right"]["min"] + 1
+    page.fill("#rollouts input[type=search]", "judged")
+    until(page, "document.querySelector('#rollouts .count').textContent.startsWith('1 of')")
+    assert "1/2 right" in page.inner_text("#row-0")
+    page.click("#row-0")
+    page.wait_for_selector(".opinion")
+    assert page.inner_text(".opinion") == "judge wrong · The sum is <b>off</b> by 1."
+    assert "reward/model 21.5" in page.inner_text("article.response >> nth=1")
+    assert "judge: some-model: HTTP 500" in page.inner_text("article.response >> nth=2")
+
+
 def test_the_page_says_the_verdict_alarms_config_and_environment(tab: Tab, report: Path) -> None:
     page = tab.open(report.as_uri())
     assert page.inner_text(".headline").replace("\u00a0", " ") == "Held-out accuracy rose from 32.5 % to 80.0 %"

@@ -63,6 +63,7 @@ def test_missing_rewards_are_left_out_and_never_zero():
     mixed = judge(group(Reward(1.0), None, Reward(0.0)))
     assert mixed.keep
     assert [r.reward.score for r in mixed.group.rollouts if r.reward] == [1.0, 0.0]
+    assert [r.reward for r in mixed.group.failed] == [None]
 
 
 @pytest.mark.parametrize("enable", [True, False])

@@ -57,10 +57,12 @@ def bits(value: object) -> object:
 
 
 @settings(max_examples=100)
-@given(st.lists(rollouts(), max_size=3), st.integers(0, 10**9), st.integers(0, 10**6))
-@example([Rollout((5,), (-0.0,), (1,), (0,), "stop", reward=Reward(float("nan"), extra={"x": float("-inf")}))], 0, 0)
-def test_a_group_comes_back_to_the_bit(of: list[Rollout], submission: int, version: int):
-    group = Group(PROMPT, tuple(of), submission, version)
+@given(st.lists(rollouts(), max_size=3), st.lists(rollouts(), max_size=2), st.integers(0, 10**9), st.integers(0, 10**6))
+@example(
+    [Rollout((5,), (-0.0,), (1,), (0,), "stop", reward=Reward(float("nan"), extra={"x": float("-inf")}))], [], 0, 0
+)
+def test_a_group_comes_back_to_the_bit(of: list[Rollout], failed: list[Rollout], submission: int, version: int):
+    group = Group(PROMPT, tuple(of), submission, version, tuple(failed))
     text = json.dumps(pack_group(group), allow_nan=False)
     assert bits(unpack_group(json.loads(text), {PROMPT.uid: PROMPT}.__getitem__)) == bits(group)
 

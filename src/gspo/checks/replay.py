@@ -227,7 +227,7 @@ def _read_step(run: RunFolder, step: int, config: TrainerConfig, encode: Encode 
 
 def _is_trained(group: Mapping[str, Any], place: str) -> bool:
     """Whether a group has the log-probs of a training step. A group that has them in part is refused by its line."""
-    responses = group["responses"]
+    responses = _with_reward(group)
     if not responses or not isinstance(responses[0], dict) or "new_log_probs" not in responses[0]:
         return False
     if not isinstance(group.get("submission"), int):
@@ -237,6 +237,11 @@ def _is_trained(group: Mapping[str, Any], place: str) -> bool:
         if problem:
             raise ReplayError(f"{place}: response {number} {problem}")
     return True
+
+
+def _with_reward(group: Mapping[str, Any]) -> list[Any]:
+    """The responses of a group without those whose reward is missing, which are not trained on."""
+    return [r for r in group["responses"] if not isinstance(r, dict) or r.get("failure") is None]
 
 
 def _response_problem(response: Any) -> str | None:
@@ -263,7 +268,7 @@ def _rows(
     for number, group in enumerate(groups):
         recorded = group.get("prompt_ids")  # with an environment, whose tools and opening are part of the prompt
         prompt = tuple(recorded) if recorded else () if encode is None else encode(group["messages"])
-        for response in group["responses"]:
+        for response in _with_reward(group):
             if encode is not None and "token_ids" not in response:
                 raise ReplayError(f"prompt {group['uid']!r}: token ids were not recorded; leave --checkpoint out")
             yield number, prompt, response

@@ -170,7 +170,7 @@ def _line(record: Mapping[str, Any], held_out: bool, ratios: list[float]) -> lis
         "uid": str(record.get("uid", ""))[:NAME_CHARS],
         "fate": HELD_OUT if held_out else str(record.get("fate", ""))[:NAME_CHARS],
         "source": str(record.get("data_source", ""))[:NAME_CHARS],
-        "n": len(responses),
+        "n": len(scores) or len(responses),
         "rate": None if share is None else round(share, 4),
         "score": round(sum(scores) / len(scores), 4) if scores else None,
         "tokens": sum(int(n) for r in responses if isinstance(n := r.get("num_tokens"), int | float)),

@@ -2,10 +2,11 @@
 
 One line per group: `uid, submission, version, fate, data_source, ground_truth, messages, responses`; a response has
 `text, finish_reason, num_tokens, versions` (pairs of a weight version and the number of consecutive tokens drawn with
-it)`, score, acc, extra, failure`, with a judge `notes` (its verdict, reason, tokens and seconds), with an environment `turns` (text, observation, reward, calls and errors of each, and
-the numbers of its first and one past its last token), and when it was trained on `advantage, ratio`
-(the sequence ratio π_θ/π_old at its own mini-batch) and `tokens, token_ids, loss_mask, log_probs` (μ) with
-`old_log_probs` and `new_log_probs` (rounded to 1e-5).
+it)`, score, acc, extra, failure`, with a judge `notes` (its verdict, reason, tokens and seconds), with an environment
+`turns` (text, observation, reward, calls and errors of each, and the numbers of its first and one past its last token),
+and when it was trained on `advantage, ratio` (the sequence ratio π_θ/π_old at its own mini-batch) and `tokens,
+token_ids, loss_mask, log_probs` (μ) with `old_log_probs` and `new_log_probs` (rounded to 1e-5). Responses without a
+reward are the last of their group.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _line(record: Mapping[str, Any]) -> bytes:
 
 
 def _record(group: Group, fate: str, trained: list[dict[str, Any]] | None) -> dict[str, Any]:
-    responses = [_response(r) for r in group.rollouts]
+    responses = [_response(r) for r in (*group.rollouts, *group.failed)]
     for response, extra in zip(responses, trained or ()):
         response.update(extra)
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,12 +61,13 @@ def judge(
     Its greatest and smallest value must differ by more than `min_spread` and, where it is the reward, by more than
     repeated scores of one response do (`Reward.noise`, the mean over the group).
 
-    Rollouts without a reward are left out first. A group of several with fewer than two left is dropped, since it has
+    Rollouts without a reward are set apart first. A group of several with fewer than two left is dropped, since it has
     no advantage to compute. With `enable=False` only that rule applies. The metric is compared with `max != min`,
     because the standard deviation of equal numbers need not be zero in floating point.
     """
     scored = tuple(r for r in group.rollouts if r.reward is not None)
-    rest = group if len(scored) == len(group.rollouts) else group.with_rollouts(scored)
+    failed = tuple(r for r in group.rollouts if r.reward is None)
+    rest = dataclasses.replace(group, rollouts=scored, failed=failed) if failed else group
     compared = metric if enable and keep is None else "seq_reward"
     values = [_finite(r.reward, compared, group) for r in scored if r.reward]
     num_rollouts = len(group.rollouts)

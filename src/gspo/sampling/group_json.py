@@ -21,14 +21,15 @@ def pack_group(group: Group) -> dict[str, Any]:
         "submission": group.submission,
         "version": group.version,
         "rollouts": [_pack_rollout(r) for r in group.rollouts],
+        **({"failed": [_pack_rollout(r) for r in group.failed]} if group.failed else {}),
         **_pack_opening(group.prompt),
     }
 
 
 def unpack_group(data: Mapping[str, Any], find: FindPrompt) -> Group:
     """The inverse of `pack_group`."""
-    rollouts = tuple(_unpack_rollout(r) for r in data["rollouts"])
-    return Group(_unpack_opening(data, find(data["uid"])), rollouts, data["submission"], data["version"])
+    rollouts, failed = (tuple(map(_unpack_rollout, data.get(name, ()))) for name in ("rollouts", "failed"))
+    return Group(_unpack_opening(data, find(data["uid"])), rollouts, data["submission"], data["version"], failed)
 
 
 def pack_request(request: GroupRequest) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def test_verdicts_are_right_wrong_or_missing_and_never_0_however_the_judge_fails
     seen: set[str] = set()
     for file in sorted((tmp_path / "run" / "groups").glob("*.gz")):
         for group in read_groups(file):
+            assert len(group["responses"]) == 4  # those without a verdict too
             for response in group["responses"]:
                 treatment = treated[group["messages"][-1]["content"], response["text"]]
                 right = float(bool(response["text"]) and ord(response["text"][0]) % 2 == 0)

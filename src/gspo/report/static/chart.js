@@ -40,6 +40,9 @@ G.chart = (function () {
         space: 28,
         values: (u, ticks) => ticks.map((v) => (v === null ? "" : format(v))),
       },
+      ...(spec.series.some((s) => s.right)
+        ? [{ ...base, scale: "right", side: 1, size: 46, space: 28, grid: { show: false } }]
+        : []),
     ];
   }
 
@@ -57,6 +60,7 @@ G.chart = (function () {
       const few = spec.x.length <= 60;
       return {
         label: s.label,
+        scale: s.right ? "right" : "y", // numbers of another scale than the other curves
         stroke: spec.stack ? G.css("--panel") : color,
         width: spec.stack ? 0.75 : (s.width ?? 1.75),
         dash: s.dash,
@@ -83,6 +87,7 @@ G.chart = (function () {
           range: spec.yRange || (spec.asinh ? undefined : spec.stack ? fromZero : nice),
           ...(spec.asinh ? { distr: 4, asinh: spec.asinh } : {}),
         },
+        ...(spec.series.some((s) => s.right) ? { right: { range: nice } } : {}),
       },
       series: [
         {

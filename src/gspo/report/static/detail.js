@@ -126,8 +126,10 @@ G.detail = (function () {
       G.h(
         "div",
         { class: "opinion" },
-        G.h("span", { class: "k" }, `${name}: ${typeof note.verdict === "string" ? note.verdict : JSON.stringify(note.verdict)}`),
-        note.reason ? ` ${note.reason}` : "",
+        G.h("span", { class: "k" }, name),
+        " ",
+        G.h("span", { class: "v" }, typeof note.verdict === "string" ? note.verdict : JSON.stringify(note.verdict)),
+        note.reason ? ` · ${note.reason}` : "",
       ),
     );
   }

@@ -46,12 +46,17 @@ G.panels = (function () {
     const spec = {
       id: "parts",
       title: "Parts of the reward",
-      note: "Mean score of the groups that were trained on, by part, without its weight.",
+      note: "Mean score of the groups that were trained on, by part, without its weight. A reward model has a scale of its own.",
     };
+    const look = (i) => ({ color: "--p" + (i % 8), ...(i % 2 ? { dash: [5, 4] } : {}) });
     return lines(
       columns,
       spec,
-      names.map((name, i) => [name, part(name), { color: "--p" + (i % 8) }]),
+      names.map((name, i) =>
+        part(name) === "model" && names.length > 1
+          ? [name, "model (right)", { ...look(i), right: true }]
+          : [name, part(name), look(i)],
+      ),
     );
   }
 
