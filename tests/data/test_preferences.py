@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from gspo.data.preferences import Preference, as_preferences
 from gspo.data.rows import DataError, Row, user_message
-from gspo.data.tasks.arithmetic import load_arithmetic, score, work_out
+from gspo.data.tasks.arithmetic import load_arithmetic, score
 
 
 def row(**extra: object) -> Row:
@@ -34,9 +36,15 @@ def test_pairs_of_sums_are_right_and_wrong_by_the_rule_and_stay_the_same() -> No
     truths = [row.ground_truth for row in rows]
     assert all(score(pair.chosen, truth) == 1 for pair, truth in zip(pairs, truths))
     assert all(score(pair.rejected, truth) == 0 for pair, truth in zip(pairs, truths))
-    assert all(pair.chosen == work_out(terms(row)) and pair.rejected.isdigit() for pair, row in zip(pairs, rows))
-    assert len({int(pair.rejected) - int(truth) for pair, truth in zip(pairs, truths)}) == 5  # several slips
+    forms = Counter((";" in pair.chosen, ";" in pair.rejected) for pair in pairs)
+    assert len(forms) == 4 and min(forms.values()) >= 15  # worked out or direct, right or wrong
 
 
-def terms(row: Row) -> list[int]:
-    return [int(term) for term in row.messages[0]["content"].rstrip("=").split("+")]
+def test_a_wrong_sum_that_is_worked_out_slips_once_and_goes_on_from_there() -> None:
+    for pair in as_preferences(load_arithmetic("train", limit=100)):
+        *steps, last = pair.rejected.split(";")
+        slips = 0
+        for step in steps:
+            asked, _, found = step.partition("=")
+            slips += sum(map(int, asked.split("+"))) != int(found)
+        assert not steps or (slips == 1 and steps[-1].endswith(f"={last}"))

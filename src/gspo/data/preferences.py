@@ -24,7 +24,7 @@ class Preference:
 def as_preferences(rows: Iterable[Row]) -> list[Preference]:
     """The pairs of rows with the columns `chosen` and `rejected`: texts, or chats that end with the assistant's message.
 
-    Those of `arithmetic` are made: the sum worked out, and a wrong answer.
+    Those of `arithmetic` are made: a right answer and a wrong one, each worked out or direct.
     """
     return [_preference(row) for row in rows]
 

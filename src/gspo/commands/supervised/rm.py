@@ -23,9 +23,15 @@ def rm(
         str | None, typer.Option(help="Decoder to start from: folder, hub name, or embedded, the default.")
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="Rows with prompt, chosen and rejected; or arithmetic, the default.")
+        str | None,
+        typer.Option(
+            help="Rows with prompt, chosen and rejected; a run folder, for pairs of its answers; or arithmetic, the "
+            "default."
+        ),
     ] = None,
-    val_data: Annotated[str | None, typer.Option(help="Held-out pairs. Default: the held-out part of --data.")] = None,
+    val_data: Annotated[
+        str | None, typer.Option(help="Held-out pairs. Default: the held-out part of --data; 0.05 of a run.")
+    ] = None,
     steps: Steps = None,
     epochs: Epochs = None,
     lr: Rate = None,

@@ -16,7 +16,8 @@ from gspo.data.tasks.splits import is_held_out, num_rows
 from gspo.seeding import derive_seed
 
 MAX_QUESTIONS = 1_000_000  # of some 9 × 10^7: drawing without repeats stays quick
-_SLIPS = (-2, -1, 1, 2, 10)  # the least sum is 3, so that no answer is below 1
+_SLIPS = (-10, -3, -2, -1, 1, 2, 3, 10)
+_CHOSEN_WORKED_OUT, _REJECTED_WORKED_OUT = 0.75, 0.5  # shares of the answers of a preference pair
 _WORKED_OUT_SHARE = 3  # one answer of the corpus in three is worked out
 
 
@@ -38,12 +39,27 @@ def score(text: str, truth: str | int) -> float:
 
 
 def preference(question: str, draw: int) -> tuple[str, str]:
-    """A better and a worse answer: the sum worked out, and a direct answer that is wrong by a slip that `draw` chooses.
+    """A right and a wrong answer, each worked out or direct, so that the form does not tell which one is right."""
+    terms, rng = [int(term) for term in question.rstrip("=").split("+")], random.Random(draw)
+    right = work_out(terms) if rng.random() < _CHOSEN_WORKED_OUT else str(sum(terms))
+    wrong = _work_out_wrong(terms, rng) if rng.random() < _REJECTED_WORKED_OUT else str(_slip(sum(terms), rng))
+    return right, wrong
 
-    Easy pairs on purpose: who learns them likes answers that are worked out, whether or not each step is right.
-    """
-    terms = [int(term) for term in question.rstrip("=").split("+")]
-    return work_out(terms), str(sum(terms) + random.Random(draw).choice(_SLIPS))
+
+def _work_out_wrong(terms: list[int], rng: random.Random) -> str:
+    """The sum worked out with a slip in one addition, and gone on from there."""
+    place = rng.randrange(1, len(terms))
+    total, steps = terms[0], []
+    for number, term in enumerate(terms[1:], 1):
+        found = _slip(total + term, rng) if number == place else total + term
+        steps.append(f"{total}+{term}={found}")
+        total = found
+    return ";".join([*steps, str(total)])
+
+
+def _slip(total: int, rng: random.Random) -> int:
+    """A number close to `total`, or off by one in a higher digit, as a model's wrong sums are."""
+    return rng.choice([found for slip in _SLIPS if (found := total + slip) > 0])
 
 
 def load_arithmetic(split: Literal["train", "val"] = "train", *, limit: int | None = None, seed: int = 0) -> list[Row]:
