@@ -123,6 +123,7 @@ def test_rules_about_keys_without_effect_name_keys_that_exist():
         (f"{rollout}.name=package.module:engine", f"{rollout}.mode=async", "trainer.total_training_steps=3"),
         ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.strategy=rounds", "adv_estimator=rloo"),
         (f"{actor}.policy_loss.loss_mode=sapo", f"{actor}.ppo_micro_batch_size_per_gpu=1", "trainer.device=cpu"),
+        ("adv_estimator=gae", "critic.ppo_micro_batch_size_per_gpu=1"),
         (f"{actor}.clip_ratio_low=1e-3", f"{actor}.clip_ratio_high=1e-3", f"{actor}.ppo_mini_batch_size=1024"),
         (f"{actor}.optim.lr_warmup_steps=1", "data.shuffle=false", "reward.functions=[{name: math}]"),
         (f"{rollout}.keep_cache=true", "data.val_files=arithmetic", "data.val_split=0.1"),

@@ -218,6 +218,13 @@ def test_a_rule_names_its_key(overrides, key, level, text):
         "algorithm.gamma=0.9",
         f"{F}.max_staleness=1 {F}.enable=true {F}.strategy=rounds",
         f"{A}.fsdp_config.param_offload=true",
+        f"actor_rollout_ref.ref.fsdp_config.param_offload=true {A}.use_kl_loss=true",
+        f"actor_rollout_ref.ref.fsdp_config.optimizer_offload=true {A}.use_kl_loss=true {A}.strategy=fsdp2",
+        "critic.fsdp_config.fsdp_size=2 algorithm.adv_estimator=gae",
+        "critic.optim.min_lr_ratio=0.1 algorithm.adv_estimator=gae",
+        "critic.optim.lr_warmup_steps_ratio=0.1 critic.optim.lr_warmup_steps=3 algorithm.adv_estimator=gae",
+        "critic.ppo_max_token_len_per_gpu=99 critic.ppo_micro_batch_size_per_gpu=2 algorithm.adv_estimator=gae",
+        f"algorithm.std_level=batch algorithm.turn_rewards=return_to_go {A}.policy_loss.loss_mode=gspo_token",
         f"{A}.fsdp_config.optimizer_offload=true trainer.device=cpu",
     ],
 )

@@ -15,6 +15,7 @@ from gspo.config.schema import TrainerConfig
 
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
+REF = "actor_rollout_ref.ref"
 ROLLOUT = "actor_rollout_ref.rollout"
 FILTER = "algorithm.filter_groups"
 
@@ -142,11 +143,12 @@ def updates(c: TrainerConfig) -> Iterator[NoEffect]:
     if _largest_num_mini_batches(c) == 1:
         remedy = f"make {ACTOR}.ppo_mini_batch_size smaller than data.train_batch_size, or remove it"
         yield unused("all groups of a step are in one mini-batch", remedy, f"{ACTOR}.shuffle")
-    if actor.optim.lr_scheduler_type == "constant":
-        remedy = f"set {ACTOR}.optim.lr_scheduler_type=cosine, or remove it"
-        yield unused("the learning rate is constant", remedy, f"{ACTOR}.optim.min_lr_ratio")
-    if actor.optim.lr_warmup_steps >= 0:
-        yield unused("lr_warmup_steps is set", "keep one of the two", f"{ACTOR}.optim.lr_warmup_steps_ratio")
+    for part, optim in ((ACTOR, actor.optim), ("critic", c.critic.optim)):
+        if optim.lr_scheduler_type == "constant":
+            remedy = f"set {part}.optim.lr_scheduler_type=cosine, or remove it"
+            yield unused("the learning rate is constant", remedy, f"{part}.optim.min_lr_ratio")
+        if optim.lr_warmup_steps >= 0:
+            yield unused("lr_warmup_steps is set", "keep one of the two", f"{part}.optim.lr_warmup_steps_ratio")
     if actor.use_dynamic_bsz:
         reason = "forward passes are filled by tokens (use_dynamic_bsz)"
         remedy = f"set {ACTOR}.use_dynamic_bsz=false, or remove it"
@@ -154,10 +156,14 @@ def updates(c: TrainerConfig) -> Iterator[NoEffect]:
     else:
         remedy = f"set {ACTOR}.use_dynamic_bsz=true, or remove it"
         yield unused("forward passes have a fixed number of responses", remedy, f"{ACTOR}.ppo_max_token_len_per_gpu")
+    if c.critic.ppo_micro_batch_size_per_gpu:
+        remedy = "keep one of the two"
+        yield unused("critic.ppo_micro_batch_size_per_gpu is set", remedy, "critic.ppo_max_token_len_per_gpu")
+    yield unused("the reference has no optimiser", "remove it", f"{REF}.fsdp_config.optimizer_offload")
     if not trains_on_ranks(c):
-        keys = ("param_offload", "offload_policy", "reshard_after_forward", "fsdp_size")
-        remedy = f"set {ACTOR}.strategy=fsdp2, or remove it"
-        yield unused("the policy is not sharded", remedy, *(f"{ACTOR}.fsdp_config.{key}" for key in keys))
+        names = ("param_offload", "offload_policy", "reshard_after_forward", "fsdp_size")
+        keys = [f"{part}.fsdp_config.{name}" for part in (ACTOR, REF, "critic") for name in names]
+        yield unused("the models are not sharded", f"set {ACTOR}.strategy=fsdp2, or remove it", *keys)
     if c.trainer.device == "cpu":
         keys = (f"{ACTOR}.fsdp_config.optimizer_offload", "critic.fsdp_config.optimizer_offload")
         yield unused("on a CPU the optimiser's state is in host memory anyway", "remove it", *keys)
@@ -222,7 +228,7 @@ def environment(c: TrainerConfig) -> Iterator[NoEffect]:
         remedy = "set algorithm.turn_rewards=return_to_go, or remove it"
         yield unused("turns have no returns of their own", remedy, "algorithm.turn_discount")
     elif c.algorithm.turn_rewards == "return_to_go":
-        keys = ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo")
+        keys = ("adv_estimator", "gamma", "lam", "norm_adv_by_std_in_grpo", "std_level")
         reason = "turn_rewards=return_to_go computes the advantages"
         yield unused(reason, "remove it", *(f"algorithm.{key}" for key in keys))
     if turns.enable is False:

@@ -222,7 +222,8 @@ def engine_name(value: Any) -> Converted:
 
 
 def own_dtype(value: Any) -> Converted:
-    return SHORT_DTYPES.get(str(value).removeprefix("torch."), value), None
+    name = str(value).removeprefix("torch.") if str(value).startswith("torch.") else value
+    return SHORT_DTYPES.get(name, name), None
 
 
 def own_attention(value: Any) -> Converted:

@@ -80,19 +80,7 @@ ALIASES = (
     Alias("critic.eps_clip", "AReaL", "critic.cliprange_value"),
     Alias("critic.mb_spec.max_tokens_per_mb", "AReaL", "critic.ppo_max_token_len_per_gpu"),
     Alias("critic.optimizer", "AReaL", "critic.optim.lr", areal_values.critic_optimizer),
-    *(
-        Alias(f"critic.optimizer.{name}", "AReaL", f"critic.optim.{key}")
-        for name, key in (
-            *(
-                ("lr", "lr"),
-                ("weight_decay", "weight_decay"),
-                ("eps", "eps"),
-                ("lr_scheduler_type", "lr_scheduler_type"),
-            ),
-            ("warmup_steps_proportion", "lr_warmup_steps_ratio"),
-        )
-    ),
-    Alias("critic.optimizer.gradient_clipping", "AReaL", "critic.grad_clip"),
+    *(Alias(f"critic.optimizer.{name}", "AReaL", key) for name, key in areal_values.CRITIC_OPTIMIZER.items()),
     Alias("ref.mb_spec.max_tokens_per_mb", "AReaL", "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"),
     Alias("rollout.backend", "AReaL", f"{ROLLOUT}.name", areal_values.rollout_backend),
     Alias("vllm.gpu_memory_utilization", "AReaL", f"{ROLLOUT}.gpu_memory_utilization"),

@@ -9,11 +9,23 @@ from typing import Any
 from gspo.config.compat import trl_values
 from gspo.config.compat.alias_values import ACTOR, MODEL, ROLLOUT, number, pick, truth
 
+# Keys of a critic's `optimizer` in AReaL, besides the decay rates, and ours.
+CRITIC_OPTIMIZER = {
+    "lr": "critic.optim.lr",
+    "weight_decay": "critic.optim.weight_decay",
+    "eps": "critic.optim.eps",
+    "lr_scheduler_type": "critic.optim.lr_scheduler_type",
+    "warmup_steps_proportion": "critic.optim.lr_warmup_steps_ratio",
+    "min_lr_ratio": "critic.optim.min_lr_ratio",
+    "gradient_clipping": "critic.grad_clip",
+}
+
 
 def mean_level(value: Any) -> Mapping[str, Any]:
     """group: GRPO's baseline; batch or null: none, the rewards are whitened over the batch (REINFORCE++)."""
     key = "algorithm.adv_estimator"
-    return pick(value, {"group": {key: "grpo"}, "batch": {key: "reinforce_plus_plus"}, "none": {}})
+    whitened = {key: "reinforce_plus_plus"}
+    return pick(value, {"group": {key: "grpo"}, "batch": whitened, "none": whitened})
 
 
 def leave_one_out(value: Any) -> Mapping[str, Any]:
@@ -69,19 +81,12 @@ def critic(value: Any) -> Mapping[str, Any]:
 
 
 def critic_optimizer(value: Any) -> Mapping[str, Any]:
-    """The critic's optimiser: lr, betas, weight_decay, eps, gradient_clipping, lr_scheduler_type, warmup_steps_proportion."""
-    names = {
-        "lr": "optim.lr",
-        "weight_decay": "optim.weight_decay",
-        "eps": "optim.eps",
-        "gradient_clipping": "grad_clip",
-    }
-    names |= {"lr_scheduler_type": "optim.lr_scheduler_type", "warmup_steps_proportion": "optim.lr_warmup_steps_ratio"}
+    """The critic's optimiser, with the keys of the actor's: lr, beta1, beta2, weight_decay, eps and others."""
     if not isinstance(value, Mapping):
         raise ValueError("expected a mapping")
-    found = {f"critic.{names[name]}": given for name, given in value.items() if name in names}
-    if "beta1" in value and "beta2" in value:
-        found["critic.optim.betas"] = [value["beta1"], value["beta2"]]
+    found = {CRITIC_OPTIMIZER[name]: given for name, given in value.items() if name in CRITIC_OPTIMIZER}
+    if "beta1" in value or "beta2" in value:
+        found["critic.optim.betas"] = [value.get("beta1", 0.9), value.get("beta2", 0.999)]
     return found
 
 
