@@ -1,23 +1,18 @@
-"""Keys of the models and what stands beside them: sharding, schedules, adapters, reward model, judge, examples, guards."""
+"""Keys of the models and what stands beside them: sharding, schedules, adapters, reward model, judge."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console as RichConsole
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from gspo.build.models import build_roles
-from gspo.build.rewards import add_model, build_scorer, judge_settings, reward_lag
+from gspo.build.rewards import add_model, build_scorer, judge_settings, reward_lag, rewards_of
 from gspo.config import TrainerConfig, load
-from gspo.loop.guards.watchdog import FILE
-from gspo.loop.trainer import Trainer
 from gspo.models.load import load_tokenizer
 from gspo.rewards.judge.settings import Criterion, JudgeSettings
 from gspo.training.parallel.fsdp import ShardSettings
@@ -26,7 +21,7 @@ from gspo.training.reward_model import RewardModelSettings
 from gspo.training.schedule import Schedule
 from gspo.types import Group, Prompt, Rollout
 from tests.support.small_run import config as small_config
-from tests.support.small_run import even_first_byte, make_model
+from tests.support.small_run import make_model
 
 ACTOR, MODEL, REF = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.ref"
 CPU = torch.device("cpu")
@@ -177,37 +172,9 @@ def test_a_judge_has_every_key_of_its_section(tmp_path):
     found = judge_settings(held_out.reward.judge, tmp_path, held_out=True)
     assert found == dataclasses.replace(wanted, **others)
     assert judge_settings(held_out.reward.judge, tmp_path) == wanted
+    (judge,) = rewards_of(config(*words, "reward.judge.weight=0.25")).judges
+    assert judge.weight == 0.25
 
 
 def test_rewards_are_collected_after_the_lag_of_the_key():
     assert reward_lag(config("reward.lag=7"), build_scorer(config()), [], on_gpu=True) == 7
-
-
-def test_a_run_shows_its_table_watches_its_stages_and_imitates_examples_by_its_keys(tmp_path, model):
-    examples = tmp_path / "examples.jsonl"
-    examples.write_text("".join(json.dumps({"prompt": f"{i}+1=", "response": str(i + 1)}) + "\n" for i in range(8)))
-    quiet = ("trainer.val_before_train=false", "trainer.val_after_train=false", "trainer.save_freq=-1")
-    words = ("trainer.total_training_steps=2", "trainer.console_table_freq=1", "trainer.watchdog_seconds=0.3")
-    beside = (f"data.sft_files={examples}", "data.sft_batch_size=3", f"{ACTOR}.sft_weight=0.25")
-    trainer = Trainer(
-        small_config(tmp_path, model, "data.response_key=response", *quiet, *words, *beside), reward_fn=even_first_byte
-    )
-    shown = io.StringIO()
-    trainer.console.rich = RichConsole(file=shown, force_terminal=True, width=100, highlight=False, color_system=None)
-    draw, update, seen = trainer.parts.sampler.next_batch, trainer.parts.roles.update_policy, []
-
-    def next_batch():
-        end = time.monotonic() + 60
-        while not (trainer.run.path / FILE).exists() and time.monotonic() < end:
-            time.sleep(0.02)
-        return draw()
-
-    def update_policy(batch, loss, *, beside, **options):
-        seen.append((beside.batch.num_sequences, beside.weight))
-        return update(batch, loss, beside=beside, **options)
-
-    trainer.parts.sampler.next_batch, trainer.parts.roles.update_policy = next_batch, update_policy
-    trainer.fit()
-    assert seen == [(3, 0.25)] * 2
-    assert shown.getvalue().count("held-out") == 2  # the titles, before each of two rows
-    assert "gen" in (trainer.run.path / FILE).read_text()

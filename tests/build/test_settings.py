@@ -69,6 +69,7 @@ FILTERED = (
     f"{ROLLOUT}.n=5",
     f"{FILTER}.enable=true",
     f"{FILTER}.metric=acc",
+    f"{FILTER}.min_spread=0.3",
     f"{FILTER}.max_num_gen_batches=7",
     f"{FILTER}.on_limit=train_partial",
     f"{FILTER}.max_staleness=3",
@@ -91,6 +92,7 @@ def test_how_groups_are_drawn_and_filtered(strategy):
         gen_batch_size=9,
         enable=True,
         metric="acc",
+        min_spread=0.3,
         strategy=strategy,
         max_num_gen_batches=7,
         on_limit="train_partial",
@@ -177,6 +179,12 @@ def test_one_clip_ratio_is_both_sides():
     got = build_objective(config(f"{ACTOR}.clip_ratio=0.001"))
     assert (got.settings.clip_low, got.settings.clip_high, got.settings.behaviour) == (0.001, 0.001, None)
     assert got.clip_control.target is None
+
+
+def test_the_level_of_the_ratio_decides_the_loss():
+    for level, loss in (("token", "vanilla"), ("sequence", "gspo")):
+        got = build_objective(config(f"{ACTOR}.importance_sampling_level={level}"))
+        assert (got.settings.level, got.loss_mode) == (level, loss)
 
 
 def test_the_estimator_has_its_constants():
@@ -272,10 +280,11 @@ def test_the_order_of_mini_batches_follows_the_seed_and_the_step():
     assert order_seed(config(f"{ACTOR}.shuffle=false"), 3) is None
 
 
-def test_schedules_of_the_optimiser_section():
+@pytest.mark.parametrize("section", [ACTOR, "critic"])
+def test_schedules_of_an_optimiser_section(section):
     def schedule(*overrides: str) -> Schedule:
-        c = config(*(f"{ACTOR}.optim.{word}" for word in overrides))
-        return models.schedule_of(c.actor_rollout_ref.actor.optim, 40)
+        c = config("algorithm.adv_estimator=gae", *(f"{section}.optim.{word}" for word in overrides))
+        return models.schedule_of((c.critic if section == "critic" else c.actor_rollout_ref.actor).optim, 40)
 
     assert schedule("lr=3e-5") == Schedule(3e-5, "constant", 0, 40, 0.0)
     cosine = ("lr=3e-5", "lr_scheduler_type=cosine", "min_lr_ratio=0.2")

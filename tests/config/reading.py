@@ -31,7 +31,7 @@ class Reader:
         self.read: set[str] = set()
         self._program = program
         self._ignored = tuple(f"{name}." for name in ignored)
-        self._sections = dict(_sections(config))
+        self._sections = dict(sections_of(config))
         self._paths: dict[str, set[str]] = defaultdict(set)  # of a section class
         for path, cls in self._sections.items():
             self._paths[f"{cls.__module__}.{cls.__qualname__}"].add(path)
@@ -244,10 +244,10 @@ class Reader:
         return frozenset().union(*parts)
 
 
-def _sections(cls: type, path: str = "") -> Iterator[tuple[str, type]]:
+def sections_of(cls: type, path: str = "") -> Iterator[tuple[str, type]]:
     """Every section of a config with its class, the config itself at ""."""
     yield path, cls
     hints = typing.get_type_hints(cls)
     for f in dataclasses.fields(cls):
         if isinstance(hints[f.name], type) and issubclass(hints[f.name], Section):
-            yield from _sections(hints[f.name], f"{path}.{f.name}".strip("."))
+            yield from sections_of(hints[f.name], f"{path}.{f.name}".strip("."))

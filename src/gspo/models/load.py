@@ -197,7 +197,8 @@ def _reading(path: str, what: str) -> Iterator[dict[str, Any]]:
     resolved = resolve(path)
     if Path(resolved).is_dir():
         check_files(Path(resolved))
-        if not (Path(resolved) / "config.json").is_file():
+        needed = ("config.json", *(["tokenizer_config.json"] if what == "tokenizer" else []))
+        if not any((Path(resolved) / name).is_file() for name in needed):
             raise ModelError(f"{path}: the folder has no config.json, so it is not a model; give the folder of a model")
     elif resolved.count("/") > 1 or resolved.startswith((".", "/", "~")):
         raise ModelError(f"{path}: there is no such folder, and names on the hub have the form owner/name")
