@@ -8,7 +8,6 @@ import http.client
 import json
 import os
 import re
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any
 
 from tests.faults.folder_rows import peak_mb, run_command
 from tests.faults.large_runs import make_large_run, metric
+from tests.faults.processes import seconds_of_children
 from tests.faults.row import Check, Row
 
 STEPS = 12_000
@@ -44,11 +44,11 @@ def l1(seed: int) -> Row:
     """`gspo report` twice: the second time with the index that the first one completed."""
     with tempfile.TemporaryDirectory(prefix="gspo-large-") as folder:
         run = make_large_run(Path(folder) / "big", STEPS)
-        times = [_seconds_of_children()]
+        times = [seconds_of_children()]
         first = run_command("report", str(run), limit=600.0)
-        times.append(_seconds_of_children())
+        times.append(seconds_of_children())
         second = run_command("report", str(run), limit=600.0)
-        times.append(_seconds_of_children())
+        times.append(seconds_of_children())
         page = (run / "report.html").read_text()
         found = re.search(r'id="data-overview-0">([^<]*)<', page)
         assert found is not None
@@ -95,12 +95,6 @@ def l2(seed: int) -> Row:
     )
     passed = peak < MEMORY_MB and not wrong
     return Row("L2", f"gspo dashboard over {STEPS:,} steps", passed, f"{detail}; wrong: {wrong}" if wrong else detail)
-
-
-def _seconds_of_children() -> float:
-    """Processor time of the child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 def _seconds_of(pid: int) -> float:

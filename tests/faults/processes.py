@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -65,6 +66,12 @@ def _run(work: Callable[[], int], log: Path) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+def seconds_of_children() -> float:
+    """Processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def drop_capabilities() -> None:
