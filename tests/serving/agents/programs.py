@@ -81,6 +81,18 @@ async def two_conversations(data: Any, base_url: str, api_key: str) -> float:
     return 0.5
 
 
+async def goes_back(data: Any, base_url: str, api_key: str) -> float:
+    """A draft, and two replies to it, of which the second one goes back to the draft."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    ask = client.chat.completions.create
+    messages = list(data["messages"])
+    draft = (await ask(model="m", messages=messages, max_tokens=8)).choices[0].message.content or ""
+    for reply in ("again", "instead"):
+        followed = [*messages, {"role": "assistant", "content": draft}, {"role": "user", "content": reply}]
+        await ask(model="m", messages=followed, max_tokens=6)
+    return 0.5
+
+
 async def by_text(data: Any, base_url: str, api_key: str) -> float:
     """Completions of a text that grows, with a stop text that the agent puts back itself."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)

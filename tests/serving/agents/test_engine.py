@@ -122,14 +122,15 @@ def test_the_lag_changes_no_token(wrap: NewEngine, loaded: Any, lag: int) -> Non
     assert same(records(run(wrap(agent("guess", lag=lag)), asked)), records(run(wrap(agent("guess")), asked)))
 
 
-def test_log_probs_are_those_of_the_conversations(wrap: NewEngine, loaded: Any) -> None:
+@pytest.mark.parametrize(("program", "asked"), [("two_conversations", "<user>check "), ("goes_back", "instead")])
+def test_log_probs_are_those_of_the_conversations(wrap: NewEngine, loaded: Any, program: str, asked: str) -> None:
     """Every branch with its own context; all of a rollout's requests are in one of them."""
     model = loaded[0]
-    (group,) = run(wrap(agent("two_conversations")), requests(loaded, n=2, num=1))
+    (group,) = run(wrap(agent(program)), requests(loaded, n=2, num=1))
     for rollout in group.rollouts:
         assert len(rollout.turns) == 2 and rollout.turns[-1].reward == 0.5
         (branch,) = rollout.branches
-        assert len(branch.turns) == 1 and loaded[1].decode(branch.context).startswith("<user>check ")
+        assert len(branch.turns) == 1 and asked in loaded[1].decode(branch.context)
         for part in (rollout, branch):
             context = part.context or group.prompt.token_ids
             with torch.no_grad():
