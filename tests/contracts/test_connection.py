@@ -39,6 +39,7 @@ class TestProcessConnection(ConnectionContract):
         assert wait_until(lambda: not workers(), 10), "a worker process was left"
 
 
+@pytest.mark.slow
 class TestRayConnection(ConnectionContract):
     @pytest.fixture
     def connect(self, cluster: Any) -> Iterator[Connect]:

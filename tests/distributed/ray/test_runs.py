@@ -132,7 +132,8 @@ def test_agents_on_ray_write_what_they_write_in_one_process(cluster, tmp_path, a
     assert max(row["num_turns/max"] for row in rows(tmp_path / "ray")) > 1
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_killed_rank_is_replaced_and_the_run_goes_on_from_its_checkpoint(
     cluster, in_process, tmp_path, capsys, num_ranks
 ):
