@@ -153,7 +153,7 @@ class RewardConfig(Section):
         doc="Rewards whose weighted scores are added. Each entry has a `name` (a built-in reward, or a function in the "
         "Python file `path`, with its `kwargs`), or `judge` (with keys that replace those of reward.judge), or `model` "
         "(the path of the reward model), and optionally a `weight`; 0 only logs it. Empty = custom_reward_function.",
-        example="[{name: math}, {name: score, path: my_rewards.py, weight: 0.5}, {judge: {}}]",
+        example="[{name: math}, {name: score, path: my_rewards.py, weight: 0.5}]",
     )
     judge: JudgeConfig = key(factory=JudgeConfig, doc="A language model as a judge.")
     num_workers: int = key(
