@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import time
 
 import pytest
@@ -101,3 +102,15 @@ def test_the_time_left_follows_from_the_steps_so_far():
     shown.step(2, 10, {**ROW, "timing_s/step": 4.0})
     lines = out.getvalue().splitlines()
     assert "left" not in lines[0] and lines[1].endswith("left 18 s") and lines[2].endswith("left 24 s")
+
+
+def test_a_silent_part_of_a_command_says_what_runs_on_standard_error(monkeypatch, capsys):
+    monkeypatch.setattr(module, "QUIET", 0.0)
+    monkeypatch.setattr(module, "TICK", 0.01)
+    said = threading.Event()
+    show = RichConsole.print
+    monkeypatch.setattr(RichConsole, "print", lambda *a, **k: (show(*a, **k), said.set()))
+    with module.waiting("loading torch"):
+        assert said.wait(30)
+    captured = capsys.readouterr()
+    assert "loading torch, 0 s" in captured.err and not captured.out

@@ -12,6 +12,7 @@ from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
 from gspo.config import TrainerConfig
 from gspo.exit_codes import EXIT_PROBLEM
+from gspo.runs.console import waiting
 
 if TYPE_CHECKING:
     from gspo.checks.assess import Assessment
@@ -52,11 +53,12 @@ def evaluate(
     if n > 1:
         wanted += [f"{val}.n={n}", f"{val}.do_sample=true", f"{val}.temperature={temperature}"]
     resolved = load_arguments([*wanted, *(arguments or [])], None if run is None else run / "config.yaml")
-    from gspo.checks.assess import assess
-    from gspo.loop.run import exit_code
-
+    with waiting("loading torch"):
+        from gspo.checks.assess import assess
+        from gspo.loop.run import exit_code
     try:
-        assessment = assess(resolved.config, num_samples=resolved.get(f"{val}.n"), say=_say)
+        with waiting("evaluating"):
+            assessment = assess(resolved.config, num_samples=resolved.get(f"{val}.n"), say=_say)
     except Exception as error:
         code = exit_code(error)
         if code is None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words, load_arguments
 from gspo.config import ResolvedConfig
+from gspo.config.text.dry_run import dry_run_text
 from gspo.data.rows import DataError
 from gspo.exit_codes import EXIT_DONE
 from gspo.plugins import import_plugins
+from gspo.runs.console import waiting
+
+if TYPE_CHECKING:
+    from gspo.build.sizes import Sizes
 
 app = typer.Typer(add_completion=False)
 
@@ -49,8 +54,9 @@ def run(
     resolved = load_arguments(arguments, config, recipe=recipe, system=system, show_warnings=dry_run)
     if dry_run:
         return _print_plan(resolved)
-    from gspo.distributed.launch import launch
-    from gspo.loop.run import run_program
+    with waiting("loading torch"):
+        from gspo.distributed.launch import launch
+        from gspo.loop.run import run_program
 
     code = launch(resolved.config, program or ["-m", "gspo", *sys.argv[1:]])  # several ranks on this machine
     return run_program(resolved) if code is None else code
@@ -61,9 +67,18 @@ def _print_plan(resolved: ResolvedConfig) -> int:
 
     What cannot be read here, such as a model on a hub that is not reachable, is said and not checked.
     """
+    with waiting("checking the data and the memory"):
+        sizes, memory, refused = _check_sizes(resolved)
+    typer.echo(dry_run_text(sizes.resolved, memory, [*sizes.notes, *sizes.warnings]), nl=False)
+    if refused is not None:
+        refuse(refused)
+    return EXIT_DONE
+
+
+def _check_sizes(resolved: ResolvedConfig) -> tuple[Sizes, str, Exception | None]:
+    """The sizes that a run would choose, its memory in words, and the error with which it would be refused."""
     from gspo.build.memory import in_words
     from gspo.build.sizes import NotEnoughMemory, Sizes, decide_sizes
-    from gspo.config.text.dry_run import dry_run_text
     from gspo.loop.run import exit_code
 
     sizes, memory, refused = Sizes(resolved), "", None
@@ -80,7 +95,4 @@ def _print_plan(resolved: ResolvedConfig) -> int:
             raise
         is_row = isinstance(error, DataError) and not error.where.startswith("data.")
         memory, refused = ("not checked", error) if is_row else (f"not checked: {error}", None)
-    typer.echo(dry_run_text(sizes.resolved, memory, [*sizes.notes, *sizes.warnings]), nl=False)
-    if refused is not None:
-        refuse(refused)
-    return EXIT_DONE
+    return sizes, memory, refused

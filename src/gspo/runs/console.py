@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -49,6 +50,18 @@ PREFERENCE_COLUMNS: tuple[Column, ...] = (
     ("held-out", "val/accuracy", "{:.3f}", 8, 2),
     *SUPERVISED_COLUMNS[4:],
 )
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say on standard error what runs, and for how long, while a block runs that prints nothing itself."""
+    console = Console()
+    console.rich = RichConsole(stderr=True, highlight=False)
+    console.doing(what)
+    try:
+        yield
+    finally:
+        console.stop()
 
 
 class Console:

@@ -9,6 +9,7 @@ import typer
 
 from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words
 from gspo.commands.supervised.options import Device, Epochs, MaxLength, NumSamples, Out, Rate, Seed, Steps, load_options
+from gspo.runs.console import waiting
 
 app = typer.Typer(add_completion=False)
 
@@ -54,9 +55,10 @@ def sft(
     run folder has metrics, checkpoints and a report; the same command continues a run that was stopped.
     """
     resolved = load_options(context.params, arguments, config)
-    from gspo.distributed.launch import launch
-    from gspo.loop.run import run_program
-    from gspo.loop.supervised import SupervisedTrainer
+    with waiting("loading torch"):
+        from gspo.distributed.launch import launch
+        from gspo.loop.run import run_program
+        from gspo.loop.supervised import SupervisedTrainer
 
     code = launch(resolved.config, ["-m", "gspo", *sys.argv[1:]])  # several ranks on this machine
     raise typer.Exit(run_program(resolved, SupervisedTrainer, out=out) if code is None else code)
