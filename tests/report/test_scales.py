@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from gspo.build.data.training_data import count_seen
 from gspo.cli import app
+from gspo.report.live import summary
 from gspo.report.overview import overview
 from gspo.report.verdict import judge
 from gspo.runs.group_index import FIELDS, index_step
@@ -70,6 +71,8 @@ def test_a_reward_of_another_scale_has_a_headline_a_tile_and_samples(tmp_path):
         "detail": "mean over the held-out questions",
     } in page["tiles"]
     assert [sample["scores"] for sample in page["samples"]] == [[-2.0, 0.0], [-1.0, 1.0], [0.0, 2.0]]
+    listed = summary(run)
+    assert listed["accuracy"] is None and listed["held_out_reward"] == (-2.0, 0.0)
 
 
 def prompt(text: str, uid: str) -> Prompt:

@@ -14,7 +14,7 @@ from gspo.report.comparison import compare_runs
 from gspo.report.live_index import IndexCache, Stamp, StepFiles, stamp
 from gspo.report.overview import overview
 from gspo.report.thinning import PER_BUCKET
-from gspo.report.verdict import start_and_end
+from gspo.report.verdict import reward_ends, start_and_end
 from gspo.runs.run import READ_NAMES, Run, find_runs, read_run, status_of
 
 WATCHED = tuple(name for name in READ_NAMES if name != "groups")
@@ -165,6 +165,7 @@ def summary(run: Run) -> dict[str, Any]:
         "total_steps": total if isinstance(total := run.setting("trainer.total_training_steps"), int) else None,
         "accuracy": run.accuracy[-1][1] if run.accuracy else None,
         "start_accuracy": ends[0] if ends else None,
+        "held_out_reward": None if run.accuracy else reward_ends(run),
         "curve": rewards[::-stride][::-1],
         "seconds": run.seconds,
         "alarms": len(run.alarms),

@@ -201,7 +201,9 @@
           cell(G.sparkline(run.curve), "reward"),
           cell(
             run.accuracy === null
-              ? "–"
+              ? run.held_out_reward
+                ? `reward ${run.held_out_reward.map((v) => v.toFixed(3)).join(" → ")}`
+                : "–"
               : run.start_accuracy === null
                 ? G.percent(run.accuracy)
                 : `${G.percent(run.start_accuracy)} → ${G.percent(run.accuracy)}`,
@@ -233,7 +235,7 @@
                     G.h(
                       "tr",
                       {},
-                      ["", "run", "status", "step", "reward", "held-out accuracy", "time", "alarms"].map(
+                      ["", "run", "status", "step", "reward", "held-out", "time", "alarms"].map(
                         (t) => G.h("th", { scope: "col" }, t || G.h("span", { class: "sr" }, "choose")),
                       ),
                     ),

@@ -25,16 +25,26 @@ G.panels = (function () {
   }
 
   function reward(columns) {
+    const names = Object.keys(columns);
+    // Where the answers are right or wrong, the accuracy has a chart of its own.
+    const held = names.some(G.accuracySource) ? [] : names.filter((name) => /^val-core\/.+\/reward\/mean@\d+$/.test(name));
     return lines(
       columns,
       {
         id: "reward",
         title: "Reward",
-        note: "Mean score of the responses of a step: of all groups, and of the groups that were trained on.",
+        note:
+          "Mean score of the responses of a step: of all groups, and of the groups that were trained on" +
+          (held.length ? "; and of the held-out questions." : "."),
       },
       [
         ["critic/score_all/mean", "all groups", { color: "--p0" }],
         ["critic/score/mean", "trained groups", { color: "--p2", dash: [5, 4] }],
+        ...held.map((name, i) => [
+          name,
+          held.length > 1 ? `held-out ${name.split("/").slice(1, -2).join("/")}` : "held-out",
+          { color: "--p" + ((2 * i + 1) % 8), points: true, spanGaps: true },
+        ]),
       ],
     );
   }
