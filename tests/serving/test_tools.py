@@ -11,8 +11,12 @@ from typing import Any
 import pytest
 
 from gspo.environments.formats import FORMATS
-from gspo.rollout.engine import GroupRequest
+from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
+from gspo.serving import parameters as serving
+from gspo.serving.prompts import Prompted
+from gspo.serving.replies import Update
+from gspo.serving.wire.chat import ChatAnswer
 from gspo.types import Prompt
 from tests.serving.support import Running, embedded, running
 
@@ -83,6 +87,21 @@ def test_a_streamed_call_comes_whole_and_its_text_is_not_shown(start: Any, name:
         reason = chunk.choices[0].finish_reason or reason
     assert (text, reason) == ("So:" if name == "hermes" else "So: ", "tool_calls")
     assert [json.loads(call.function.arguments) for call in calls] == [{"terms": "1+1"}]
+
+
+@pytest.mark.parametrize(("name", "shown"), [("tag", "So: "), ("hermes", "So:")])
+def test_no_part_of_a_call_is_streamed_however_its_text_arrives(name: str, shown: str) -> None:
+    call = CALL[name].removesuffix("2")
+    for size in (1, 2, 5, 9):
+        prompt, ask = Prompted((1,), tools=[TOOL]), serving.Ask(SamplingParams(99, 1.0), stream=True)
+        answer = ChatAnswer("m", ask, prompt, str, FORMATS[name])
+        pieces = [call[i : i + size] for i in range(0, len(call), size)]
+        updates = [Update(0, piece, (5,), (0.0,)) for piece in pieces] + [Update(0, "", reason="stop")]
+        text = ""
+        for update in updates:
+            answer.choices[0].add(update)
+            text += "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in answer.chunks(update))
+        assert text == shown
 
 
 def test_text_that_only_begins_like_a_call_is_shown(start: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import time
@@ -173,6 +174,24 @@ def test_the_budget_counts_earlier_sessions(server: JudgeServer, tmp_path: Path)
     reason = scorer.over_budget()
     scorer.close()
     assert reason is not None and "used 200 tokens (reward.judge.max_tokens_spent=200)" in reason
+
+
+def test_a_refusal_costs_what_it_used(server: JudgeServer) -> None:
+    server.mode = "refusing"
+    scorer = JudgeScorer(settings(server, max_tokens_spent=100), VerdictCache())
+    judged(scorer, "5")
+    spent, reason = scorer.cache.spent(), scorer.over_budget()
+    tokens = scorer.observe()["judge/tokens"].result()
+    scorer.close()
+    assert spent == tokens == 100 and reason is not None
+
+
+def test_another_model_is_asked_the_same_question(server: JudgeServer, tmp_path: Path) -> None:
+    judge(server, "5", cache=tmp_path / "c")
+    scorer = JudgeScorer(dataclasses.replace(settings(server), model="another"), VerdictCache(tmp_path / "c"))
+    judged(scorer, "5")
+    scorer.close()
+    assert [request["model"] for request in server.requests] == ["some-model", "another"]
 
 
 def test_scores_are_numbers_up_to_the_best(server: JudgeServer) -> None:
