@@ -7,6 +7,7 @@ describe or predict a run are left as they are. Exits with 1 when a test passes 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import multiprocessing
 import os
 import sys
@@ -62,11 +63,13 @@ def code_of(context: Any, test: str, key: str | None) -> int:
 
 def main(words: list[str]) -> int:
     context = multiprocessing.get_context("fork")
+    importlib.import_module("tests.conftest")  # once, for all processes, as the tests below
     bad = 0
     for test, keys in TABLE.items():
         chosen = [key for key in keys if not words or any(word in key for word in words)]
         if not chosen or test.startswith("config/"):  # keys that nothing may act on
             continue
+        importlib.import_module("tests." + test.partition(".py")[0].replace("/", "."))
         if code_of(context, test, None) != 0:
             print(f"broken   {test} fails by itself", flush=True)
             bad += 1
