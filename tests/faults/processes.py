@@ -38,7 +38,7 @@ class Child:
         os.waitpid(self.pid, 0)
         return True
 
-    def wait(self, timeout: float = 120.0) -> int:
+    def wait(self, timeout: float = 600.0) -> int:
         """The exit code, or minus the signal that ended it."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
