@@ -5,7 +5,9 @@
     python benchmarks/serve.py --url http://127.0.0.1:8001/v1 --served-model NAME …   (another server, such as `vllm serve`)
 
 Clients are a process of their own with a plain HTTP/1.1 client over asyncio: it needs no package. Each client sends its next
-request when it has the answer to the last one. The share is the median of `--rounds` pairs, each engine then server.
+request when it has the answer to the last one. The share is the median of `--rounds` pairs, each engine then server. `cpu_share`
+is the same by processor time: what the engine alone spends per token, by what the server's process spends. It also holds on a
+machine that does other work.
 """
 
 from __future__ import annotations
@@ -129,21 +131,25 @@ def main() -> None:
     served = Served(
         source.name, OneDoor(opened.reader, batcher), opened.token_text, opened.max_length, opened.num_slots
     )
-    pairs = []
+    rounds = []
     with serving(build_app(served)) as url:
         for round_ in range(a.rounds + 1):
+            times = [time.process_time()]
             own = engine_alone(alone.engine, prompts, a)
+            times.append(time.process_time())
             rate = serve(f"{url}/v1", source.name, prompts, a)
+            times.append(time.process_time())
             if round_:  # the first one warms up
-                pairs.append((own, rate))
+                rounds.append((own, rate, (times[1] - times[0]) / (times[2] - times[1])))
     batcher.close()
-    shares = [rate / own for own, rate in pairs]
-    own, rate = (statistics.median(values) for values in zip(*pairs))
+    shares = [rate / own for own, rate, _ in rounds]
+    own, rate, cpu_share = (statistics.median(values) for values in zip(*rounds))
     result = {
         "model": a.model,
         "clients": a.clients,
         "engine_tokens_per_s": round(own),
         "server_tokens_per_s": round(rate),
+        "cpu_share": round(cpu_share, 3),
     }
     print(json.dumps({**result, "share": round(statistics.median(shares), 3), "shares": [round(s, 3) for s in shares]}))
 

@@ -25,7 +25,7 @@ from gspo.runs.stats import paired_difference
 ROOT = Path(__file__).resolve().parents[1]
 PAGE, RESULTS, PICTURES = ROOT / "docs" / "results.md", ROOT / "docs" / "results", ROOT / "docs" / "pictures"
 COLOURS = ("#2f6bd8", "#d9630a", "#178a5c", "#b8389a", "#6a50c7", "#0c8599", "#a3600d", "#6b7280")
-T95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+T95 = {3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's 97.5 % quantile by the number of runs."""
 Results = dict[str, list[dict[str, Any]]]
 """The results of a table, by method, in the order of their seeds."""
@@ -46,17 +46,17 @@ def show(results: Results) -> str:
 
 
 def _means(results: Results) -> str:
-    """A row per method with several seeds: the means over runs with their intervals, and the difference from the first."""
+    """A row per method with three seeds or more: the means over runs with their intervals, and the difference from the first."""
     firsts = {run["seed"]: run["curve"][-1]["acc"] for run in next(iter(results.values()), [])}
     rows = []
     for number, (method, members) in enumerate(results.items()):
-        if len(members) < 2:
+        if len(members) < 3:
             continue
         starts, ends = ([run["curve"][i]["acc"] for run in members] for i in (0, -1))
         pairs = [run["curve"][-1]["acc"] - firsts[run["seed"]] for run in members if number and run["seed"] in firsts]
         rows.append([
             method, str(len(members)), _percent(statistics.fmean(starts)), _mean(ends, ".1f"),
-            _mean([end - start for start, end in zip(starts, ends)], "+.1f"), _mean(pairs, "+.1f") if len(pairs) > 1 else "–",
+            _mean([end - start for start, end in zip(starts, ends)], "+.1f"), _mean(pairs, "+.1f") if len(pairs) > 2 else "–",
         ])  # fmt: skip
     head = ["method", "seeds", "start, mean", "end, mean in % (95 % over seeds)", "change in points", f"points beyond {next(iter(results), '')}"]  # fmt: skip
     return table(head, rows) if rows else ""

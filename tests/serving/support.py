@@ -17,6 +17,10 @@ from gspo.serving.desk import OneDoor
 from gspo.serving.server import serving
 
 KEY = "a-key-of-a-test"
+PATIENT: Any = {
+    "max_retries": 0,
+    "timeout": 600.0,
+}  # the client's own limit for a connection is 5 s, too short on a busy machine
 
 
 @dataclasses.dataclass
@@ -25,10 +29,10 @@ class Running:
     batcher: Batcher
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, "max_retries": 0, **options})
+        return openai.OpenAI(base_url=f"{self.url}/v1", **{"api_key": KEY, **PATIENT, **options})
 
     def async_client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, **PATIENT)
 
 
 def embedded(**options: Any) -> ServedEngine:

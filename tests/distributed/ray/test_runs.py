@@ -121,6 +121,7 @@ def test_rollouts_with_turns_on_ray_are_those_of_one_process(cluster, tmp_path, 
 def test_agents_on_ray_write_what_they_write_in_one_process(cluster, tmp_path, apart):
     agent = (
         "environment.agent=tests.serving.agents.programs:guess",
+        "environment.timeout=600",
         "data.train_files=guess",
         "data.max_response_length=40",
         "data.max_prompt_length=16",
