@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from gspo.build.data.rows import training_rows
+from gspo.build.data.run_pairs import pairs_of_runs
 from gspo.build.data.training_data import prompt_columns
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.data.chat_template import encode_prompt
@@ -49,6 +50,8 @@ class TrainingPrompts:
             return as_rows(self.given[:limit], "train_dataset", prompt_columns(config))
         if config.data.custom_cls.path is not None:
             return None
+        if not needs_truth and (pairs := pairs_of_runs(config)[0]) is not None:
+            return pairs[:limit]
         return training_rows(config, limit, needs_truth=needs_truth)
 
     def _lengths(self, config: TrainerConfig, rows: list[Row]) -> Iterator[int]:
