@@ -377,3 +377,7 @@ def test_a_value_that_an_alias_cannot_take_is_refused_by_name(override):
 
 def test_recover_off_in_yaml_is_disable():
     assert load(overrides=["recover.mode=off"]).get("trainer.resume_mode") == "disable"
+
+
+def test_half_precision_that_is_switched_off_is_float32():
+    assert load(overrides=["bf16=false"]).get("actor_rollout_ref.model.dtype") == "float32"
