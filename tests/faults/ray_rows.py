@@ -66,7 +66,7 @@ def _train(folder: Path, name: str, classes: Callable[[Any], Any], *overrides: s
         return 0 if RayPPOTrainerWithSampling(resolved, None, classes(Role), None).fit()["steps"] == STEPS else 1
 
     child = Child(work, folder / f"{name}.log")
-    return child.wait(900), child.output()
+    return child.wait(3600), child.output()
 
 
 def _differences(one: Path, other: Path) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gspo import untrusted
 from gspo.runs import reading
 from gspo.runs.files import write_json
 from gspo.runs.metric_table import MetricTable
@@ -56,6 +57,21 @@ def test_numbers_no_browser_reads_become_null(tmp_path: Path) -> None:
 
 def _refuse(name: str) -> None:
     raise AssertionError(f"{name} is no JSON")
+
+
+def test_a_gzip_file_that_expands_too_far_or_is_cut_short_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "file.gz"
+    whole = gzip.compress(bytes(untrusted.FREE_EXPANSION))
+    for data, reason in (
+        (gzip.compress(bytes(2 * untrusted.FREE_EXPANSION)), "expands to more than 16 MiB"),
+        (whole[:-9], "is cut short"),
+    ):
+        file.write_bytes(data)
+        with pytest.raises(untrusted.Unreadable, match=f"file.gz: {reason}"):
+            for _ in untrusted.gzip_chunks(file):
+                pass
+    file.write_bytes(whole)
+    assert sum(map(len, untrusted.gzip_chunks(file))) == untrusted.FREE_EXPANSION
 
 
 def test_a_gzip_file_cut_short_gives_its_whole_lines(tmp_path: Path) -> None:
