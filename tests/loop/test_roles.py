@@ -127,6 +127,7 @@ def test_kl_in_the_reward_is_charged_to_every_token(tmp_path, model, estimator):
     words += [f"actor_rollout_ref.ref.path={ref}", "algorithm.use_kl_in_reward=true", f"{FILTER}.enable=false"]
     words += [f"algorithm.lam={lam}"] if estimator == "gae" else []
     train(tmp_path, model, *words, stop_after=1, reward=lambda prompt, response: 1.0)
+    assert not any("timing_s/ref" in row for row in rows(tmp_path))  # scored for the reward, and not for a loss
     policy, reference = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64) for path in (model, ref))
     tokenizer = load_tokenizer("embedded")
     expected, seen = [], []

@@ -74,6 +74,13 @@ def test_a_gzip_file_that_expands_too_far_or_is_cut_short_is_refused(tmp_path: P
     assert sum(map(len, untrusted.gzip_chunks(file))) == untrusted.FREE_EXPANSION
 
 
+def test_a_damaged_line_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    file, problems = tmp_path / "step-000001.jsonl.gz", []
+    file.write_bytes(gzip.compress(b'{"uid": "a", "responses": []}\n{"uid"\n5\n{"uid": "d", "responses": []}\n'))
+    assert [group["uid"] for group in reading.read_groups(file, problems=problems)] == ["a", "d"]
+    assert [problem.split(" (")[0] for problem in problems] == ["line 2 is not JSON", "line 3 is not a group"]
+
+
 def test_a_gzip_file_cut_short_gives_its_whole_lines(tmp_path: Path) -> None:
     lines = [json.dumps({"uid": str(i), "responses": [], "noise": os.urandom(40).hex()}) for i in range(500)]
     data = gzip.compress("\n".join(lines).encode())
