@@ -81,6 +81,13 @@ def test_a_damaged_line_is_named_and_the_others_are_read(tmp_path: Path) -> None
     assert [problem.split(" (")[0] for problem in problems] == ["line 2 is not JSON", "line 3 is not a group"]
 
 
+def test_step_files_are_in_order_and_no_symlinks(tmp_path: Path) -> None:
+    for name in ("step-000010.jsonl.gz", "step-000009.jsonl.gz", "index.jsonl", "step-x.jsonl.gz"):
+        (tmp_path / name).touch()
+    (tmp_path / "step-000011.jsonl.gz").symlink_to("/etc/passwd")
+    assert list(reading.step_files(tmp_path)) == [9, 10]
+
+
 def test_a_gzip_file_cut_short_gives_its_whole_lines(tmp_path: Path) -> None:
     lines = [json.dumps({"uid": str(i), "responses": [], "noise": os.urandom(40).hex()}) for i in range(500)]
     data = gzip.compress("\n".join(lines).encode())

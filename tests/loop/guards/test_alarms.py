@@ -74,6 +74,13 @@ def test_alarms_are_those_of_all_rows_although_only_some_are_held():
     assert num_alarms > 100
 
 
+def test_the_best_evaluation_and_the_reward_after_it_are_remembered():
+    accuracies = [0.1] * 5 + [0.9] + [0.5] * 30
+    held_out = [{"val-core/a/acc/mean@1": accuracy} for accuracy in accuracies]
+    held_out[5]["critic/score_all/mean"] = None  # the reward at that time is the next one that is known
+    assert names(*held_out, {**held_out[-1], "critic/score_all/mean": 0.6}) == [[]] * 36 + [["reward_hacking"]]
+
+
 def test_a_long_run_holds_a_bounded_number_of_rows(monkeypatch):
     held = []
     monkeypatch.setitem(RULES, "made", lambda rows: held.append(len(rows)))
