@@ -68,6 +68,13 @@ MISTAKES = {
         ["train", "data.train_files=rows.jsonl", "data.max_prompt_length=2", "reward.functions=[{name: exact}]"],
         ["left no prompt", "data.max_prompt_length=2"],
     ),
+    "steps as an option": (["train", "--steps", "10"], ["unknown key", "did you mean trainer.total_training_steps?"]),
+    "a recipe misspelt": (["train", "gsm9k"], ["no such file", "did you mean gsm8k?"]),
+    "a reward as the config": (["train", "mine.py"], ["is a Python file", "custom_reward_function.path=mine.py"]),
+    "tabs in a config": (["train", "tab.yaml"], ["line 2, column 1", "indent with spaces, not with tabs"]),
+    "a csv file that is not UTF-8": (["train", "data.train_files=latin.csv"], ["is not UTF-8 (byte 0xf6)", "save it"]),
+    "data as the model": (["eval", "rows.jsonl"], ["rows.jsonl: is a file; expected the folder of a model"]),
+    "a row without its question": (["train", "--dry-run", "data.train_files=odd.csv"], ["odd.csv:2: field 'prompt'"]),
     "a run folder that is not one": (["branch", "empty", "new"], ["empty: is not a run folder"]),
 }
 
@@ -81,6 +88,9 @@ def place(tmp_path, monkeypatch) -> Path:
     (tmp_path / "mine.py").write_text(
         "def score(prompt, response):\n    return 1.0\n\n\ndef boom(prompt, response):\n    return 1 / 0\n"
     )
+    (tmp_path / "tab.yaml").write_text("trainer:\n\ttotal_training_steps: 3\n")
+    (tmp_path / "latin.csv").write_bytes("question,answer\nWas ist größer?,4\n".encode("latin-1"))
+    (tmp_path / "odd.csv").write_text("x,y\n1,2\n")
     (tmp_path / "empty").mkdir()
     wandb = ModuleType("wandb")
 

@@ -28,7 +28,11 @@ SMALLER = {  # of training commands, by their first words
     "gspo eval": ["trainer.num_threads=1", "--limit", "8"],
     "gspo doctor mine.yaml": ["trainer.num_threads=1"],
 }
-SIZES = (("total_training_steps: 10", "total_training_steps: 1"), ("train_batch_size: 16", "train_batch_size: 4"))
+SIZES = (
+    ("total_training_steps: 10", "total_training_steps: 1"),
+    ("train_batch_size: 16", "train_batch_size: 4"),
+    ("max_response_length: 48", "max_response_length: 12"),
+)
 STEPS = (("total_training_steps=12", "total_training_steps=2"), ("mine@10", "mine@1"))
 NOT_RUN = ("pip install",)  # it needs a network
 

@@ -77,7 +77,10 @@ def _read_csv(file: Path, name: str) -> Iterator[tuple[str, Any]]:
     except csv.Error as error:
         raise DataError(f"{name}:{line + 1}", f"is not readable as csv ({error})") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}:{line + 1}", f"is not UTF-8 ({error.reason})") from None
+        byte = error.object[error.start]
+        raise DataError(
+            f"{name}:{line + 1}", f"or a line below is not UTF-8 (byte {byte:#x}); save it as UTF-8"
+        ) from None
     if not num_records:
         raise DataError(f"{name}:1", "has no rows; expected a line of column names and one line per row")
 

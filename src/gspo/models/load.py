@@ -180,6 +180,8 @@ def _only_from_cache(resolved: str) -> bool:
     """Whether a hub name must be read from the cache because the hub is unreachable; ModelError when it is not cached."""
     if Path(resolved).is_dir():
         return False
+    if Path(resolved).is_file():
+        raise ModelError(f"{resolved}: is a file; expected the folder of a model, with config.json and its weights")
     reason = hub.why_unreachable(resolved, "model")
     if reason and not hub.is_cached(resolved, "model"):
         raise ModelError(

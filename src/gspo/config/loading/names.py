@@ -53,8 +53,24 @@ def candidates(name: str) -> tuple[str, ...]:
     return first or found
 
 
+# What people write for a key whose name is not close to it.
+USUAL_WORDS = {
+    "steps": "trainer.total_training_steps",
+    "num_steps": "trainer.total_training_steps",
+    "epochs": "trainer.total_epochs",
+    "batch_size": "data.train_batch_size",
+    "model": "actor_rollout_ref.model.path",
+    "data": "data.train_files",
+    "reward": "custom_reward_function.path",
+    "name": "trainer.experiment_name",
+    "output": "trainer.default_local_dir",
+}
+
+
 def nearest(name: str) -> str | None:
-    """The known name closest to `name`, preferably in the same section; None when nothing is close."""
+    """The known name closest to `name`, in meaning or preferably in the same section; None when nothing is close."""
+    if name.replace("-", "_") in USUAL_WORDS:
+        return USUAL_WORDS[name.replace("-", "_")]
     known = [*tree.leaves(), *aliases(), *tree.sections()]
     parent, _, last = name.rpartition(".")
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)

@@ -55,9 +55,11 @@ def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | No
 
     if not path.exists() and not path.is_symlink():
         others = [p.name for p in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
-        near = difflib.get_close_matches(path.name, others, n=1)
+        near = difflib.get_close_matches(path.name, [*others, *named_recipes()], n=1)
         hint = f"check the path, write key=value to set a key, or name a recipe: {', '.join(named_recipes())}"
         return failed("no such file", f"did you mean {path.parent / near[0]}?" if near else hint)
+    if path.suffix == ".py":
+        return failed("is a Python file; expected YAML", f"for a reward, set custom_reward_function.path={path}")
     try:
         text = untrusted.read_bytes(path, untrusted.MAX_YAML).decode("utf-8")
         untrusted.check_yaml(text, path)
@@ -67,7 +69,9 @@ def read_yaml(path: Path, layer: Layer, problems: list[Problem], label: str | No
         content = OmegaConf.to_container(OmegaConf.create(text if node is not None else {}), resolve=False)
         lines = dict(_lines(node))
     except untrusted.Unreadable as error:
-        return failed(error.reason, "give a plain YAML file of keys and values")
+        has_tab = "cannot start any token" in error.reason and "\t" in path.read_text(errors="replace")
+        plain = "give a plain YAML file of keys and values"
+        return failed(error.reason, "indent with spaces, not with tabs" if has_tab else plain)
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError, TypeError, OSError) as error:
         reason = " ".join(str(error).split())
         remedy = "fix the line named above; only plain YAML is accepted, no Python objects"
