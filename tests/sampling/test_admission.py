@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from typing import Any
 
 import pytest
 
+from gspo.sampling.admission import Admission
+from gspo.sampling.settings import SamplingSettings
+from gspo.sampling.step_counts import SamplingCounts
 from gspo.types import Group
-from tests.sampling.world import TokenEngine, World, always_mixed, mixed_when
+from tests.sampling.world import PARAMS, TokenEngine, World, always_mixed, mixed_when
 
 
 class SlotEngine(TokenEngine):
@@ -106,3 +111,58 @@ def test_a_resumed_run_starts_the_same_groups(stop):
     resumed.engine.version = resumed.sampler.version
     got += [[g.submission for g in resumed.step()[0]] for _ in range(6 - stop)]
     assert got == expected
+
+
+class CountingEngine(TokenEngine):
+    """Counts the tokens it has written."""
+
+    num_tokens = 0
+
+    def _token(self, *place: Any) -> tuple[int, float, int]:
+        self.num_tokens += 1
+        return super()._token(*place)
+
+
+def irregular(**settings) -> World:
+    """Groups of many lengths, kept now and then: a step ends while others are half written."""
+    keep, lengths = mixed_when(lambda p: p * p % 7 in (1, 2)), lambda request, i: 1 + (request.submission * 5 + i) % 7
+    return World(keep, prompts=300, max_staleness=0, lengths=lengths, engine=CountingEngine, **settings)
+
+
+def test_every_token_is_trained_on_or_wasted_and_dropped_prompts_come_again():
+    world, trained, wasted, dropped = irregular(), 0, 0, 0
+    for _ in range(8):
+        groups, report = world.step()
+        trained, wasted = trained + sum(g.num_tokens for g in groups), wasted + report.wasted_tokens
+        dropped += report.discarded["surplus"]
+    assert dropped > 0 and trained + wasted == world.engine.num_tokens
+    judged = {int(uid[1:]) for _, uid, fate, _ in world.records if fate != "surplus"}
+    assert judged >= set(range(min(int(g.prompt.uid[1:]) for g in groups)))
+
+
+@pytest.mark.parametrize("stop", [1, 2, 4])
+def test_a_resumed_run_starts_as_many_groups_where_the_share_kept_varies(stop):
+    def play(world: World, steps: int) -> list[tuple[int, list[int]]]:
+        done = [world.step() for _ in range(steps)]
+        return [(report.num_submitted, [g.submission for g in groups]) for groups, report in done]
+
+    first = irregular()
+    got = play(first, stop)
+    resumed = irregular(state=json.loads(json.dumps(first.sampler.state_dict())))
+    resumed.engine.version = resumed.sampler.version
+    assert got + play(resumed, 6 - stop) == play(irregular(), 6)
+
+
+class RoomyEngine(TokenEngine):
+    def num_wanted(self, limit: int) -> int:
+        return 1000
+
+
+def test_groups_are_started_for_what_the_batch_lacks_by_the_share_of_this_step_and_the_last():
+    settings = SamplingSettings(train_batch_size=4, n=2, params=PARAMS, max_staleness=0)
+    admission = Admission(settings, RoomyEngine(lambda request, i: 1))
+    admission.last_judged = (4, 12)
+    report = SamplingCounts(0, 4, 4, fates=Counter(kept=1, all_wrong=2))
+    assert report.num_generated == 3
+    # (4 + 1 + 1) of (12 + 3 + 1) are kept, so three more need eight groups, of which two are pending.
+    assert admission.room(report, num_in_flight=1, num_scoring=1, num_queued=1, num_training=0) == 6

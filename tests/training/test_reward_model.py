@@ -17,7 +17,14 @@ from gspo.models.load import load_reward_model, load_tokenizer
 from gspo.training.critic import ValueModel
 from gspo.training.model_reward import ModelScorer, Normalization, Rendering
 from gspo.training.optim.adamw import MasterOptimizer, StepResult
-from gspo.training.reward_model import CENTER_COEF, Pair, RewardModel, RewardModelSettings, TrainedRewardModel
+from gspo.training.reward_model import (
+    CENTER_COEF,
+    Pair,
+    RewardModel,
+    RewardModelSettings,
+    TrainedRewardModel,
+    preference_metrics,
+)
 from gspo.training.schedule import Schedule
 from gspo.types import Group, Prompt, Rollout, Turn
 from tests.support.small_run import make_model
@@ -140,3 +147,8 @@ def test_a_decoder_without_a_score_is_no_reward_model(tmp_path: Path) -> None:
     again = load_reward_model(str(tmp_path / "classifier"))
     assert bool((again.score.weight == 0.5).all())
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "classifier").config.num_labels == 1
+
+
+def test_equal_scores_are_not_in_the_right_order():
+    found = preference_metrics("val", torch.tensor([1.0, 2.0, -1.0]), torch.tensor([1.0, -1.0, 0.5]))
+    assert found["val/accuracy"].result() == pytest.approx(1 / 3)
