@@ -14,8 +14,10 @@ from gspo.cluster import RayPPOTrainerWithSampling, ResourcePoolManager, Role
 from gspo.config import load
 from gspo.distributed.rank_group import RankFailed
 from gspo.loop.trainer import Trainer
+from gspo.runs.group_log import read_groups
 from tests.distributed.ray.fragile import fragile_rank, fragile_rollout, mark
 from tests.distributed.ray.waiting import wait_until
+from tests.support.small_run import make_reward_model
 
 COMPARED = ("actor/pg_loss", "actor/grad_norm", "actor/entropy", "critic/rewards/mean", "response_length/mean")
 ASYNC_0 = ("actor_rollout_ref.rollout.mode=async", "actor_rollout_ref.rollout.max_head_offpolicyness=0")
@@ -192,3 +194,23 @@ def test_without_a_checkpoint_a_dead_rank_stops_the_run_with_the_cause(cluster, 
     with pytest.raises(RankFailed, match=r"^trainer rank 0 of 1 died: "):
         trainer.fit()
     assert wait_until(lambda: cluster.available_resources()["CPU"] == 8)
+
+
+@pytest.mark.slow
+def test_the_reward_model_scores_on_ray_as_in_one_process(cluster, tmp_path):
+    scores = make_reward_model(tmp_path / "scores", "embedded")
+    words = ("reward_model.enable=true", f"reward_model.path={scores}", "reward_model.max_tokens_per_batch=64")
+    assert Trainer(small(tmp_path / "one", *words)).fit()["steps"] == 3
+    on_ray = small(tmp_path / "ray", *words, "trainer.n_gpus_per_node=2")
+    assert RayPPOTrainerWithSampling(on_ray).fit()["steps"] == 3
+    assert_same(tmp_path / "ray", tmp_path / "one")
+    for step in (1, 2, 3):
+        one, ray = (model_scores(tmp_path / name, step) for name in ("one", "ray"))
+        assert one.keys() == ray.keys() and len(set(one.values())) > 8
+        assert ray == pytest.approx(one, rel=1e-4, abs=1e-5)
+
+
+def model_scores(folder: Path, step: int) -> dict[tuple[str, str], float]:
+    """The reward model's score of each different response of a step."""
+    groups = read_groups(folder / "run" / "groups" / f"step-{step:06d}.jsonl.gz")
+    return {(g["uid"], r["text"]): r["extra"]["reward/model"] for g in groups for r in g["responses"]}
