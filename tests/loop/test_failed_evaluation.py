@@ -52,3 +52,22 @@ def test_accuracies_outside_0_to_1_are_evaluated(tmp_path, model):
     words = ("reward_model.reward_manager=dapo", "trainer.test_freq=1", "trainer.total_training_steps=2")
     result = train(tmp_path, model, *words, reward=plus_or_minus)
     assert result["steps"] == 2 and result["final_ci"] is None and -1 <= result["final_acc"] <= 1
+
+
+def test_rewards_that_fail_in_an_evaluation_are_said(tmp_path, model, capsys):
+    resolved = config(tmp_path, model, "trainer.total_training_steps=1", "trainer.val_before_train=false")
+    held_out = set()
+
+    def odd(prompt, response):
+        if prompt.uid in held_out:
+            raise ValueError("no answer sheet")
+        return even_first_byte(prompt, response)
+
+    trainer = Trainer(resolved, reward_fn=even_first_byte, val_reward_fn=odd, console=Console())
+    prompts = trainer.parts.evaluator.prompts
+    held_out.update(prompt.uid for prompt in prompts[1:])
+    trainer.fit()
+    said = " ".join(capsys.readouterr().out.split())
+    count = f"{len(prompts) - 1} of {len(prompts)}"
+    assert f"step 1: {count} rewards of the evaluation failed and its accuracy leaves them out" in said
+    assert "no answer sheet" in said

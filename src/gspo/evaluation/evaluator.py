@@ -29,6 +29,17 @@ class Evaluation:
     accuracy: float | None
     interval: tuple[float, float] | None
 
+    def problem(self) -> str | None:
+        """What the user should know about rewards that failed; None: all are there."""
+        rollouts = [rollout for group in self.groups for rollout in group.rollouts]
+        failed = [rollout for rollout in rollouts if rollout.reward is None]
+        if not failed:
+            return None
+        return (
+            f"{len(failed)} of {len(rollouts)} rewards of the evaluation failed and its accuracy leaves them out; "
+            f"the first: {failed[0].failure}"
+        )
+
     def records(self) -> list[dict[str, Any]]:
         """One JSON-able record per question, for the run folder."""
         return [

@@ -59,8 +59,10 @@ class Recorder:
         self._writer.do("log_groups", write)
 
     def evaluation(self, step: int, evaluation: Evaluation) -> None:
-        """Write the answers to the held-out prompts."""
+        """Write the answers to the held-out prompts. Warns of missing rewards."""
         step_records.write_evaluation(self._run, step, evaluation)
+        if (problem := evaluation.problem()) is not None:
+            self._console.warn(f"step {step}: {problem}")
 
     def row(self, step: int, total_steps: int, metrics: Metrics) -> dict[str, float]:
         """Write the row of a step. The clock starts again: time from now on belongs to the next step."""
