@@ -13,7 +13,7 @@ from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, ConfigFile, Words, load_arguments
 from gspo.config import ResolvedConfig
 from gspo.config.text.dry_run import dry_run_text
-from gspo.data.rows import DataError
+from gspo.data.rows import DataError, HubDataError
 from gspo.exit_codes import EXIT_DONE
 from gspo.plugins import import_plugins
 from gspo.runs.console import waiting
@@ -93,6 +93,7 @@ def _check_sizes(resolved: ResolvedConfig) -> tuple[Sizes, str, Exception | None
     except Exception as error:
         if exit_code(error) is None:
             raise
-        is_row = isinstance(error, DataError) and not error.where.startswith("data.")
+        is_elsewhere = isinstance(error, HubDataError)
+        is_row = isinstance(error, DataError) and not is_elsewhere and not error.where.startswith("data.")
         memory, refused = ("not checked", error) if is_row else (f"not checked: {error}", None)
     return sizes, memory, refused

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo import hub
-from gspo.data.rows import DataError
+from gspo.data.rows import HubDataError
 
 
 def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator[tuple[str, Any]]:
@@ -15,12 +15,12 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
     try:
         import datasets
     except ImportError:
-        raise DataError(
+        raise HubDataError(
             name, "is a dataset of the hub, which needs the datasets package; install gspo[data], or use a local file"
         ) from None
     reason = hub.why_unreachable(name, "dataset")
     if reason and not hub.is_cached(name, "dataset") and not _is_prepared(name):
-        raise DataError(
+        raise HubDataError(
             name,
             f"is not a local file, and the hub cannot be reached ({reason}); use a local jsonl or parquet file, or check "
             "the name in data.train_files or data.val_files and the connection",
@@ -29,7 +29,7 @@ def hub_records(name: str, split: str, *, config: str | None = None) -> Iterator
         table = datasets.load_dataset(name, config, split=split)
     except Exception as error:  # dozens of types: offline, no such name, no such split, gated
         first = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(
+        raise HubDataError(
             f"{name}[{split}]", f"could not be read from the hub ({first}); use a local jsonl or parquet file"
         ) from error
     return ((f"{name}[{split}]:{i}", record) for i, record in enumerate(table, start=1))

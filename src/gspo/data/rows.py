@@ -17,6 +17,10 @@ class DataError(ValueError):
         super().__init__(f"{where}: field {field!r} {problem}" if field else f"{where}: {problem}")
 
 
+class HubDataError(DataError):
+    """A dataset of the hub that cannot be read on this machine; elsewhere it may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One question, and what its reward needs to grade an answer. `uid` is unique in its dataset and stable across runs.
