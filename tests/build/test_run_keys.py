@@ -15,6 +15,7 @@ from rich.console import Console as RichConsole
 
 from gspo.build import models, run
 from gspo.build.data.training_data import load_prompts
+from gspo.build.device import DeviceError
 from gspo.build.engines import engine_spec, native_options
 from gspo.build.models import build_roles
 from gspo.build.rewards import build_scorer
@@ -182,9 +183,11 @@ def test_only_deterministic_operations_are_allowed_when_asked_for():
     before = torch.get_num_threads()
     try:
         assert (
-            prepare_process(config("trainer.deterministic=true", "trainer.device=cpu", "trainer.num_threads=1")) == CPU
+            prepare_process(config("trainer.deterministic=true", "trainer.device=cpu", "trainer.num_threads=3")) == CPU
         )
-        assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 1
+        assert torch.are_deterministic_algorithms_enabled() and torch.get_num_threads() == 3
+        with pytest.raises(DeviceError, match=r"trainer\.device=cuda:64"):
+            prepare_process(config("trainer.device=cuda:64"))
     finally:
         torch.use_deterministic_algorithms(False)
         torch.set_num_threads(before)

@@ -185,6 +185,8 @@ def test_the_level_of_the_ratio_decides_the_loss():
     for level, loss in (("token", "vanilla"), ("sequence", "gspo")):
         got = build_objective(config(f"{ACTOR}.importance_sampling_level={level}"))
         assert (got.settings.level, got.loss_mode) == (level, loss)
+    both = (f"{ACTOR}.policy_loss.loss_mode=cispo", f"{ACTOR}.importance_sampling_level=sequence")
+    assert [build_objective(config(*words)).settings.level for words in (both[:1], both)] == ["token", "sequence"]
 
 
 def test_the_estimator_has_its_constants():
