@@ -54,10 +54,11 @@ def test_a_run_without_improvement_ends_after_its_patience(values, settings, end
     assert reason is None or "since step 1" in reason
 
 
-def test_a_loss_should_fall():
-    settings = EarlyStopConfig(metric="val/loss", patience=2)
-    assert why_stop(rows(3.0, 2.0, 1.0, name="val/loss"), settings) is None
-    assert why_stop(rows(1.0, 2.0, 3.0, name="val/loss"), settings) is not None
+@pytest.mark.parametrize("name", ["val/loss", "val/perplexity"])
+def test_a_loss_should_fall(name):
+    settings = EarlyStopConfig(metric=name, patience=2)
+    assert why_stop(rows(3.0, 2.0, 1.0, name=name), settings) is None
+    assert why_stop(rows(1.0, 2.0, 3.0, name=name), settings) is not None
 
 
 def test_a_run_ends_early_with_a_checkpoint_and_a_result_and_stays_ended(tmp_path, model, capsys):
