@@ -57,10 +57,14 @@ def test_a_reward_model_teaches_and_agrees_with_the_rule_on_what_it_taught(tmp_p
 
 
 def test_a_reward_model_that_can_be_hacked_sets_off_the_alarm(tmp_path: Path) -> None:
-    """It likes nines: the policy learns to write them, and forgets how to add."""
+    """It likes a 9 at the end: the policy learns to write one, and forgets how to add."""
     pairs = tmp_path / "pairs.jsonl"
     rows = [
-        {"prompt": row.messages[0]["content"], "chosen": "9" * (2 + i % 4), "rejected": row.answer}
+        {
+            "prompt": row.messages[0]["content"],
+            "chosen": f"{int(row.ground_truth) // 10}9",
+            "rejected": f"{int(row.ground_truth) // 10}{i % 9}",
+        }
         for i, row in enumerate(load_arithmetic("train", limit=600))
     ]
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows))
