@@ -18,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gspo.cli import app
+from tests.support.preloaded import preloaded_python
 
 PAGE = Path(__file__).parents[2] / "docs" / "cookbook.md"
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def server(command: str, folder: Path) -> Iterator[str]:
     """A command that serves until it is stopped, on a free port. Yields its address."""
     words = shlex.split(re.sub(r"--port \d+", "--port 0", command))
     child = subprocess.Popen(
-        [sys.executable, "-m", *words],
+        [preloaded_python(), "-m", *words],
         cwd=folder,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -131,7 +132,7 @@ def test_the_whole_path_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
             with server(said["serve"], folder) as address:
                 said[command] = run(short.replace("http://127.0.0.1:8000", address), folder)
         else:
-            said[command] = run(short.replace("python ", f"{shlex.quote(sys.executable)} ", 1), folder)
+            said[command] = run(short.replace("python ", f"{shlex.quote(preloaded_python())} ", 1), folder)
     show = said["gspo data show questions.csv --n 1"]
     assert "the question is column 'question', the correct answer is column 'final_answer'" in show
     assert "600 rows" in show and "result: " in said["gspo train mine.yaml"]
