@@ -35,7 +35,7 @@ FIELDS = {
         *("token_ids", "log_probs", "loss_mask", "versions", "finish_reason", "text", "reward", "failure", "turns"),
         *("context", "branches"),
     ),
-    "Group": ("prompt", "rollouts", "submission", "version"),
+    "Group": ("prompt", "rollouts", "submission", "version", "failed"),
     "TrainerConfig": (
         *("algorithm", "data", "actor_rollout_ref", "critic", "reward_model", "reward"),
         *("custom_reward_function", "environment", "trainer"),

@@ -46,10 +46,13 @@ def whole(tmp_path_factory, model):
     return final_state(folder / "run"), digests(folder)
 
 
+OWN = ("state.json", "MANIFEST.json", "README.md")
+
+
 def digests(folder) -> dict[str, str]:
-    """SHA-256 of each file of the last checkpoint that says the same in every run."""
+    """SHA-256 of each file of the last checkpoint that says the same in every run. Its card tells when and how long."""
     last = folder / "run" / "checkpoints" / "step-000004"
-    files = [p for p in last.rglob("*") if p.is_file() and p.name not in ("state.json", "MANIFEST.json")]
+    files = [p for p in last.rglob("*") if p.is_file() and p.name not in OWN]
     return {str(p.relative_to(last)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 

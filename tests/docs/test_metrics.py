@@ -47,7 +47,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "ReMax with rollout workers and two rewards": (
         "algorithm.adv_estimator=remax",
-        "actor_rollout_ref.rollout.num_workers=1",
+        "actor_rollout_ref.rollout.num_workers=2",
         "reward.format_weight=0.1",
     ),
     "an environment": ("environment.name=guess", "data.train_files=guess", "data.max_response_length=40"),

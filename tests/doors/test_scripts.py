@@ -244,6 +244,7 @@ def test_the_validation_of_the_recipe_finds_a_broken_file(tmp_path, capsys, monk
     monkeypatch.setattr(module, "HERE", folder)
     monkeypatch.setattr(module, "CONFIG", folder / "config" / "gspo_dynamic_sampling.yaml")
     monkeypatch.setattr(module, "validate", lambda arguments: 0)
+    monkeypatch.setattr(sys, "executable", preloaded_python())
     assert module.main([]) == 1
     assert any(printed.startswith(line) for printed in capsys.readouterr().out.splitlines())
 

@@ -79,6 +79,7 @@ def _under(hash_seed: str, call: str) -> list[str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_rows_do_not_depend_on_the_hash_seed() -> None:
     call = "load_rows('reasoning_gym:ransom_note', limit=4)"
     assert _under("0", call) == _under("5", call) == [str(r) for r in load_rows("reasoning_gym:ransom_note", limit=4)]
