@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -14,6 +16,17 @@ settings.register_profile("explore", deadline=None, suppress_health_check=[Healt
 # For `make mutants`: stop at the first failing example instead of looking for the smallest.
 settings.register_profile("first_failure", settings.get_profile("fixed"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def drawing() -> Iterator[Any]:
+    """Runs of tests draw no plots at their end, which takes longer than their training. Yields what draws them."""
+    from gspo.report import pictures
+
+    draw = pictures.draw_pictures
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "draw_pictures", lambda run, index, folder: [])
+        yield draw
 
 
 @pytest.fixture
