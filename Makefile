@@ -6,7 +6,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 ARGS   ?=
-# Tests run two processes side by side; more threads than cores would make them wait for each other.
+# One thread per process: more threads than cores would make them wait for each other. Three processes on two cores, because a
+# test often waits for a program, a server or a browser.
 TEST   := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 .PHONY: train test test-quick test-slow test-gpu test-browser test-vllm check format scorecard mutants docs site clean
@@ -15,7 +16,7 @@ train: $(VENV)/.core
 	@$(BIN)/gspo train $(ARGS)
 
 test: $(VENV)/.test
-	@$(TEST) -n 2 --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)
+	@$(TEST) -n 3 --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)
 
 # Under a minute: equations, invariants, configuration, sampling and data.
 test-quick: $(VENV)/.test
