@@ -25,7 +25,7 @@ from gspo.distributed.backend import Backend
 from gspo.distributed.rank_group import RankFailed
 from gspo.distributed.run_layout import runs_ahead
 from gspo.loop import ending, recovery
-from gspo.loop.best import best_steps, why_stop
+from gspo.loop.best import best_steps, held_out_figure, why_stop
 from gspo.loop.callbacks import Callback, open_callbacks
 from gspo.loop.counters import Counters
 from gspo.loop.guards.alarms import LR_FACTOR, RULES, Alarms, Paused
@@ -159,7 +159,7 @@ class TrainingRun(ABC, Generic[P]):
 
     def _run(self) -> dict[str, Any]:
         if self.step == 0 and self.config.trainer.val_before_train and (metrics := self._evaluate()):
-            self._record_row(metrics)
+            self.alarms.restore(0, [{**self._record_row(metrics), "step": 0}])
         self._stop_early()  # a run that ended early, started again
         try:
             while self.step < self.total_steps and self.stop.signal is None:
@@ -208,7 +208,8 @@ class TrainingRun(ABC, Generic[P]):
         except PluginError:  # the step itself is whole
             self._save_unless_saved()
             raise
-        self._stop_early()
+        if held_out_figure(values, self.config.trainer.early_stop.metric) is not None:
+            self._stop_early()
         if self._save_is_due():
             self._begin_save()
 

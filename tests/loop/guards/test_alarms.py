@@ -14,6 +14,7 @@ from gspo.loop.guards.alarms import RULES, AlarmWatch
 from gspo.loop.run import run_program as run_train
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
+from tests.loop.runs import fit
 from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 HEALTHY = {
@@ -185,6 +186,19 @@ def test_pause_saves_stops_with_its_exit_code_and_goes_on_to_the_same_bits(tmp_p
     assert run_train(resolved, **given) == 0
     assert on_file(tmp_path / "paused") == [(2, "made", "pause")]
     assert final_state(tmp_path / "paused" / "run") == final_state(tmp_path / "warned" / "run")
+
+
+def test_a_run_and_its_continuation_judge_the_same_rows_from_the_evaluation_before_training_on(
+    tmp_path, model, monkeypatch
+):
+    judged: list[list[int]] = []
+    monkeypatch.setitem(RULES, "none", lambda history: judged.append([row["step"] for row in history]))
+    first = [[0], [0, 1], [0, 1, 2]]
+    fit(trainer(tmp_path, model, "trainer.val_before_train=true"), stop_after=2)
+    assert judged == first
+    judged.clear()
+    fit(trainer(tmp_path, model, "trainer.val_before_train=true"))
+    assert judged == [*first, [0, 1, 2, 3], [0, 1, 2, 3, 4]]
 
 
 def test_rollback_returns_once_with_half_the_rate_and_a_repeat_pauses(tmp_path, model, monkeypatch):
