@@ -9,7 +9,7 @@ import pytest
 from gspo.build.data.training_data import load_examples, load_prompts
 from gspo.data.rows import DataError
 from gspo.models.load import load_tokenizer
-from tests.support.small_run import config, make_model
+from tests.support.small_run import config
 
 CLASS = '''
 import json
@@ -37,11 +37,6 @@ class Doubled:
             "answer": str(row["a"]),
         }
 '''
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def settings(folder, model, *more: str):

@@ -31,11 +31,6 @@ def config(*overrides: str) -> TrainerConfig:
     return load(None, [f"{MODEL}.path=some/model", *overrides]).config
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 def sharding(section: str, **values: object) -> list[str]:
     return [f"{section}.fsdp_config.{name}={json.dumps(value)}" for name, value in values.items()]
 

@@ -12,12 +12,7 @@ from gspo.loop.trainer import Trainer
 from gspo.registry import PluginError
 from gspo.rewards import RewardError
 from gspo.runs.console import Console
-from tests.support.small_run import config, even_first_byte, make_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
+from tests.support.small_run import config, even_first_byte
 
 
 def open_trainer(folder, model, *overrides, reward=None):

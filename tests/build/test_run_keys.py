@@ -7,7 +7,6 @@ import io
 import json
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,11 +42,6 @@ CPU = torch.device("cpu")
 
 def config(*overrides: str) -> TrainerConfig:
     return load(None, [f"{MODEL}.path=some/model", *overrides]).config
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 def test_the_native_engine_has_its_keys():

@@ -295,11 +295,6 @@ def test_schedules_of_an_optimiser_section(section):
     assert schedule(*cosine, "lr_warmup_steps_ratio=0.1", "total_training_steps=60").warmup_steps == 6
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
-
-
 def optim(section: str, lr: float, decay: float) -> list[str]:
     words = {"lr": lr, "weight_decay": decay, "betas": "[0.5,0.6]", "eps": 1e-4, "fused": "false"}
     return [f"{section}.optim.{name}={value}" for name, value in words.items()]

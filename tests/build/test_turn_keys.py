@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from gspo.types import ScoredBatch, Turn
 from tests.equations.test_turn_credit import batch as batch_of_turns
 from tests.rollout.episodes.world import make_dialogue, make_tokenizer
 from tests.support.small_run import config as small_config
-from tests.support.small_run import even_first_byte, make_model
+from tests.support.small_run import even_first_byte
 
 ROLLOUT = "actor_rollout_ref.rollout"
 TURNS = f"{ROLLOUT}.multi_turn"
@@ -130,11 +129,6 @@ def test_a_teacher_adds_its_preference_with_its_weight():
     both = build_objective(config(*words, "algorithm.distill_weight=0.5"))
     added = both.with_advantages(batch).advantages - plain.with_advantages(batch).advantages
     assert added.tolist() == (-0.25 * batch.mask).tolist()
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.mark.parametrize(("key", "trained"), [("mask_malformed_turns", [0, 1, 1]), ("mask_truncated", [0, 0, 0])])

@@ -11,27 +11,13 @@ from gspo.checkpoint.resume import ResumeRefused
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from gspo.runs.folder import RunLocked
-from tests.loop.runs import rows
+from tests.loop.runs import rows, train
 from tests.support.small_run import config, even_first_byte, final_state, make_model
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
-
-
-def train(folder, model, *overrides, stop_after=None):
-    trainer = Trainer(config(folder, model, *overrides), reward_fn=even_first_byte, console=Console(enabled=False))
-    if stop_after is not None:
-        step = trainer.train_step
-
-        def stopping():
-            step()
-            if trainer.step >= stop_after:
-                trainer.stop.signal = 15
-
-        trainer.train_step = stopping
-    return trainer.fit()
 
 
 @pytest.fixture(scope="module")

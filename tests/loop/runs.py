@@ -20,16 +20,20 @@ def train(
     folder: Path, model: Path, *overrides: str, stop_after: int | None = None, reward: Any = even_first_byte
 ) -> dict:
     """Train to the end, or to a stop after a step; the result."""
-    t = trainer(folder, model, *overrides, reward=reward)
-    step = t.train_step
+    return fit(trainer(folder, model, *overrides, reward=reward), stop_after)
+
+
+def fit(trainer: Any, stop_after: int | None = None) -> dict:
+    """The result of a trainer that goes to its end, or to a stop after a step."""
+    step = trainer.train_step
 
     def stopping() -> None:
         step()
-        if stop_after is not None and t.step >= stop_after:
-            t.stop.signal = 15
+        if stop_after is not None and trainer.step >= stop_after:
+            trainer.stop.signal = 15
 
-    t.train_step = stopping
-    return t.fit()
+    trainer.train_step = stopping
+    return trainer.fit()
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from gspo.config import load_supervised
 from gspo.loop.supervised import SupervisedTrainer
 from gspo.runs.console import Console
+from tests.loop.runs import fit
 
 SMALL = (
     "trainer.experiment_name=run",
@@ -31,13 +32,4 @@ def trainer(folder: Path, model: Path, *overrides: str, **options: Any) -> Super
 
 def train(folder: Path, model: Path, *overrides: str, stop_after: int | None = None, **options: Any) -> dict[str, Any]:
     """Train to the end, or to a stop after a step; the result."""
-    t = trainer(folder, model, *overrides, **options)
-    step = t.train_step
-
-    def stopping() -> None:
-        step()
-        if stop_after is not None and t.step >= stop_after:
-            t.stop.signal = 15
-
-    t.train_step = stopping
-    return t.fit()
+    return fit(trainer(folder, model, *overrides, **options), stop_after)

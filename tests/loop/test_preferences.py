@@ -15,6 +15,7 @@ from gspo.loop.preferences import RewardModelTrainer
 from gspo.models.load import load_reward_model
 from gspo.runs.console import Console
 from gspo.runs.group_log import write_records
+from tests.loop.runs import fit
 from tests.loop.supervised_runs import SMALL
 from tests.support.small_run import final_state, make_model
 
@@ -47,15 +48,7 @@ def train(folder: Path, data: Path, model: Path, stop_after: int | None = None) 
     trainer = RewardModelTrainer(
         load_supervised(None, [*words, *SMALL]), out=folder / "scores", console=Console(enabled=False)
     )
-    step = trainer.train_step
-
-    def stopping() -> None:
-        step()
-        if stop_after is not None and trainer.step >= stop_after:
-            trainer.stop.signal = 15
-
-    trainer.train_step = stopping
-    return trainer.fit()
+    return fit(trainer, stop_after)
 
 
 def test_it_trains_on_a_run_and_a_stopped_one_goes_on_to_the_same_bits(tmp_path: Path) -> None:

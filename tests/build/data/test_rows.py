@@ -13,12 +13,7 @@ from gspo.data.columns import Columns
 from gspo.loop.supervised import SupervisedTrainer
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
-from tests.support.small_run import config, even_first_byte, make_model
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("model"))
+from tests.support.small_run import config, even_first_byte
 
 
 @pytest.fixture
