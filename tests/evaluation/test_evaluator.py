@@ -165,3 +165,21 @@ def test_every_question_is_asked_once_with_randomness_of_its_own(batch_size):
     assert [g.prompt.uid for g in evaluation.groups] == [p.uid for p in prompts]
     assert {g.version for g in evaluation.groups} == {3}
     assert evaluation.accuracy == pytest.approx(0.1)
+
+
+def test_failed_rewards_are_counted_and_the_first_is_named():
+    broken = [Rollout((1,), (0.0,), (1,), (0,), "stop", "x", None, text) for text in ("it broke", "later")]
+    fine = group("a", [("4", 1.0), ("5", 0.0)])
+    assert summarise([fine]).problem() is None
+    some = Group(Prompt("b", (), (1,), "a"), (*fine.rollouts, *broken), 0, 0)
+    assert summarise([fine, some]).problem() == (
+        "2 of 6 rewards of the evaluation failed and its accuracy leaves them out; the first: it broke"
+    )
+
+
+def test_the_length_of_an_answer_counts_the_tokens_of_the_model_alone():
+    masks = (1, 1, 1, 1), (0, 1, 0, 0)
+    rollouts = tuple(Rollout((1,) * 4, (0.0,) * 4, mask, (0,) * 4, "stop", "x", Reward(1.0, 1.0)) for mask in masks)
+    found = summarise([Group(Prompt("a", (), (1,), "task"), rollouts, 0, 0)])
+    assert found.metrics["val-aux/task/response_length/mean"].result() == 2.5
+    assert [r["num_tokens"] for r in found.records()[0]["responses"]] == [4, 1]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.rewards.compose import Grader, Overlong, as_specs, build_grading, manage
+from gspo.rewards.compose import Grader, Overlong, RewardScale, as_specs, build_grading, manage
 from gspo.rewards.functions import Response, RewardSpec, wrap_function
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.shaping import format_reward, length_penalty, overlong_penalty, repetition_penalty
@@ -116,6 +116,26 @@ def test_overlong_penalty_of_dapo(length: int, penalty: float) -> None:
     assert managed.extra == {"overlong_reward": 2 * penalty, "overlong": float(penalty < 0)}
     quiet = manage(Reward(1.0, acc=0.0), length, "dapo", Overlong(16, 4, factor=2.0))
     assert quiet == Reward(1.0 + 2 * penalty, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("scale", "scores"),
+    [
+        (RewardScale(), (-3.0, 0.5, 3.0)),
+        (RewardScale(scale=2.0, bias=0.5), (-5.0, 2.0, 7.0)),
+        (RewardScale(scale=2.0, bias=0.5, clip=4.0), (-4.0, 2.0, 4.0)),
+        (RewardScale(scale=-1.0, clip=1.0), (1.0, -0.5, -1.0)),
+    ],
+)
+def test_a_score_is_shifted_then_scaled_then_clipped_and_the_rest_of_the_reward_stays(scale, scores) -> None:
+    for before, after in zip((-3.0, 0.5, 3.0), scores, strict=True):
+        assert scale.apply(Reward(before, 1.0, {"x": 3.0}, noise=0.25)) == Reward(after, 1.0, {"x": 3.0}, noise=0.25)
+
+
+def test_settings_of_the_default_reward_go_to_the_built_in_that_they_name() -> None:
+    spec = RewardSpec("default", weight=0.5, kwargs={"format": {"tags": ("a",)}, "exact": {}})
+    form = Prompt("row", (), (), "format", None)
+    assert Grader([spec]).grade(form, [Response("<a>x</a>")]) == [Reward(0.5, None, {"reward/format": 1.0})]
 
 
 def test_overlong_buffer_must_fit() -> None:

@@ -17,8 +17,8 @@ PROMPT = Prompt("row", (), (), "nothing", "5")
 class Fixed:
     """A scorer that gives the n-th response of every group the n-th outcome."""
 
-    def __init__(self, *outcomes: Reward | str) -> None:
-        self.outcomes, self.groups = outcomes, []
+    def __init__(self, *outcomes: Reward | str, budget: str | None = None) -> None:
+        self.outcomes, self.groups, self.budget, self.is_closed = outcomes, [], budget, False
 
     def submit(self, group: Group) -> None:
         self.groups.append(group)
@@ -31,9 +31,10 @@ class Fixed:
         return {"judge/calls": Metric("sum", 1.0)}
 
     def over_budget(self) -> str | None:
-        return None
+        return self.budget
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.is_closed = True
 
 
 def _with(rollout: Rollout, outcome: Reward | str) -> Rollout:
@@ -80,6 +81,53 @@ def test_disagreement_counts_verdicts_or_the_order_of_pairs() -> None:
     assert found["judge/disagreement"] == 0.5  # the second and the last
     assert found["reward_model/disagreement"] == 0.5 / 4  # one tie in four pairs
     assert "judge/disagreement" not in scorer.observe()
+
+
+def test_the_first_accuracy_counts_and_parts_of_functions_keep_their_names() -> None:
+    own = {"reward/format": 0.5, "reward/math": 1.0, "answered": 1.0}
+    rule = Part("functions", Fixed(Reward(2.0, acc=None, extra=own)), -1.0)
+    judge = Part("judge", Fixed(Reward(0.5, acc=0.0, noise=0.25)), -2.0, "judge")
+    second = Part("judge", Fixed(Reward(0.75, acc=1.0, noise=0.5)), 1.0, "judge")
+    (done,), _ = mixed(rule, judge, second)
+    parts = {"reward/judge": 0.5, "reward/judge_2": 0.75}
+    assert done.reward == Reward(-2.25, acc=0.0, extra={**own, **parts}, noise=1.0)
+
+
+def test_groups_are_collected_in_order_as_many_as_asked_for() -> None:
+    scorer = MixedScorer([Part("a", Fixed(Reward(1.0))), Part("b", Fixed(Reward(2.0)))])
+    prompts = [Prompt(name, (), (), "nothing", "5") for name in ("first", "second", "third")]
+    for prompt in prompts:
+        scorer.submit(Group(prompt, group(1).rollouts, 0, 0))
+    done = [*scorer.collect(2), *scorer.collect()]
+    assert [g.prompt.uid for g in done] == ["first", "second", "third"] and scorer.collect() == []
+    assert [r.reward.score for g in done for r in g.rollouts if r.reward is not None] == [3.0] * 3
+
+
+def test_disagreement_leaves_out_missing_opinions_and_survives_a_restart() -> None:
+    rule = Part("rule", Fixed(Reward(1.0, acc=1.0), "broken", Reward(1.0), Reward(1.0, acc=1.0)))
+    judge = Part("judge", Fixed(Reward(0.0), Reward(0.0), Reward(0.0), "no answer"), 0.0, "judge")
+    _, scorer = mixed(rule, judge, n=4)
+    resumed = MixedScorer([rule, judge])
+    resumed.load_state_dict(scorer.state_dict())
+    resumed.submit(group(4))
+    resumed.collect()
+    assert resumed.observe()["judge/disagreement"] == Metric.mean(2.0, 2)
+
+
+def test_without_a_rule_nothing_disagrees() -> None:
+    _, scorer = mixed(
+        Part("judge", Fixed(Reward(0.0, acc=0.0)), 1.0, "judge"), Part("m", Fixed(Reward(1.0)), 1.0, "model")
+    )
+    assert set(scorer.observe()) == {"judge/calls"}
+
+
+def test_the_first_part_over_its_budget_ends_the_run_and_all_parts_are_closed() -> None:
+    parts = [Fixed(), Fixed(budget="the first is spent"), Fixed(budget="the second is spent")]
+    scorer = MixedScorer([Part(str(i), part) for i, part in enumerate(parts)])
+    assert scorer.over_budget() == "the first is spent"
+    assert MixedScorer([Part("a", parts[0])]).over_budget() is None
+    scorer.close()
+    assert all(part.is_closed for part in parts)
 
 
 def test_wrong_verdicts_and_wrong_order() -> None:

@@ -46,6 +46,22 @@ def test_a_function_that_is_set_adds_to_the_last_turn() -> None:
     assert both.reward.score == 1.25 and both.reward.acc == 1.0 and both.reward.extra == {"depth": 2.0}
 
 
+def test_groups_are_collected_in_order_as_many_as_asked_for() -> None:
+    rewarded, graded = rollout(0.25), rollout(None)
+    scorer = TurnScorer(make_scorer("exact"), adds_function=False)
+    for uid, truth, member in (("a", "7", graded), ("b", "7", rewarded), ("c", "8", graded), ("d", "7", graded)):
+        scorer.submit(Group(Prompt(uid, (), (1,), "calculator", truth), (member,), 0, 0))
+    done = [*scorer.collect(2), *scorer.collect(1), *scorer.collect()]
+    found = [(g.prompt.uid, r.reward.score) for g in done for r in g.rollouts if r.reward is not None]
+    assert found == [("a", 1.0), ("b", 0.25), ("c", 0.0), ("d", 1.0)]
+
+
+def test_a_function_that_fails_on_a_rewarded_rollout_leaves_no_reward() -> None:
+    prompt = Prompt("p", (), (1,), "no such source", "7")
+    (done,) = score(Group(prompt, (rollout(0.5),), 0, 0), adds=True)
+    assert done.reward is None and "no such source" in str(done.failure)
+
+
 @pytest.mark.parametrize("adds", [False, True])
 def test_a_failed_environment_is_a_missing_reward(adds: bool) -> None:
     prompt = Prompt("p", (), (1,), "calculator", "7")
