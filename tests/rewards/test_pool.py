@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,8 +22,10 @@ import pytest
 from gspo.plugins import import_plugins
 from gspo.rewards import Overlong, RewardError, builtin, dry_run, make_scorer
 from gspo.rewards.compose import as_specs
+from gspo.rewards.pool.frames import MAX_FRAME, Channel, pack, receive
+from gspo.rewards.pool.growth import WorkerLimit
 from gspo.rewards.pool.worker_pool import WorkerPool
-from gspo.rewards.pool.workers import ForkedWorkers
+from gspo.rewards.pool.workers import ForkedWorkers, Worker, WorkerSource
 from gspo.rewards.scoring import PoolScorer
 from gspo.types import Group, Prompt, Rollout
 from tests.faults.faulty_rewards import NONSENSE
@@ -86,17 +92,75 @@ def test_the_memory_limit_is_a_failure_of_that_response_alone(scorer: PoolScorer
 def test_hung_rewards_are_killed_with_their_stack_and_capacity_recovers() -> None:
     scorer = make_pool(timeout=1.0)
     server = server_pid(scorer)
-    rollouts = score_all(scorer, ["spin", "sleep"] * 12)
+    scorer.submit(make_group(["spin", "sleep"] * 12))
+    wait_until(lambda: len(processes_of_session(server)) > 8)  # with two workers, 24 hung jobs take 12 deadlines
+    rollouts = list(scorer.collect()[0].rollouts)
     assert scores(rollouts) == [None] * 24
     assert all("no result within 1 s" in (r.failure or "") for r in rollouts)
     assert "faulty_rewards.py" in (rollouts[0].failure or "")
-    pool = scorer.start()
-    assert pool.counts.timeouts == 24
-    assert pool.counts.started > 4, "the pool did not grow: 24 hung jobs would take 12 deadlines"
+    assert scorer.start().counts.timeouts == 24
     assert scores(score_all(scorer, ["abc"] * 8)) == [3] * 8
     wait_until(lambda: len(processes_of_session(server)) <= 3)  # the server and two workers
     scorer.close()
     assert processes_of_session(server) == []
+
+
+def test_the_limit_grows_fourfold_whenever_nobody_finished_for_an_eighth_of_the_deadline(monkeypatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("gspo.rewards.pool.growth.time.monotonic", lambda: now[0])
+    limit = WorkerLimit(2, 20, timeout=8.0)
+    assert limit.next_growth([100.5, 100.2]) == 101.5  # of the worker that began last
+    seen = []
+    for now[0], starts in ((101.4, [100, 100.5]), (101.5, [100, 100.5]), (102.4, [101.5] * 8), (102.5, [101.5] * 8)):
+        seen.append((limit.grow_if_stuck(starts), limit.now))
+    assert seen == [(False, 2), (True, 8), (False, 8), (True, 20)]
+    limit.note_done()
+    now[0] = 103.4
+    assert not limit.grow_if_stuck([101.5] * 8)
+    limit.shrink()
+    assert limit.now == 2
+    assert WorkerLimit(4, 2, timeout=8.0).most == 4
+
+
+class TalkativeWorkers(WorkerSource):
+    """Workers that answer each job with their number, and then once more: in the same message, or a while later."""
+
+    def __init__(self, at_once: bool) -> None:
+        self.info, self._at_once = None, at_once
+        self.num_started, self.num_stopped = 0, 0
+
+    def start(self, num_workers: int) -> list[Worker]:
+        ours, theirs = socket.socketpair()
+        self.num_started += 1
+        threading.Thread(target=self._run, args=(theirs, self.num_started), daemon=True).start()
+        return [Worker(Channel(ours))]
+
+    def _run(self, sock: socket.socket, number: int) -> None:
+        answers = [pack(b'{"result": %d}' % result) for result in (number, -1)]
+        with sock, contextlib.suppress(EOFError, OSError):
+            receive(sock)
+            for part in [b"".join(answers)] if self._at_once else answers:
+                sock.sendall(part)
+                time.sleep(0.05)
+            receive(sock)
+
+    def stop(self, worker: Worker) -> str:
+        worker.channel.sock.close()
+        self.num_stopped += 1
+        return "stopped"
+
+    def stack(self, worker: Worker) -> str:
+        return ""
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_worker_that_answers_twice_is_replaced_and_its_second_answer_used_for_no_job(at_once: bool) -> None:
+    source = TalkativeWorkers(at_once)
+    pool = WorkerPool(source, num_workers=1, timeout=30.0)
+    for number in (1, 2, 3):
+        assert pool.submit(None).result(30) == number
+        wait_until(lambda: source.num_stopped == source.num_started)
+    pool.close()
 
 
 def test_healthy_jobs_do_not_make_the_pool_grow() -> None:
@@ -327,6 +391,36 @@ def test_composition_manager_and_shaping_reach_the_reward() -> None:
     assert group.rollouts[1].reward is not None and group.rollouts[1].reward.acc == 1.0
     with pytest.raises(RewardError, match="reward_manager=dapo"):
         make_scorer("exact", overlong=Overlong(4, 2))
+
+
+@pytest.mark.parametrize("named", [None, "code"])
+def test_a_test_of_code_has_half_the_time_of_its_job_unless_its_settings_say_otherwise(named, monkeypatch) -> None:
+    """A program that hangs is then graded as wrong before the job itself reaches its deadline."""
+
+    def grader(prompt: Prompt, response: str, *, timeout: float, level: int, allow_unsandboxed: bool) -> float:
+        return timeout + 100 * level + 1000 * allow_unsandboxed
+
+    monkeypatch.setattr(builtin.REWARDS, "_items", {})
+    builtin.reward("code", cheap=True)(grader)
+    group = make_group(["program"])
+    group = dataclasses.replace(group, prompt=dataclasses.replace(group.prompt, data_source="code"))
+    own = {"timeout": 3.0} if named else {"code": {"timeout": 3.0}}
+    for reward, expected in ((named, 1202.0), ({"name": named or "default", "kwargs": own}, 1203.0)):
+        scorer = make_scorer(reward, timeout=4.0, sandbox_level=2, allow_unsandboxed_code=True)
+        scorer.submit(group)
+        assert scores(list(scorer.collect()[0].rollouts)) == [expected]
+
+
+def test_a_message_that_announces_too_many_bytes_is_refused_before_they_are_read() -> None:
+    for size, is_refused in ((MAX_FRAME, False), (MAX_FRAME + 1, True)):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.sendall(struct.pack("!I", size) + b"x")
+            if is_refused:
+                with pytest.raises(ValueError, match=f"a message of {size} bytes was announced"):
+                    Channel(ours).read()
+            else:
+                assert Channel(ours).read() is None
 
 
 def test_dry_run_gives_the_reward_or_the_reason(scorer: PoolScorer) -> None:

@@ -17,6 +17,7 @@ from gspo.runs.console import Console
 from tests.loop.runs import fit
 from tests.support.small_run import config, even_first_byte, final_state, make_model
 
+REWARD, HELD_OUT = "critic/score_all/mean", "val-core/a/acc/mean@1"
 HEALTHY = {
     "actor/pg_loss": 0.01,
     "actor/grad_norm": 0.3,
@@ -97,6 +98,42 @@ def test_each_rule_goes_off_for_its_cause_alone_and_once(name):
     start = {"val-core/a/acc/mean@1": 0.5}
     seen = names(start, {}, {}, CAUSES[name], CAUSES[name], {}, CAUSES[name])
     assert seen[:3] == [[], [], []] and seen[3] == [name] and seen[4] == [] and seen[6] == [name]
+
+
+MARGINS = [  # rules that read two metrics: rows on the quiet side of the second one's limit, and beyond it
+    ("clip_fraction", {"actor/pg_clipfrac": 0.9}, {"actor/pg_clipfrac": 0.9, "actor/pg_clipfrac_later": None}),
+    ("entropy_collapse", {"actor/entropy": 0.029, REWARD: 0.46}, {"actor/entropy": 0.029, REWARD: 0.44}),
+    ("gibberish", {"actor/entropy": 1.79, REWARD: 0.2}, {"actor/entropy": 1.81, REWARD: 0.2}),
+    ("gibberish", {"actor/entropy": 1.81, REWARD: 0.36}, {"actor/entropy": 1.81, REWARD: 0.34}),
+    ("no_gradient", {"critic/advantages/max": 0.0}, {"critic/advantages/min": 0.0, "critic/advantages/max": 0.0}),
+    ("reward_hacking", {REWARD: 0.9, HELD_OUT: 0.46}, {REWARD: 0.9, HELD_OUT: 0.44}),
+    ("reward_hacking", {REWARD: 0.44, HELD_OUT: 0.3}, {REWARD: 0.46, HELD_OUT: 0.3}),
+    ("judge_disagreement", {"judge/disagreement": 0.24}, {"judge/disagreement": 0.26}),
+    ("judge_disagreement", {"reward_model/disagreement": 0.34}, {"reward_model/disagreement": 0.36}),
+]
+
+
+@pytest.mark.parametrize(("name", "quiet", "loud"), MARGINS)
+def test_each_rule_keeps_its_margin(name, quiet, loud):
+    start = [{HELD_OUT: 0.5, "reward_model/disagreement": 0.2}] * 3
+    assert names(*start, {"critic/advantages/min": -1.0, **quiet}) == [[]] * 4
+    assert names(*start, {"critic/advantages/min": -1.0, **loud}) == [[]] * 3 + [[name]]
+
+
+def test_what_is_normal_is_the_mean_of_the_first_three_rows():
+    lengths = [{"response_length/mean": value} for value in (10.0, 20.0, 60.0)]
+    assert names(*lengths, {"response_length/mean": 7.4})[3] == ["length_collapse"]
+    assert names(*lengths, {"response_length/mean": 7.6})[3] == []
+
+
+def test_answers_that_were_cut_from_the_start_are_no_news():
+    for share, expected in ((0.25, ["answers_cut"]), (0.26, [])):
+        assert names(*[{"response_length/clip_ratio": share}] * 3, {"response_length/clip_ratio": 0.9})[3] == expected
+
+
+def test_a_loss_that_stands_still_once_does_not_rise_every_step():
+    still = [{"actor/pg_loss": 0.01 * max(i, 1)} for i in range(11)]
+    assert [i for i, seen in enumerate(names(*still)) if seen] == [10]
 
 
 def test_a_loss_that_rises_step_after_step():

@@ -35,6 +35,11 @@ class Channel:
         self.outgoing = b""
         self._incoming = bytearray()
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the last read got bytes beyond its message."""
+        return bool(self._incoming)
+
     def write(self) -> None:
         """Send as much of `outgoing` as the socket accepts now; OSError when the other side is gone."""
         with contextlib.suppress(BlockingIOError):

@@ -211,8 +211,8 @@ class WorkerPool:
             return
         job, worker.job = worker.job, None
         self.limit.note_done()
-        # A priority cannot be raised again, and a worker that answers without a job is broken.
-        if worker.low_priority or job is None:
+        # A priority cannot be raised again, and a worker that answers more than it was asked is broken.
+        if worker.low_priority or job is None or worker.channel.has_more:
             self._drop(worker)
         if job is None:
             return
