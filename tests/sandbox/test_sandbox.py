@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import select
 import signal
@@ -19,6 +20,7 @@ from gspo.processes import children_of
 from gspo.sandbox import Sandbox, SandboxError, examine_level, levels, measure_speed
 from gspo.sandbox.fork_server import ServerHandle
 from gspo.sandbox.levels import LevelReport
+from gspo.sandbox.result import RunResult
 
 WALL = 60.0
 
@@ -69,6 +71,13 @@ def test_flooding_output_is_cut_and_ended(box: Sandbox):
 def test_flooding_stderr_is_cut(box: Sandbox):
     result = box.run("import sys\nsys.stderr.write('x' * 1000000)\nprint('ok')", wall=WALL)
     assert result.stderr_truncated and len(result.stderr) == 64 << 10 and result.ok
+
+
+def test_only_a_whole_output_and_exit_code_0_before_the_deadline_are_ok():
+    good = RunResult(0, None, b"x", b"", False, False, False, 0.1)
+    assert good.ok and dataclasses.replace(good, stderr_truncated=True).ok
+    for other in ({"exit_code": 1}, {"exit_code": None, "signal": 9}, {"stdout_truncated": True}, {"timed_out": True}):
+        assert not dataclasses.replace(good, **other).ok, other
 
 
 def test_memory_is_limited(box: Sandbox):

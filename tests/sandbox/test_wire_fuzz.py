@@ -51,6 +51,8 @@ def test_any_json_is_plain_data_or_refused(data: object):
 @given(st.none() | lines | tagged.map(lambda v: json.dumps({"ok": v}).encode()), st.booleans())
 @example(b'{"ok": ["r", 0]}', False)
 @example(b'["ok"]', False)
+@example(b'{"error": ["ValueError", "no"]}', False)
+@example(b"{}", True)
 def test_any_reply_of_a_program_is_a_result(line: bytes | None, timed_out: bool):
     got = _read_reply(line, timed_out)
     assert got.ok == (got.error == "")
