@@ -54,6 +54,7 @@ def test_a_run_leaves_metrics_checkpoints_and_a_result(whole, model):
     result = json.loads((run / "result.json").read_text())
     assert (result["steps"], result["num_examples"], result["skipped_steps"]) == (4, 64, 0)
     assert result["start_val_loss"] == steps[0]["val/loss"] and result["val_loss"] == steps[4]["val/loss"]
+    assert result["first_loss"] == result["last_loss"] == sum(row["train/loss"] for row in steps[1:]) / 4
     assert result["out"] == str(run / "checkpoints" / "step-000004")
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-000003", "step-000004"]
     assert load_model(result["out"]).config.hidden_size == 32

@@ -152,3 +152,24 @@ def test_a_decoder_without_a_score_is_no_reward_model(tmp_path: Path) -> None:
 def test_equal_scores_are_not_in_the_right_order():
     found = preference_metrics("val", torch.tensor([1.0, 2.0, -1.0]), torch.tensor([1.0, -1.0, 0.5]))
     assert found["val/accuracy"].result() == pytest.approx(1 / 3)
+
+
+def test_metrics_of_pairs_by_hand():
+    found = preference_metrics("val", torch.tensor([1.0, 2.0, -1.0]), torch.tensor([1.0, -1.0, 0.5]))
+    assert found["val/margin"].result() == pytest.approx((0.0 + 3.0 - 1.5) / 3)
+    assert found["val/sign_accuracy"].result() == pytest.approx((0.5 + 1.0 + 0.0) / 3)  # chosen above 0, rejected below
+    losses = (0.693147 + 0.04, 0.048587 + 0.01, 1.701413 + 0.0025)  # -log σ of the margin, and 0.01 of the squared sum
+    assert found["val/loss"].result() == pytest.approx(sum(losses) / 3, abs=1e-5)
+    assert set(found) == {"val/margin", "val/sign_accuracy", "val/loss", "val/accuracy"}
+
+
+def test_held_out_pairs_are_scored_in_their_order():
+    texts = make_texts()
+    pairs = [Pair(str(i), texts[2 * i], texts[2 * i + 1]) for i in range(3)]
+    reward_model = classifier()
+    optimizer = MasterOptimizer(reward_model.named_parameters(), lr=1e-3, weight_decay=0.0, grad_clip=1.0)
+    trained = TrainedRewardModel(reward_model, optimizer, Schedule(1e-3), RewardModelSettings(50))
+    metrics, scores = trained.evaluate(pairs)
+    expected = by_transformers(classifier(), texts)[:6].detach().view(3, 2)
+    torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
+    assert metrics["val/margin"].result() == pytest.approx(float((expected[:, 0] - expected[:, 1]).mean()), abs=1e-5)
