@@ -83,6 +83,17 @@ def test_group_estimators(name, use_std, seed):
         assert advantages[i].tolist() == pytest.approx(expected, rel=1e-12, abs=1e-14)
 
 
+def test_the_deviation_of_the_batch_is_that_of_all_its_scores():
+    rows = Rows(4)
+    rewards, mask, ids = rows.tensors()
+    advantages, _ = compute_advantage("grpo", rewards, mask, ids, std_level="batch")
+    for i, length in enumerate(rows.lengths):
+        alone = len(rows.members(i)) == 1
+        centred = by_hand("dr_grpo", rows, i, False)
+        expected = centred if alone else centred / (stdev(rows.scores) + 1e-6)
+        assert advantages[i, :length].tolist() == pytest.approx([expected] * length, rel=1e-12)
+
+
 def whiten_by_hand(values: list[list[float]]) -> list[list[float]]:
     flat = [v for row in values for v in row]
     centre, scale = mean(flat), math.sqrt(variance(flat) + 1e-8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
@@ -133,3 +134,5 @@ def test_the_gpg_advantage_is_scaled_by_the_share_of_rewards():
     inputs = AdvantageInputs(rewards, torch.ones(4, 2, dtype=torch.bool), torch.tensor([0, 0, 1, 1]))
     advantages, _ = ADVANTAGE_ESTIMATORS.get("gpg")(inputs)
     assert advantages[:, 0].tolist() == pytest.approx([4 / 3 * 0.5, -4 / 3 * 0.5, 4 / 3, -4 / 3])
+    signed, _ = ADVANTAGE_ESTIMATORS.get("gpg")(dataclasses.replace(inputs, rewards=-rewards))
+    assert torch.equal(signed, -advantages)  # a reward below 0 is one, too
