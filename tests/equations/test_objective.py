@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
+from statistics import mean, variance
 
 import pytest
 import torch
@@ -99,9 +102,28 @@ def test_advantages_come_from_the_scores_of_each_group_and_weights_scale_them():
     torch.testing.assert_close(weighted.returns, got.returns)
 
 
+def test_weights_scale_advantages_that_are_whitened_already():
+    """Whitening weighted advantages would divide the weights out again."""
+    weights = torch.tensor([1.0, 1.0, 3.0, 3.0], dtype=torch.float64)
+    by_token = [0.5] * 3 + [-0.5] + [-0.25] * 2 + [0.25] * 3
+    centre, spread = mean(by_token), math.sqrt(variance(by_token) + 1e-8)
+    by_row = (torch.tensor([0.5, -0.5, -0.25, 0.25], dtype=torch.float64) - centre) / spread
+    got = dataclasses.replace(objective(), normalize=True).with_advantages(batch(), weights)
+    torch.testing.assert_close(got.advantages, (by_row * weights)[:, None] * batch().mask)
+
+
 def test_the_reward_lies_on_the_last_token_of_each_response():
     got = objective(estimator="reinforce_plus_plus", gamma=0.5).with_advantages(batch())
     wanted = [[0.25, 0.5, 1.0], [0.0, 0.0, 0.0], [0.125, 0.25, 0.0], [0.1875, 0.375, 0.75]]
+    torch.testing.assert_close(got.returns, torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_a_kl_penalty_is_charged_once_to_the_token_that_causes_it():
+    """The score of a response has its penalties in it, so the rewards of its tokens add up to the score."""
+    kl = torch.tensor([[0.1, 0.2, 0.3], [0.5, 0.0, 0.0], [0.25, 0.25, 0.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    charged = dataclasses.replace(batch(), kl_penalties=kl)
+    got = objective(estimator="reinforce_plus_plus", gamma=1.0).with_advantages(charged)
+    wanted = [[1.0, 1.1, 1.3], [0.0, 0.0, 0.0], [0.25, 0.5, 0.0], [0.75, 0.75, 0.75]]
     torch.testing.assert_close(got.returns, torch.tensor(wanted, dtype=torch.float64))
 
 
