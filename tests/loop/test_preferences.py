@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from gspo.build.data.given import Inputs
+from gspo.build.supervised.preferences import build_preferences
 from gspo.config import load_supervised
+from gspo.data.rows import DataError
 from gspo.loop import ending
 from gspo.loop.preferences import RewardModelTrainer
 from gspo.models.load import load_reward_model
@@ -64,3 +67,17 @@ def test_it_trains_on_a_run_and_a_stopped_one_goes_on_to_the_same_bits(tmp_path:
     assert not (tmp_path / "stopped" / "scores").exists()
     train(tmp_path / "stopped", data, model)
     assert final_state(tmp_path / "stopped" / "run") == final_state(tmp_path / "whole" / "run")
+
+
+def test_a_pair_is_left_out_where_either_answer_is_too_long(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    question = {"prompt": "1+1="}
+    pairs = [("2", "3"), ("2", "3" * 40), ("2" * 40, "3")]
+    rows = [{**question, "chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]
+    words = (f"actor_rollout_ref.model.path={model}", "data.max_length=30")
+    config = load_supervised(None, [*SMALL, *words]).config
+    parts = build_preferences(config, Inputs(train_dataset=rows, val_dataset=rows[:1]))
+    assert len(parts.order.examples) == 1 and len(parts.held_out) == 1
+    assert "2 train pairs are longer than data.max_length=30 tokens and are left out" in parts.notes
+    with pytest.raises(DataError, match="all 2 train pairs are longer; raise it"):
+        build_preferences(config, Inputs(train_dataset=rows[1:], val_dataset=rows[:1]))

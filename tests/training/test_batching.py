@@ -15,7 +15,7 @@ from gspo.training.batch.batching import (
     split_by_tokens,
     split_packed,
 )
-from gspo.types import Group, Prompt, Reward, Rollout
+from gspo.types import Group, Prompt, Reward, Rollout, Turn
 
 
 def rollout(size: int, mask: tuple[int, ...], score: float) -> Rollout:
@@ -109,3 +109,38 @@ def test_a_response_that_was_cut_is_not_trained_on_where_the_config_says_so():
     masked = collate([group], mask_truncated=True)
     assert masked.mask.tolist() == [[1, 0, 1], [0, 0, 0]]
     assert masked.scores.tolist() == [1.0, 0.0]  # its reward still counts in the group's mean
+
+
+def test_branches_of_a_response_that_was_cut_are_not_trained_on_either():
+    branch = Rollout((7, 8), (-1.0,) * 2, (1, 1), (0,) * 2, "stop", context=(5, 6))
+    cut = Rollout((4, 5), (-1.0,) * 2, (1, 1), (0,) * 2, "length", reward=Reward(0.5), branches=(branch,))
+    group = Group(Prompt("p", (), (9,)), (cut,), 0, 0)
+    assert collate([group]).mask.tolist() == [[1, 1], [1, 1]]
+    masked = collate([group], mask_truncated=True)
+    assert masked.mask.tolist() == [[0, 0], [0, 0]]
+    assert masked.prompt_ids == [(9,), (5, 6)] and masked.scores.tolist() == [0.5, 0.5]
+
+
+def test_a_kl_penalty_is_charged_to_the_last_turn_of_its_own_rollout():
+    def of(*turns: float) -> Rollout:
+        size = len(turns)
+        reward = Reward(sum(turns), turns=turns, kl_penalty=0.25)
+        parts = tuple(Turn(i, i + 1, "x", reward) for i, reward in enumerate(turns))
+        return Rollout((4,) * size, (-1.0,) * size, (1,) * size, (0,) * size, "stop", "", reward, None, parts)
+
+    batch = collate([Group(Prompt("p", (), (9,)), (of(1.0, 2.0, 3.0), of(5.0)), 0, 0)])
+    assert batch.turn_rewards is not None and batch.turn_ids is not None
+    assert batch.turn_rewards.tolist() == [[1.0, 2.0, 2.75], [4.75, 0.0, 0.0]]
+    assert batch.turn_ids.tolist() == [[0, 1, 2], [0, -1, -1]]
+
+
+def test_penalties_of_tokens_are_kept_by_token_and_a_sum_lies_on_the_last():
+    by_token = Reward(1.0, kl_penalty=0.75, kl_by_token=(0.5, 0.25, 0.0))
+    rollouts = tuple(
+        Rollout((4,) * size, (-1.0,) * size, (1,) * size, (0,) * size, "stop", reward=reward)
+        for size, reward in ((3, by_token), (2, Reward(1.0, kl_penalty=0.5)), (1, Reward(1.0)))
+    )
+    batch = collate([Group(Prompt("p", (), (9,)), rollouts, 0, 0)])
+    assert batch.kl_penalties is not None
+    assert batch.kl_penalties.tolist() == [[0.5, 0.25, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
+    assert collate([Group(Prompt("p", (), (9,)), rollouts[2:], 0, 0)]).kl_penalties is None
