@@ -70,7 +70,8 @@ class Turn:
 
     `reward` is what the environment gave for it, None if nothing. `num_errors` counts the tool calls that failed;
     `malformed` says that the text had a tool call which could not be read. `num_cut` counts messages of the observation
-    that were too long and cut. `metrics` are the environment's.
+    that were too long and cut. `metrics` are the environment's. `truncated` says that the answer to an agent's request
+    ended at its length limit.
     """
 
     start: int
@@ -83,6 +84,7 @@ class Turn:
     observation: str = ""
     num_cut: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

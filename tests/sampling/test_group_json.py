@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.sampling.group_json import pack_group, pack_request, unpack_group, unpack_request
-from gspo.types import Group, Prompt, Reward, Rollout
+from gspo.types import Group, Prompt, Reward, Rollout, Turn
 
 PROMPT = Prompt("a/1", (), (1, 2))
 PARAMS = SamplingParams(max_tokens=9, temperature=0.5)
@@ -25,10 +25,20 @@ rewards = st.none() | st.builds(
     noise=floats,
     notes=st.just({}) | st.just({"judge": {"verdict": "right", "reason": "so", "tokens": 3}}),
 )
+turns = st.builds(
+    Turn,
+    st.integers(0, 3),
+    st.integers(0, 6),
+    reward=st.none() | floats,
+    num_calls=st.integers(0, 2),
+    malformed=st.booleans(),
+    observation=st.text(max_size=3),
+    truncated=st.booleans(),
+)
 
 
 @st.composite
-def rollouts(draw: st.DrawFn) -> Rollout:
+def rollouts(draw: st.DrawFn, with_branches: bool = True) -> Rollout:
     size = draw(st.integers(0, 6))
     of = lambda strategy: tuple(draw(st.lists(strategy, min_size=size, max_size=size)))  # noqa: E731
     return Rollout(
@@ -40,6 +50,9 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         text=draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=10)),
         reward=draw(rewards),
         failure=draw(st.none() | st.text(max_size=5)),
+        turns=tuple(draw(st.lists(turns, max_size=2))),
+        context=tuple(draw(st.lists(st.integers(0, 9), max_size=2))),
+        branches=tuple(draw(st.lists(rollouts(with_branches=False), max_size=2))) if with_branches else (),
     )
 
 
@@ -51,12 +64,12 @@ def bits(value: object) -> object:
         return {key: bits(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [bits(inner) for inner in value]
-    if isinstance(value, Rollout | Reward | Group | GroupRequest):
+    if isinstance(value, Rollout | Reward | Turn | Group | GroupRequest):
         return {name: bits(getattr(value, name)) for name in value.__slots__}
     return value
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(st.lists(rollouts(), max_size=3), st.lists(rollouts(), max_size=2), st.integers(0, 10**9), st.integers(0, 10**6))
 @example(
     [Rollout((5,), (-0.0,), (1,), (0,), "stop", reward=Reward(float("nan"), extra={"x": float("-inf")}))], [], 0, 0
@@ -67,7 +80,7 @@ def test_a_group_comes_back_to_the_bit(of: list[Rollout], failed: list[Rollout],
     assert bits(unpack_group(json.loads(text), {PROMPT.uid: PROMPT}.__getitem__)) == bits(group)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.lists(rollouts(), max_size=3), st.integers(0, 10**9), st.integers(1, 9))
 def test_a_request_comes_back_with_what_it_has_so_far(of: list[Rollout], submission: int, n: int):
     request = GroupRequest(PROMPT, submission, n, 4, PARAMS, seed=11, partial=tuple(of))

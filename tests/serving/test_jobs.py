@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
 from gspo.rollout.engine import GroupRequest, SamplingParams
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
+from gspo.serving.batcher import Batcher
 from gspo.serving.jobs import Job, Jobs
 from gspo.serving.parameters import Ask, Fields, read_ask
+from gspo.serving.prompts import Prompted
 from gspo.types import Prompt
 
 
@@ -32,6 +35,30 @@ def test_a_dropped_job_leaves_the_engine_and_others_go_on() -> None:
         jobs.advance()
     assert not left and "".join(update.text for found in stays for update in found) == "xxx"
     assert jobs.counts.cancelled == 2 and engine.num_in_flight == 0
+
+
+def test_a_cancelled_request_frees_only_the_choices_that_were_not_over() -> None:
+    steps = threading.Semaphore(0)
+
+    class Waiting(ScriptedEngine):
+        def step(self) -> Any:
+            steps.acquire()
+            return super().step()
+
+    answers = {0: ScriptedAnswer((5, 1)), 1: ScriptedAnswer((5,) * 50)}
+    batcher = Batcher(Waiting(lambda prompt, submission, index: answers[index]), lambda ids: "x" * len(ids))
+    try:
+        over = threading.Event()
+        begun = batcher.open(Prompted((7,)), Ask(SamplingParams(60, 1.0), n=2), lambda found: over.set())
+        steps.release(2)
+        assert over.wait(30) and batcher.num_open == 1
+        batcher.cancel(begun)
+        steps.release(1000)
+        other = threading.Event()
+        batcher.open(Prompted((7,)), Ask(SamplingParams(60, 1.0)), lambda found: other.set())
+        assert other.wait(30) and batcher.num_open == 0
+    finally:
+        batcher.close()
 
 
 @pytest.mark.parametrize(

@@ -146,11 +146,14 @@ def test_a_stop_text_ends_the_answer_before_it(server: Running, plain: Any) -> N
 def test_completions_of_texts_and_of_tokens(server: Running, plain: Any) -> None:
     client, tokenizer = server.client(), plain[1]
     options: Any = {"model": "embedded", "temperature": 0, "max_tokens": 8, "n": 2}
-    texts = client.completions.create(prompt=["1+1=", "22+3="], **options)
+    options["extra_body"] = {"return_token_ids": True}
+    texts: Any = client.completions.create(prompt=["1+1=", "22+3="], **options)
     tokens = client.completions.create(prompt=[tokenizer(t)["input_ids"] for t in ("1+1=", "22+3=")], **options)
     assert [c.index for c in texts.choices] == [0, 1, 2, 3]
     assert [c.text for c in texts.choices] == [c.text for c in tokens.choices]
     assert texts.choices[0].text == texts.choices[1].text != texts.choices[2].text
+    asked = [tokenizer(text)["input_ids"] for text in ("1+1=", "1+1=", "22+3=", "22+3=")]
+    assert [choice.prompt_token_ids for choice in texts.choices] == asked
 
 
 def test_tokens_in_tokens_out(server: Running, plain: Any) -> None:

@@ -40,6 +40,17 @@ async def guess(data: Any, base_url: str, http_client: Any, api_key: str) -> dic
     return rewards
 
 
+async def notes_ends(data: Any, base_url: str, http_client: Any, api_key: str) -> dict[str, float]:
+    """Two short answers in conversations of their own; each earns 1 where it was cut at its limit."""
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client, max_retries=0)
+    rewards = {}
+    for text, limit in (("1+1=", 2), ("2+2=", 60)):
+        messages: Any = [{"role": "user", "content": text}]
+        answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=limit)
+        rewards[answer.id] = float(answer.choices[0].finish_reason == "length")
+    return rewards
+
+
 def calculate(data: Any, base_url: str, api_key: str) -> None:
     """The built-in environment `calculator`, as a plain function; the run's reward function grades the answer."""
     client = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)

@@ -180,6 +180,25 @@ def test_a_resumed_agent_gets_the_answers_it_had(wrap: NewEngine, loaded: Any) -
     assert same(records(sorted(groups, key=lambda group: group.submission)), wanted)
 
 
+def test_a_resumed_agent_is_told_again_which_answers_were_cut(wrap: NewEngine, loaded: Any) -> None:
+    asked = requests(loaded, n=1, num=1)
+
+    def rewards(group: Group) -> list[float | None]:
+        parts = [part for rollout in group.rollouts for part in (rollout, *rollout.branches)]
+        return sorted(turn.reward or 0.0 for part in parts for turn in part.turns)
+
+    (wanted,) = run(wrap(agent("notes_ends")), asked)
+    assert rewards(wanted) == [0.0, 1.0]
+    engine = wrap(agent("notes_ends"))
+    engine.submit(asked[0])
+    while not any(part.turns for request in engine.unfinished() for part in request.partial):
+        assert engine.step() == []
+    (state,) = engine.unfinished()
+    engine.clear()
+    (group,) = run(engine, [state])
+    assert rewards(group) == [0.0, 1.0] and same(records([group]), records([wanted]))
+
+
 def test_the_policy_decides_how_tokens_are_drawn(wrap: NewEngine, loaded: Any) -> None:
     """Greedy, whatever the client says."""
     groups = run(wrap(agent("guess")), requests(loaded, n=2, num=1, temperature=0.0))

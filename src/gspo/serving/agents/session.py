@@ -240,7 +240,7 @@ class Session:
         messages = [_comparable(m) for m in read_messages([*prompted.messages, said])] if prompted.messages else ()
         size = len(conversation.token_ids)
         whole = None if prompted.text is None else prompted.text + text + stop
-        turn = Turn(start, size, text + stop, num_calls=len(calls))
+        turn = Turn(start, size, text + stop, num_calls=len(calls), truncated=reason == "length")
         with self._lock:
             conversation.end_turn(turn, name, Point(size, messages, prompted.tools, whole), reason)
 
@@ -256,7 +256,7 @@ class Session:
             context = part.context or self.request.prompt.token_ids
             for turn in part.turns:
                 span = slice(turn.start, turn.end)
-                reason = part.finish_reason if turn is part.turns[-1] else "stop"
+                reason: FinishReason = "length" if turn.truncated else "stop"
                 self._tape[(*context, *part.token_ids[: turn.start])] = Rollout(
                     part.token_ids[span], part.log_probs[span], (), part.versions[span], reason, turn.text
                 )
