@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gspo.checkpoint.resume import ResumeRefused, refuse_differences
+from gspo.checkpoint import folder as checkpoint
+from gspo.checkpoint.resume import Resume, ResumeRefused, refuse_differences
 from gspo.config import load
 from gspo.config.loading import tree
+from gspo.runs.folder import RunFolder
+from tests.support import small_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -76,3 +79,15 @@ def test_a_key_that_is_newer_than_the_checkpoint_had_its_default():
     now["algorithm"]["filter_groups"]["function"] = "mine:keep"
     with pytest.raises(ResumeRefused, match=r"filter_groups\.function: None in the checkpoint, 'mine:keep' now"):
         refuse_differences(saved, now, Path("here"))
+
+
+def test_an_older_checkpoint_takes_the_place_of_a_bad_one_unless_the_user_named_it(tmp_path):
+    for step in (1, 2, 4):
+        small_checkpoint.save(tmp_path / "checkpoints", step)
+    run, newest = RunFolder(tmp_path), checkpoint.load(tmp_path / "checkpoints" / "step-000004")
+    assert Resume(run, load()).older(newest, ValueError("bad")).step == 2
+    with pytest.raises(checkpoint.CheckpointError, match="bad"):
+        Resume(run, load(), chosen=True).older(newest, ValueError("bad"))
+    oldest = checkpoint.load(tmp_path / "checkpoints" / "step-000001")
+    with pytest.raises(checkpoint.CheckpointError, match="bad"):
+        Resume(run, load()).older(oldest, ValueError("bad"))

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from gspo.checkpoint import folder as checkpoint
-from gspo.checkpoint.contents import CheckpointError, Stored, compare_set
+from gspo.checkpoint.contents import CheckpointError, Stored, check_sets, compare_set
 from gspo.loop.trainer import Trainer
 from gspo.runs.console import Console
 from tests.faults.hostile_checkpoints import LYING, OPTIMIZER, SEALED, STATE, UNSEALED, make_lie, seal
@@ -142,6 +142,32 @@ def test_differences_are_told_apart() -> None:
     found = compare_set(expected, stored)
     assert (found.missing, found.unexpected, set(found.other)) == (["a"], ["e"], {"b", "c"})
     assert found.unusable() == {"a", "b", "c"}
+    extra = {name: Stored((1,), "F32") for name in ("master/w", "exp_avg/w", "step/w")}
+    assert compare_set({}, extra).unexpected == list(extra)
+
+
+@pytest.mark.parametrize(
+    ("step", "bad", "named", "is_refused"),
+    [
+        (4, 0, None, False),  # the warm-up of the critic ends with this step: no update of the policy yet
+        (5, 0, None, True),
+        (5, 1, None, False),  # the update after it was skipped
+        (5, 0, ["w", "v"], True),  # that no parameter has state is not believed after an update
+        (4, 0, ["w", "v"], False),
+        (5, 0, ["w"], True),
+    ],
+)
+def test_that_nothing_has_state_is_believed_until_the_first_update(step, bad, named, is_refused) -> None:
+    config = {"trainer": {"critic_warmup": 4}}
+    state = {"step": step, "config": config, "counters": {"bad_steps_in_row": bad}}
+    state |= {} if named is None else {"without_state": {"optimizer": named}}
+    expected = {"optimizer": {f"{kind}/{name}": (2,) for kind in ("step", "exp_avg") for name in ("w", "v")}}
+    try:
+        check_sets(Path("run"), state, expected, {"optimizer": {}}, reset=False)
+    except CheckpointError as error:
+        assert is_refused and "training/optimizer: missing" in str(error)
+    else:
+        assert not is_refused
 
 
 def test_the_corpus_is_large_and_its_manifests_fit(world: Path, tmp_path: Path) -> None:

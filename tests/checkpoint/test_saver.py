@@ -247,6 +247,19 @@ def test_auto_saves_while_it_costs_little(tmp_path):
     assert not saving.is_due(1)
 
 
+def test_auto_waits_twenty_times_as_long_as_the_last_save_cost(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr("gspo.checkpoint.saver.time.monotonic", lambda: now[0])
+    clock = Clock()
+    writer = BackgroundWriter(clock, print)
+    saving = CheckpointSaver(tmp_path, TrainerConfig(), clock, writer)
+    writer.charge(STAGE, 3.0)
+    due = []
+    for now[0] in (1001.0, 1059.0, 1061.0):
+        due.append(saving.is_due(1))
+    assert due == [False, False, True]  # 5 % of the time since then is 3 s
+
+
 def test_a_rollback_lets_the_old_models_go_before_new_ones_are_built(tmp_path, model, monkeypatch):
     monkeypatch.setitem(RULES, "made", lambda history: "x" if history[-1]["step"] == 2 else None)
     t = trainer(tmp_path, model, "trainer.on_alarm=rollback")
