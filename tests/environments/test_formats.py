@@ -17,6 +17,8 @@ def test_hermes_reads_several_calls_and_names_what_is_wrong() -> None:
     assert "not valid JSON" in (calls[2].error or "") and "JSON object" in (calls[3].error or "")
     assert calls[4].name == "wait" and "must be a JSON object" in (calls[4].error or "")
     assert HERMES.parse("no call") == () and not HERMES.inline
+    named_otherwise = '<tool_call>{"name": "look", "parameters": {"at": "door"}}</tool_call><tool_call>{"name": "wait"}'
+    assert HERMES.parse(named_otherwise) == (ToolCall("look", {"at": "door"}), ToolCall("wait", {}))
 
 
 def test_python_blocks_end_at_their_fence() -> None:

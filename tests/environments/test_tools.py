@@ -178,12 +178,16 @@ def test_discrete_actions_are_numbers_of_the_text() -> None:
 
     environment = as_environment(Bandit(), "bandit")
     assert environment.reset(PROMPT, seed=2**40)[0]["content"] == "0"
-    wrong = environment.step(Action("arm nine"))
-    assert wrong.num_errors == 1 and wrong.reward is None and "from 0 to 2" in wrong.messages[0]["content"]
+    for text in ("arm nine", "arm 3", "arm 2 or 3"):
+        wrong = environment.step(Action(text))
+        assert wrong.num_errors == 1 and wrong.reward is None and "from 0 to 2" in wrong.messages[0]["content"]
     right = environment.step(Action("not arm 0 but arm 2"))
     assert right.reward == 1.0 and right.done and not right.truncated and right.metrics == {"arm": 2.0}
     late = environment.step(Action("arm 1"))
     assert late.truncated and not late.done
+    Space.start = 1
+    later = as_environment(Bandit(), "bandit")
+    assert [later.step(Action(f"arm {arm}")).num_errors for arm in (0, 1, 3, 4)] == [1, 0, 0, 1]
 
 
 def test_an_unknown_shape_is_refused_by_name() -> None:

@@ -68,6 +68,16 @@ def test_a_resume_forgets_later_alarms_but_not_rollbacks_and_knows_what_goes_on(
     assert on_file(run)[-1] == (5, "made", "warn")
 
 
+def test_a_resumed_run_keeps_its_own_rules(run):
+    found = Alarms(run, "warn", lambda text: None, rules={"made": made(3)})
+    for watched in (found, Alarms(run, "warn", lambda text: None, rules={"made": made(3)})):
+        if watched is not found:
+            watched.restore(0, [{**HEALTHY, "step": 0}])
+        watched.check(2, {**HEALTHY, "actor/seq_importance_ratio/max": 99.0}, 0)
+        watched.check(3, HEALTHY, 0)
+    assert on_file(run) == [(3, "made", "warn")]
+
+
 def test_a_rollback_uses_the_newest_whole_checkpoint_of_an_earlier_step(run):
     assert checkpoint_before(run.checkpoints, 5) is None
     for step in (2, 9, 11, 12):
