@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gspo.rewards.compose import Grader, Overlong, RewardScale, as_specs, build_grading, manage
+from gspo.rewards.compose import Finishing, Grader, Overlong, RewardScale, as_specs, build_grading, manage
 from gspo.rewards.functions import Response, RewardSpec, wrap_function
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.shaping import format_reward, length_penalty, overlong_penalty, repetition_penalty
-from gspo.types import Prompt, Reward
+from gspo.types import Prompt, Reward, Rollout
 
 PROMPT = Prompt("row-1", (), (), "exact", "abc")
 
@@ -136,6 +136,14 @@ def test_settings_of_the_default_reward_go_to_the_built_in_that_they_name() -> N
     spec = RewardSpec("default", weight=0.5, kwargs={"format": {"tags": ("a",)}, "exact": {}})
     form = Prompt("row", (), (), "format", None)
     assert Grader([spec]).grade(form, [Response("<a>x</a>")]) == [Reward(0.5, None, {"reward/format": 1.0})]
+
+
+def test_the_overlong_penalty_counts_what_the_model_wrote_and_comes_before_the_scale() -> None:
+    rollout = Rollout((5,) * 20, (0.0,) * 20, (1,) * 14 + (0,) * 6, (0,) * 20, "stop", text="x" * 99)
+    finishing = Finishing("dapo", Overlong(16, 4), RewardScale(scale=2.0))
+    assert finishing.apply(rollout, Reward(1.0)).reward == Reward(2 * (1.0 - 0.5), 1.0)
+    failed = finishing.apply(rollout, "it broke")
+    assert failed.reward is None and failed.failure == "it broke"
 
 
 def test_overlong_buffer_must_fit() -> None:
