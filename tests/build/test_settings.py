@@ -427,6 +427,7 @@ def test_where_rollouts_run_and_whether_they_run_ahead():
     cases = {
         (): (0, False),
         (f"{ROLLOUT}.num_workers=1",): (0, False),  # the trainer's own process generates
+        (f"{ROLLOUT}.num_workers=2",): (2, False),
         (f"{ROLLOUT}.num_workers=3",): (3, False),
         (*ahead, f"{ROLLOUT}.max_head_offpolicyness=2"): (1, True),
         (*ahead, f"{ROLLOUT}.max_head_offpolicyness=0"): (1, False),

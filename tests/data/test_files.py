@@ -35,6 +35,11 @@ def test_verl_rows(tmp_path: Path) -> None:
     assert rows[0].extra == {"ability": "math", "split": "train", "index": 0, "answer": "it is 2"}
 
 
+def test_extra_info_wins_over_a_column_of_the_same_name(tmp_path: Path) -> None:
+    (row,) = load_rows(write(tmp_path / "a.jsonl", {**VERL, "index": 99, "level": 3}))
+    assert (row.extra["index"], row.extra["level"]) == (0, 3)
+
+
 def test_blank_lines_keep_the_count(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text("\n" + json.dumps(VERL) + "\n\n{\n")
