@@ -76,6 +76,7 @@ CASES: list[tuple[str, object, dict[str, object]]] = [
     ("lr_scheduler_type", "cosine", {f"{A}.optim.lr_scheduler_type": "cosine"}),
     ("warmup_steps", 5, {f"{A}.optim.lr_warmup_steps": 5}),
     ("warmup_steps", 0, {f"{A}.optim.lr_warmup_steps": 0}),
+    ("warmup_steps", 1, {f"{A}.optim.lr_warmup_steps": 1}),  # a share is below 1
     ("max_steps", -1, {"trainer.total_training_steps": None}),
     ("eval_strategy", "steps", {"trainer.val_after_train": True}),
     ("save_strategy", "steps", {"trainer.save_freq": "auto"}),
