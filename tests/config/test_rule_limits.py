@@ -10,7 +10,7 @@ ACTOR, ROLLOUT, FILTER = "actor_rollout_ref.actor", "actor_rollout_ref.rollout",
 BUFFER = "reward_model.reward_kwargs.overlong_buffer_cfg"
 LENGTHS = ("data.max_prompt_length=100", "data.max_response_length=50")
 SIZES = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4", f"{ROLLOUT}.n=3")
-AHEAD = (f"{ROLLOUT}.mode=async", f"{ROLLOUT}.max_head_offpolicyness=2", f"{ACTOR}.use_decoupled_loss=true")
+AHEAD = (f"{ROLLOUT}.mode=async", f"{ROLLOUT}.max_head_offpolicyness=1", f"{ACTOR}.use_decoupled_loss=true")
 CASES = [
     ((*AHEAD, f"{FILTER}.enable=true"), f"{FILTER}.strategy", "stream", "rounds"),
     (AHEAD, "algorithm.use_kl_in_reward", "false", "true"),
