@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from pathlib import Path
 
@@ -60,6 +61,7 @@ ALGO_LIBRARIES = {"torch"}
 TOP = {"checks", "compat", "cluster", "trainer", "commands", "cli", "__main__", "__init__"}
 
 
+@functools.cache
 def imports(path: Path, *, for_type_checkers: bool = False) -> set[str]:
     """Full names of the modules a file imports, lazily or at load time."""
     found: set[str] = set()
@@ -92,12 +94,14 @@ def part_of(name: str) -> str | None:
     return rest.partition(".")[0] if top == "gspo" and rest else None
 
 
+@functools.cache
 def rooms() -> set[str]:
     """Every package and module directly below `gspo`."""
     folders = {p.name for p in SOURCE.iterdir() if (p / "__init__.py").is_file()}
     return folders | {p.stem for p in SOURCE.glob("*.py")}
 
 
+@functools.cache
 def reached(package: str) -> dict[str, set[Path]]:
     """The other packages that a package imports, each with the files that do; type checkers' imports count too."""
     found: dict[str, set[Path]] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 from gspo.config import ConfigErrors, load, resolved_loss
+from gspo.config.checks import rules
 from gspo.config.loading import tree
 from gspo.config.problems import Problem
 from gspo.registry import Registry
@@ -103,6 +105,19 @@ JUDGE = ("reward.judge.base_url=http://host/v1", "reward.judge.model=m", "reward
         ([f"{R}.mode=async"], f"{R}.max_head_offpolicyness", "warning", "same as sync"),
         ([f"{A}.use_decoupled_loss=true"], f"{A}.use_decoupled_loss", "warning", "current weights"),
         ([f"{R}.n=1"], "algorithm.adv_estimator", "warning", "one response per prompt"),
+        (["algorithm.turn_rewards=return_to_go"], "algorithm.turn_rewards", "error", "mix the advantages of its turns"),
+        (
+            ["algorithm.turn_rewards=return_to_go", f"{A}.policy_loss.loss_mode=gspo_token", "adv_estimator=gae"],
+            "algorithm.turn_rewards",
+            "error",
+            "no critic",
+        ),
+        (
+            [f"{R}.multi_turn.enable=true", "data.max_response_length=256"],
+            f"{R}.multi_turn.max_tool_response_length",
+            "warning",
+            "fill the whole response",
+        ),
         (["algorithm.adv_estimator=gae", "critic.enable=false"], "critic.enable", "error", "needs a critic"),
         (
             ["algorithm.adv_estimator=gae", "trainer.critic_warmup=5", "trainer.total_training_steps=5"],
@@ -254,6 +269,21 @@ def test_a_key_with_an_effect_is_not_reported(override):
 
 def test_defaults_say_nothing():
     assert problems() == []
+
+
+def test_turns_with_a_ratio_of_their_own_say_nothing():
+    for word in (f"{A}.policy_loss.loss_mode=gspo_token", f"{A}.importance_sampling_level=turn"):
+        found = problems("algorithm.turn_rewards=return_to_go", word, "environment.name=guess")
+        assert [p for p in found if p.key == "algorithm.turn_rewards"] == []
+
+
+def test_every_rule_for_rollouts_is_checked_there():
+    written = {
+        rule
+        for rule in vars(rules).values()
+        if inspect.isfunction(rule) and list(inspect.signature(rule).parameters) == ["c", "report"]
+    }
+    assert written <= {*rules.RULES}
 
 
 def test_the_optimiser_is_offloaded_in_one_process_too():

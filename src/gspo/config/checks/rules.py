@@ -382,6 +382,7 @@ RULES: tuple[Rule, ...] = (
     small_machines.quantised,
     small_machines.mps,
     shared_sequences,
+    turns,
     only_supervised,
 )
 SUPERVISED_RULES: tuple[Rule, ...] = (
@@ -396,5 +397,4 @@ SUPERVISED_RULES: tuple[Rule, ...] = (
     small_machines.quantised,
     small_machines.mps,
     shared_sequences,
-    turns,
 )
