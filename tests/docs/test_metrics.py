@@ -50,7 +50,10 @@ RUNS: dict[str, tuple[str, ...]] = {
         "actor_rollout_ref.rollout.num_workers=2",
         "reward.format_weight=0.1",
     ),
-    "an environment": ("environment.name=guess", "data.train_files=guess", "data.max_response_length=40"),
+    "an environment": (
+        *("environment.name=guess", "data.train_files=guess", "data.max_response_length=40"),
+        *("algorithm.filter_groups.enable=false", "trainer.total_training_steps=1"),
+    ),
     "prediction on prompts that repeat": (
         "algorithm.filter_groups.predict=skip",
         "data.sft_files=arithmetic",
