@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gspo.build.device import held_memory
 from gspo.rollout.native.padded_cache import SlotCache
 
 _HEADS, _SIZE = 2, 3
@@ -55,3 +56,11 @@ def test_a_moved_row_keeps_its_tokens():
     assert torch.equal(keys[:, :, 0], _states(3, 2)[:, :, 0])
     assert torch.equal(values[:, :, 0], _states(6, 5)[:, :, 0])
     assert torch.equal(keys[:, :, 1], _states(7, 8)[:, :, 0])
+
+
+def test_rows_and_positions_that_are_never_written_take_no_memory():
+    """Two layers whose buffers are 4 GiB each, with a prompt and a token in two rows."""
+    cache, before = SlotCache(num_slots=1024, max_length=8192, use_kernel=True), held_memory()
+    prompt = torch.ones(1, 2, 100, 64)
+    cache.store(0, torch.tensor([0, 0]), [(prompt, prompt)] * 2, [100, 100])
+    assert held_memory() - before < 64 << 20

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -18,13 +21,17 @@ from gspo.rollout.native.shared_prompts import SharedPrompts
 
 LayerKV = tuple[Tensor, Tensor]  # keys and values, [rows, heads, length, head size]
 
+# More than the machine has may be reserved. Python has the name MAP_NORESERVE from 3.13 on.
+_ANONYMOUS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
+
 
 class SlotCache(Cache):
     """Keys and values of `num_slots` sequences, at most `max_length` tokens each. Rows 0..B-1 are in use.
 
     A decode step writes one token per row in place, and attention reads the view [:B, :, :width] without a copy.
-    Buffers are allocated at first use, with the heads and sizes that each layer turns out to have. With `use_kernel`
-    attention is gspo's CPU kernel, whose heads are padded to whole vectors.
+    Buffers are allocated at first use, with the heads and sizes that each layer turns out to have. On a CPU rows and
+    positions that are never written take no memory. With `use_kernel` attention is gspo's CPU kernel, whose heads are
+    padded to whole vectors.
     """
 
     def __init__(self, num_slots: int, max_length: int, use_kernel: bool = False) -> None:
@@ -98,7 +105,8 @@ class SlotCache(Cache):
     def _new_buffer(self, like: Tensor) -> Tensor:
         # Zeros, because masked positions are multiplied by a weight of 0 and must not hold NaN.
         size = padded_size(like.shape[3]) if self._use_kernel else like.shape[3]
-        return like.new_zeros(self.num_slots, like.shape[1], self.max_length, size)
+        shape = (self.num_slots, like.shape[1], self.max_length, size)
+        return _untouched_zeros(shape, like.dtype) if like.device.type == "cpu" else like.new_zeros(shape)
 
     def _write(self, buffer: Tensor, new: Tensor) -> Tensor:
         num_rows, num_heads, _, size = new.shape
@@ -112,6 +120,12 @@ class SlotCache(Cache):
             pairs = torch.arange(num_rows * num_heads, device=self._positions.device) * self.max_length
             self._targets[num_heads] = (pairs.view(-1, num_heads) + self._positions[:, None]).view(-1)
         return self._targets[num_heads]
+
+
+def _untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages the system provides when they are first written; torch.zeros writes all of them."""
+    pages = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, flags=_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(*shape)
 
 
 def layers_of(cache: DynamicCache) -> list[LayerKV]:
