@@ -305,3 +305,17 @@ def test_a_broken_config_is_refused_and_a_missing_model_is_a_problem(tmp_path, m
 def test_what_leaves_the_results_is_named(overrides: list[str], parameters: int, text: str | None) -> None:
     found = list(departures(load(overrides=overrides).config, lambda: parameters))
     assert [line[: len(text or "")] for line in found] == ([text] if text else [])
+
+
+def test_sizes_are_those_that_a_run_would_choose(tmp_path: Path) -> None:
+    model, rows = make_model(tmp_path / "model"), tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"prompt": "{i}+1=", "answer": "{i + 1}"}}\n' for i in range(8)))
+    words = [f"actor_rollout_ref.model.path={model}", f"data.train_files={rows}", "reward.functions=[{name: math}]"]
+    words += ["data.max_prompt_length=32", "data.max_response_length=32", "trainer.device=cpu"]
+    done = CliRunner().invoke(app, ["doctor", "--no-model", "--json", *words])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["batch plan"]["prompts per step"] == "8"
+    assert found["adapted to the data and the machine"] == [
+        "data.train_batch_size=8 (mini-batches of 2), not 1024: the training data has 8 rows"
+    ]

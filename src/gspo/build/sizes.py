@@ -56,18 +56,22 @@ def decide_sizes(resolved: ResolvedConfig, given: Iterable[Any] | None = None, t
 
     Raises NotEnoughMemory where the run cannot fit, unless `trainer.memory_check` says otherwise.
     """
-    device = choose_device(resolved.config.trainer.device)
-    prompts = TrainingPrompts(given, tokenizer)
-    sizes = _adapt_to_prompts(resolved, prompts)
-    sizes = _adapt_to_rows(sizes, prompts, device)
-    if _is_planned(resolved.config):
-        sizes = _adapt_to_memory(sizes, device)
+    sizes = adapt_sizes(resolved, given, tokenizer)
     plan = sizes.memory
     if plan is not None and not plan.fits:
         if resolved.config.trainer.memory_check == "refuse":
             raise NotEnoughMemory(f"{plan.shortage()}. To start anyway: trainer.memory_check=warn")
         sizes.warnings.append(plan.shortage())
     return sizes
+
+
+def adapt_sizes(resolved: ResolvedConfig, given: Iterable[Any] | None = None, tokenizer: Any = None) -> Sizes:
+    """The same, whether the run then fits or not."""
+    device = choose_device(resolved.config.trainer.device)
+    prompts = TrainingPrompts(given, tokenizer)
+    sizes = _adapt_to_prompts(resolved, prompts)
+    sizes = _adapt_to_rows(sizes, prompts, device)
+    return _adapt_to_memory(sizes, device) if _is_planned(resolved.config) else sizes
 
 
 def _adapt_to_prompts(resolved: ResolvedConfig, prompts: TrainingPrompts) -> Sizes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -44,22 +46,27 @@ def doctor(
 
 
 def _examine(diagnosis: Diagnosis, resolved: ResolvedConfig, no_model: bool) -> None:
-    from gspo.checks.doctor.doctor import (
-        examine_config,
-        examine_experience,
-        examine_memory,
-        examine_sample,
-        examine_template,
-    )
+    from gspo.checks.doctor import doctor
     from gspo.loop.run import exit_code
 
-    examine_config(diagnosis, resolved)
-    sections = {"chat template": examine_template, "memory": examine_memory, "experience": examine_experience}
-    sections |= {} if no_model else {"quick sample": examine_sample}
-    for name, examine in sections.items():
+    @contextmanager
+    def examining(name: str) -> Iterator[None]:
         try:
-            examine(diagnosis, resolved)
+            yield
         except Exception as error:
             if exit_code(error) is None and not isinstance(error, OSError | ValueError):
                 raise
             diagnosis.problems.append(f"{name} could not be examined: {error}")
+
+    with examining("sizes"):
+        resolved = doctor.as_run(diagnosis, resolved)
+    doctor.examine_config(diagnosis, resolved)
+    with examining("chat template"):
+        doctor.examine_template(diagnosis, resolved)
+    with examining("memory"):
+        doctor.examine_memory(diagnosis, resolved)
+    with examining("experience"):
+        doctor.examine_experience(diagnosis, resolved)
+    if not no_model:
+        with examining("quick sample"):
+            doctor.examine_sample(diagnosis, resolved)

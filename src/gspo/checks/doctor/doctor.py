@@ -72,6 +72,17 @@ def examine_config(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
         diagnosis.add("warnings", warnings, warnings)
 
 
+def as_run(diagnosis: Diagnosis, resolved: ResolvedConfig) -> ResolvedConfig:
+    """The config with the sizes that a run would choose; what was adapted is a section of its own."""
+    from gspo.build.sizes import adapt_sizes
+
+    sizes = adapt_sizes(resolved)
+    notes = [*sizes.notes, *sizes.warnings]
+    if notes:
+        diagnosis.add("adapted to the data and the machine", notes, notes)
+    return sizes.resolved
+
+
 def examine_template(diagnosis: Diagnosis, resolved: ResolvedConfig) -> None:
     """Whether messages can be appended with the model's chat template, for runs with an environment."""
     from gspo.build.environments import episode_settings
