@@ -5,9 +5,9 @@
 Runs the embedded recipe's steps in turn as one process (sync) and as a trainer with one rollout process (async, η = 2),
 so that both meet the same machine. A run's rate counts the steps after the first third, when every process has started.
 Prints one JSON line: steps per minute and trained tokens per second of each, their ratio, the seconds per step that the
-trainer waited for rollouts, and the processor seconds per step of each process. A machine with other work gives more time
-to two processes than to one. `cpu_ratio` is what two idle cores would give: the processor seconds of the single process
-over those of the busier of the two.
+trainer waited for rollouts, and the processor seconds per step of each process. A machine with other work gives more
+time to two processes than to one. `cpu_ratio` is what two idle cores would give: the processor seconds of the single
+process over those of the busier of the two.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/scaling.py [--steps S] [--plot docs/scaling.svg]
 
-The model is a small Llama; all other sizes stay at their base. Seconds are CPU seconds of one thread on a CPU, which depend
-little on other programs, and wall seconds on a GPU. The floor is the time of the multiplications of all forward and backward
-passes at the rate of a matrix product on this machine. Prints one JSON line per size, then the slopes of log time over log
-size.
+The model is a small Llama; all other sizes stay at their base. Seconds are CPU seconds of one thread on a CPU, which
+depend little on other programs, and wall seconds on a GPU. The floor is the time of the multiplications of all forward
+and backward passes at the rate of a matrix product on this machine. Prints one JSON line per size, then the slopes of
+log time over log size.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/sft.py MODEL --data gsm8k:PATH --batch-size 64 --steps 40 --skip 15 [KEY=VALUE …]
 
 First starts `gspo sft` as a user does, without evaluations and with a single checkpoint at its end, and reads its
-metrics. Then trains the same model with the GSPO loss, one update of four mini-batches at a time, each of `--batch-size`
-of the same examples: what `gspo train` does in its stage update_actor. The first `--skip` steps (compilation, captures)
-of either are left out. Prints one JSON line:
+metrics. Then trains the same model with the GSPO loss, one update of four mini-batches at a time, each of
+`--batch-size` of the same examples: what `gspo train` does in its stage update_actor. The first `--skip` steps
+(compilation, captures) of either are left out. Prints one JSON line:
 
 - `sft_tok_per_s`: tokens of prompts and answers over whole steps of `gspo sft`, with all that happens between updates
 - `update_tok_per_s`: the same tokens over the seconds of the updates alone, and `ratio`, the first over the second

@@ -4,9 +4,9 @@
 
 Both get the token ids that `gspo train` would send: the questions in the model's chat template, `--group` answers each,
 at most `--new` tokens, ended by the model's end-of-sequence tokens. The native engine is built from the config, as for
-training, and also gives log-probs and texts; vLLM gives token ids only (`--logprobs` asks it for log-probs too), with its
-default settings except for those in `--vllm-args`. vLLM runs first, in a process of its own under `--vllm-python`. Each run
-has prompts of its own; the first one warms up and is not counted. Prints one JSON line. For both engines:
+training, and also gives log-probs and texts; vLLM gives token ids only (`--logprobs` asks it for log-probs too), with
+its default settings except for those in `--vllm-args`. vLLM runs first, in a process of its own under `--vllm-python`.
+Each run has prompts of its own; the first one warms up and is not counted. Prints one JSON line. For both engines:
 
 - `tok_per_s`: generated tokens per second, the median of the runs; `ratio`: native / vLLM
 - `answer_tokens`: mean length of the answers, and `ended`: the share of them that ended before `--new` tokens

@@ -2,7 +2,8 @@
 
     python scripts/make_results.py [--check]
 
-With `--check` nothing is written and the exit code is 1 when a table differs from the page. The pictures need matplotlib.
+With `--check` nothing is written and the exit code is 1 when a table differs from the page. The pictures need
+matplotlib.
 """
 
 from __future__ import annotations

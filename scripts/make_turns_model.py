@@ -2,7 +2,8 @@
 
     python scripts/make_turns_model.py OUT [--device cpu|cuda] [--threads 2]
 
-Tokenizer, optimiser and files are those of make_embedded_model.py. docs/embedded-model.md has the times and the results.
+Tokenizer, optimiser and files are those of make_embedded_model.py. docs/embedded-model.md has the times and the
+results.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
         actor_rollout_ref.model.path=MODEL data.train_files=gsm8k:FOLDER data.val_files=gsm8k:FOLDER
     python scripts/proof.py collect gsm8k-losses gspo 0 RUN_FOLDER
 
-`run` starts `gspo train` once per method and seed, `--at-once` of them side by side, then samples four answers per held-out
-question with `gspo eval --n 4` (`--samples 1`: not). A run that has its file already is left out, so that several occasions
-add up. The page is made from the files by `scripts/make_results.py`.
+`run` starts `gspo train` once per method and seed, `--at-once` of them side by side, then samples four answers per
+held-out question with `gspo eval --n 4` (`--samples 1`: not). A run that has its file already is left out, so that
+several occasions add up. The page is made from the files by `scripts/make_results.py`.
 """
 
 from __future__ import annotations

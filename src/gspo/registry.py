@@ -43,7 +43,8 @@ class Registry(Generic[Item]):
     def add(self, name: str, item: Item, source: Any = None) -> None:
         """Register an item; `source` is the user's function where the item is a wrapper around it.
 
-        A name is registered once. The exception is a file that is imported again: its new function replaces the old one.
+        A name is registered once. The exception is a file that is imported again: its new function replaces the old
+        one.
         """
         source = item if source is None else source
         if name in self and not (name in self._sources and _is_same(self._sources[name], source)):

@@ -1,6 +1,7 @@
 """The memory plan of `gspo doctor` against what runs of two steps reserved on one H200 (torch 2.11).
 
-Every response ran to its limit. Measured by `tests/checks/memory_child.py`; `tests/checks/test_memory_gpu.py` measures again.
+Every response ran to its limit. Measured by `tests/checks/memory_child.py`; `tests/checks/test_memory_gpu.py` measures
+again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`python -m tests.config.frozen [WORDS …]`: reads each key as its default, and looks whether its test notices.
 
-The tests are those of facts/key_tests.txt, of keys whose name contains one of the words. Reads by modules that only check,
-describe or predict a run are left as they are. Exits with 1 when a test passes although its key has no effect.
+The tests are those of facts/key_tests.txt, of keys whose name contains one of the words. Reads by modules that only
+check, describe or predict a run are left as they are. Exits with 1 when a test passes although its key has no effect.
 """
 
 from __future__ import annotations

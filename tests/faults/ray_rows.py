@@ -1,7 +1,7 @@
 """Rows Y1 to Y3: ten deaths each of Ray's parts, against a run on Ray of the same length in which nothing died.
 
-Rollout actors and ranks are replaced while the run goes on. The head of a cluster cannot be: each of its deaths ends the
-run, which the same command continues.
+Rollout actors and ranks are replaced while the run goes on. The head of a cluster cannot be: each of its deaths ends
+the run, which the same command continues.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Python programs that start at once: forked from a process that has loaded torch, transformers and gspo already.
 
 A test that runs a program uses `preloaded_python()` where it would use `sys.executable`. The result is a small program
-that takes `-m MODULE …`, `-c CODE …` or `FILE …`, hands its arguments, folder, environment and streams to the loaded process, passes
-signals on, and ends as the forked program does. Loading the libraries costs seven seconds of CPU; a fork none of them.
+that takes `-m MODULE …`, `-c CODE …` or `FILE …`, hands its arguments, folder, environment and streams to the loaded
+process, passes signals on, and ends as the forked program does. Loading the libraries costs seven seconds of CPU; a
+fork none of them.
 
-When the small program is killed from outside, the forked one is killed a moment later: a test that goes on from there reads
-the program's output to its end first.
+When the small program is killed from outside, the forked one is killed a moment later: a test that goes on from there
+reads the program's output to its end first.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from gspo.types import BatchTotals, LossOutput
 def kl_estimate(kind: str, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """Per-token estimate of KL(π_θ ‖ π_ref) from tokens sampled under π_θ.
 
-    With d = logp - ref: k1 = d, abs = |d|, k2 = d²/2, k3 = exp(-d) + d - 1 (-d clamped to ±20, the value to ±10). k1+ and
-    k3+ have the value of k1 and k3 and the gradient of k2, which is that of the KL.
+    With d = logp - ref: k1 = d, abs = |d|, k2 = d²/2, k3 = exp(-d) + d - 1 (-d clamped to ±20, the value to ±10). k1+
+    and k3+ have the value of k1 and k3 and the gradient of k2, which is that of the KL.
     """
     if kind.endswith("+"):
         value, half_square = (kl_estimate(k, log_probs, ref_log_probs) for k in (kind[:-1], "k2"))

@@ -1,8 +1,8 @@
 """Credit by turn: each turn is judged by the rewards that follow it, against the siblings at the same turn.
 
-G_ik = Σ_{j≥k} γ^(j-k) r_ij is the return of rollout i from its turn k on, and A_ik = G_ik - mean over the siblings m ≠ i
-of G_mk. A sibling that ended before turn k has the return 0 there. The baseline of a turn uses other rollouts alone and
-does not depend on what rollout i did, so the policy gradient stays unbiased. (A baseline over those siblings that
+G_ik = Σ_{j≥k} γ^(j-k) r_ij is the return of rollout i from its turn k on, and A_ik = G_ik - mean over the siblings m ≠
+i of G_mk. A sibling that ended before turn k has the return 0 there. The baseline of a turn uses other rollouts alone
+and does not depend on what rollout i did, so the policy gradient stays unbiased. (A baseline over those siblings that
 reached turn k would not be: which of them do depends on what they did before. Dividing by a deviation per turn is not
 either.)
 """

@@ -59,8 +59,8 @@ def check_fingerprint(saved: Mapping[str, Any], current: Mapping[str, Any]) -> l
     """Refuse to resume when the model, the data or the machine's arithmetic differs. Returns notes for the user.
 
     Another number of ranks adds up in another order, so values that only affect the last bits are not compared then. A
-    branch has no facts about its parent's data and schedule. The length of a schedule may change: from then on every step
-    has the learning rate of a run that was planned with the new length.
+    branch has no facts about its parent's data and schedule. The length of a schedule may change: from then on every
+    step has the learning rate of a run that was planned with the new length.
     """
     length, now = saved.get(SCHEDULE), current[SCHEDULE]
     notes = []

@@ -217,8 +217,8 @@ def names_reward(config: TrainerConfig, reward_fn: Any = None) -> bool:
 def try_reward(config: TrainerConfig, scorer: Scorer, prompt: Prompt, *, uses_metric: bool = True) -> str:
     """Score one row now, so that a broken reward, or a filter metric that it does not return, is found at the start.
 
-    A group filter of the user replaces the rule that reads the metric (`uses_metric=False`). Returns the metric to filter
-    by: that of the config, or the score where a recipe's metric is not returned.
+    A group filter of the user replaces the rule that reads the metric (`uses_metric=False`). Returns the metric to
+    filter by: that of the config, or the score where a recipe's metric is not returned.
     """
     reward = dry_run(scorer, prompt)
     filters = config.algorithm.filter_groups

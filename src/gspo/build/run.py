@@ -64,8 +64,8 @@ def build(
 ) -> RunParts:
     """Everything a run needs. Data and reward are tried before the weights are loaded.
 
-    Processes of the run write their logs below `folder`; `notify` gets a sentence for each that fails, `progress` what is
-    being done.
+    Processes of the run write their logs below `folder`; `notify` gets a sentence for each that fails, `progress` what
+    is being done.
     """
     progress("reading the data")
     import_plugins(config.trainer.plugins)

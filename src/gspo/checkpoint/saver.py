@@ -5,9 +5,9 @@
                          │ main thread: generate ── score ── wait for the thread ── update the weights
 
 Weights and moments do not change until the next update, so the thread writes them without a copy while the next batch
-is generated, and the update waits (`BackgroundWriter.wait`). A kill at any moment loses at most one update. Weights on a
-device are first copied to host memory, because a thread that uses the device would disturb the capture of CUDA graphs.
-Models whose saving changes them temporarily, or needs the ranks that generate, are saved in the main thread
+is generated, and the update waits (`BackgroundWriter.wait`). A kill at any moment loses at most one update. Weights on
+a device are first copied to host memory, because a thread that uses the device would disturb the capture of CUDA
+graphs. Models whose saving changes them temporarily, or needs the ranks that generate, are saved in the main thread
 (`SavedModels.saves_in_background`).
 """
 

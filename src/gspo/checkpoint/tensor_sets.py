@@ -1,7 +1,7 @@
 """The tensor sets of a checkpoint: each in one file, or in shards that any number of ranks can read.
 
-torch.distributed.checkpoint writes and reads shards in its safetensors layout: every rank's file says which part of each
-tensor it holds, so tensors can be read whole or in other shards. No pickle is involved.
+torch.distributed.checkpoint writes and reads shards in its safetensors layout: every rank's file says which part of
+each tensor it holds, so tensors can be read whole or in other shards. No pickle is involved.
 """
 
 from __future__ import annotations

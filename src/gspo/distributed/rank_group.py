@@ -42,8 +42,9 @@ class RankGroup(Protocol):
         """Run a method of RankWorker on every rank with the same arguments. Returns the results by rank.
 
         The method is sent by name, so a worker class may override it. Arguments and results are pickled. An error that
-        all ranks raise (a model that does not load) is raised unchanged. An error or the end of one rank is a RankFailed
-        that names the rank and the root cause. After either the ranks may be out of step: only `close` may follow.
+        all ranks raise (a model that does not load) is raised unchanged. An error or the end of one rank is a
+        RankFailed that names the rank and the root cause. After either the ranks may be out of step: only `close` may
+        follow.
         """
         ...
 

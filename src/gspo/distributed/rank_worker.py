@@ -262,8 +262,8 @@ class RankWorker:
     def load_shards(self, folder: str, left_out: Mapping[str, Collection[str]]) -> None:
         """Read this rank's shards of a checkpoint that any number of ranks wrote, after `prepare_sets`.
 
-        Adapters come first: an unsharded run writes them rounded to its compute precision, and the masters correct that.
-        Tensors `left_out` of a set keep their values.
+        Adapters come first: an unsharded run writes them rounded to its compute precision, and the masters correct
+        that. Tensors `left_out` of a set keep their values.
         """
         for name, members in sorted(self._sets().items(), key=lambda item: item[0] != ADAPTER_FILES):
             fill_set(members, name, Path(folder), left_out.get(name, ()))

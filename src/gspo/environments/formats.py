@@ -149,8 +149,8 @@ def find_format(name: str, tokenizer: Any) -> ToolFormat:
 def closing_tokens(closing: str, vocabulary: Sequence[str]) -> tuple[int, ...]:
     """The tokens with which a closing text can end, given the text of every token.
 
-    A token can complete `closing` when it contains it, or when it starts with one of its ends. An engine stops at these;
-    whether the closing text is really there is decided on the text.
+    A token can complete `closing` when it contains it, or when it starts with one of its ends. An engine stops at
+    these; whether the closing text is really there is decided on the text.
     """
     ends = tuple(closing[-size:] for size in range(1, len(closing) + 1))
     return tuple(i for i, text in enumerate(vocabulary) if text and (closing in text or text.startswith(ends)))

@@ -26,9 +26,9 @@ _SCHEMAS: dict[str, dict[str, Any]] = {}  # of actions, by URL; known to forked 
 class OpenEnv:
     """One session of a server.
 
-    An action with one field gets the turn's text, or its last whole number where the field is a number. Other actions are
-    written as a JSON object. `action_field` and `observation_field` choose a field. An action that the server refuses is
-    answered with an error that the model sees.
+    An action with one field gets the turn's text, or its last whole number where the field is a number. Other actions
+    are written as a JSON object. `action_field` and `observation_field` choose a field. An action that the server
+    refuses is answered with an error that the model sees.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()

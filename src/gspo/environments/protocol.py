@@ -52,7 +52,8 @@ class Step:
 
     `messages` are what the model sees next. `reward` is what the turn earned; None where the run's reward function
     grades the whole. `done` ends the episode, `truncated` ends it at a limit of the environment. `metrics` are numbers
-    for the log: of each name a rollout's last value counts, and `acc` is its accuracy. `num_errors` counts failed calls.
+    for the log: of each name a rollout's last value counts, and `acc` is its accuracy. `num_errors` counts failed
+    calls.
     """
 
     messages: Sequence[Message] = ()

@@ -14,8 +14,8 @@ PLAYER = 0
 class TextArena:
     """One game. The model sees what is new since its last turn, without its own actions.
 
-    The reward of the game comes with its last turn; `acc` is whether it is the full reward of 1. `kwargs` are the game's
-    own.
+    The reward of the game comes with its last turn; `acc` is whether it is the full reward of 1. `kwargs` are the
+    game's own.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()

@@ -67,7 +67,8 @@ class ToolEnvironment:
     """Answers tool calls until a turn makes none, which ends the episode. It gives no reward.
 
     A call fails when its tool raises, when it has wrong arguments or an unknown name, or after `tool_timeout` seconds;
-    the model sees the error as the tool's answer. A format that has one text per call passes it as the argument `input`.
+    the model sees the error as the tool's answer. A format that has one text per call passes it as the argument
+    `input`.
     """
 
     tool_timeout: float | None = None

@@ -1,7 +1,8 @@
 """GPU memory that can be given back to the driver and taken again at the same address.
 
-CUDA graphs hold addresses: freeing the pages of a KV cache the ordinary way makes every captured decode step useless. The
-driver's virtual memory calls separate an address range, which stays, from the memory behind it, which comes and goes.
+CUDA graphs hold addresses: freeing the pages of a KV cache the ordinary way makes every captured decode step useless.
+The driver's virtual memory calls separate an address range, which stays, from the memory behind it, which comes and
+goes.
 """
 
 from __future__ import annotations

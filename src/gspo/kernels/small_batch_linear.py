@@ -1,7 +1,7 @@
 """Fast CPU linear layers for at most 48 rows; BLAS uses one core below 64.
 
-Our kernel reads every weight once, at the speed of memory. Where it cannot be compiled, x Wᵀ is computed as (W xᵀ)ᵀ: the
-rows of that product are those of W, so all cores have work (docs/performance.md).
+Our kernel reads every weight once, at the speed of memory. Where it cannot be compiled, x Wᵀ is computed as (W xᵀ)ᵀ:
+the rows of that product are those of W, so all cores have work (docs/performance.md).
 """
 
 from __future__ import annotations

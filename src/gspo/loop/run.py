@@ -82,8 +82,9 @@ def train(
 ) -> dict[str, Any]:
     """Train and return the result: `gspo.train("my.yaml", ["trainer.total_training_steps=20"], reward_fn=f)`.
 
-    `config` is a YAML file, a TrainerConfig, what `gspo.load_config` returns, or a mapping of keys; None is the default,
-    which trains the embedded model. `options` are the keyword arguments of Trainer. Errors are raised as they are.
+    `config` is a YAML file, a TrainerConfig, what `gspo.load_config` returns, or a mapping of keys; None is the
+    default, which trains the embedded model. `options` are the keyword arguments of Trainer. Errors are raised as they
+    are.
     """
     if isinstance(config, str | Path):
         resolved = load(config, overrides)

@@ -68,9 +68,9 @@ def generate(
 ) -> SecondsByPart:
     """Seconds until each of `num_engines` engines has generated `rows` responses, `slots` of them at a time.
 
-    With more responses than slots an engine runs full, then drains: the rest of a response observed at a random moment has
-    the survival function ∫S/mean (renewal theory). A length counts with the probability that some engine still has a
-    response of that length.
+    With more responses than slots an engine runs full, then drains: the rest of a response observed at a random moment
+    has the survival function ∫S/mean (renewal theory). A length counts with the probability that some engine still has
+    a response of that length.
     """
     parts = SecondsByPart({PREFILL: engine.prefill_seconds(rows / group, prompt)})
     start = min(rows, float(slots))

@@ -1,8 +1,9 @@
 """What a device holds, in bytes: the memory model of both `gspo plan` and `gspo doctor`.
 
-A rank that trains holds weights, masters, moments, gradients, activations and a chunk of logits. An engine holds weights,
-its KV cache, a prefill and the logits of a decode step. Some of these live only in some stages of a step, so the stage
-that holds most decides. `gspo plan` estimates the model from its shape; `gspo doctor` measures it on its own modules.
+A rank that trains holds weights, masters, moments, gradients, activations and a chunk of logits. An engine holds
+weights, its KV cache, a prefill and the logits of a decode step. Some of these live only in some stages of a step, so
+the stage that holds most decides. `gspo plan` estimates the model from its shape; `gspo doctor` measures it on its own
+modules.
 """
 
 from __future__ import annotations

@@ -179,9 +179,9 @@ def _step_time(
 ) -> tuple[float, SecondsByPart]:
     """Seconds of a step and where they go: the sum of all stages, or with η > 0 the slowest of three at once.
 
-    With η, (η+1) batches may be outstanding, one of them in training, so η batches are generated at once. A group started
-    right after a publication must be trained on within the next η steps: (η+1) steps include its generation and one
-    training.
+    With η, (η+1) batches may be outstanding, one of them in training, so η batches are generated at once. A group
+    started right after a publication must be trained on within the next η steps: (η+1) steps include its generation and
+    one training.
     """
     train = SecondsByPart({**training, PUBLISH: publish})
     if not work.eta:

@@ -10,9 +10,9 @@ Two strategies share one loop and differ in when they submit, when a batch is re
   before them are judged, and drops the rest as surplus.
 - `rounds` submits whole generation batches, waits for each, and drops the surplus, as DAPO and verl do.
 
-Time is counted in calls of `engine.step()`, never in seconds: groups that finish in one call are scored during the
-next `reward_lag` calls and judged after them. A batch is therefore a function of the seed, the weight versions and the submission
-numbers, whatever the latency of the rewards, and a resumed run draws the same batches.
+Time is counted in calls of `engine.step()`, never in seconds: groups that finish in one call are scored during the next
+`reward_lag` calls and judged after them. A batch is therefore a function of the seed, the weight versions and the
+submission numbers, whatever the latency of the rewards, and a resumed run draws the same batches.
 
 Every prompt from the source ends in exactly one way: trained on, filtered (`all_right`, `all_wrong`, `same_score`, or
 `filtered` by the user's function), `reward_failed`, or skipped by prediction. When a group is too old to train on
@@ -46,8 +46,8 @@ class DynamicSampler:
     """A Sampler whose batches have exactly `train_batch_size` groups.
 
     `record(group, fate, version)` is called once per group, when its fate is known; `watch(kept, needed)` after every
-    advance, for a progress line. `num_held()` is the number of groups that the engine can hold where that changes during
-    a run; it replaces the settings' `max_in_flight`. `keep(group)` replaces the built-in filter.
+    advance, for a progress line. `num_held()` is the number of groups that the engine can hold where that changes
+    during a run; it replaces the settings' `max_in_flight`. `keep(group)` replaces the built-in filter.
     """
 
     def __init__(

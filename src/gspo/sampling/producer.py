@@ -7,9 +7,9 @@
     release()    ──── job, does not wait ──► sampler.release()
     state_dict() ──── job, waits ──────────► sampler.state_dict()
 
-Only the producer's thread calls the sampler, and jobs run in the order of the calls: to the loop it is the sampler. With
-a staleness budget of 0 there is no work ahead, and the batches are those of the plain sampler. An error in work ahead is
-kept and raised by the next `next_batch`.
+Only the producer's thread calls the sampler, and jobs run in the order of the calls: to the loop it is the sampler.
+With a staleness budget of 0 there is no work ahead, and the batches are those of the plain sampler. An error in work
+ahead is kept and raised by the next `next_batch`.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ class Sandbox:
     ) -> CallResult:
         """Run an assert-style test in a second confined process, which calls the program; `ok` when it passed.
 
-        With `name`, only that function comes from the program; else every name that neither the test nor Python defines.
+        With `name`, only that function comes from the program; else every name that neither the test nor Python
+        defines.
         """
 
         def attempt(server: ServerHandle) -> CallResult:

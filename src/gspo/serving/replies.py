@@ -66,8 +66,8 @@ class Decoder:
 class Reply:
     """One response. `feed` returns what may be shown; with stop texts, their possible beginnings are held back.
 
-    A reply ends where a stop text begins (with `include_stop`: ends), or where `call_end` finds the end of a tool call in
-    its text. Its tokens end with the one that completes that text; what an engine wrote after it is dropped.
+    A reply ends where a stop text begins (with `include_stop`: ends), or where `call_end` finds the end of a tool call
+    in its text. Its tokens end with the one that completes that text; what an engine wrote after it is dropped.
     """
 
     def __init__(

@@ -111,8 +111,8 @@ class Adapters:
     def merged(self) -> Iterator[dict[str, Tensor]]:
         """A context with the tensors of the model without adapters, into which the adapters are added.
 
-        The original weights are kept and copied back: subtracting the adapters would leave rounding errors. Weights in 4
-        bits are not touched: the sum is made in new tensors, in the precision in which the layers compute.
+        The original weights are kept and copied back: subtracting the adapters would leave rounding errors. Weights in
+        4 bits are not touched: the sum is made in new tensors, in the precision in which the layers compute.
         """
         if quantized := four_bit_layers(self.model):
             yield self._merged_copies(quantized)

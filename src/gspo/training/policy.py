@@ -203,7 +203,8 @@ class Policy(TokenScorer):
     ) -> Update:
         """One optimizer step per mini-batch. One with a non-finite loss or gradient is skipped and counted.
 
-        `beside` adds a supervised loss. `upcoming` makes the batch of the next update. Its micro-batches are made while a GPU works on this one.
+        `beside` adds a supervised loss. `upcoming` makes the batch of the next update. Its micro-batches are made while
+        a GPU works on this one.
         """
         metrics: Metrics = {}
         seen_log_probs = torch.zeros_like(batch.mask, dtype=self.dtype)

@@ -1,7 +1,7 @@
 """The noise floor: how far two computations of the same log-probs differ, compared with the clip range.
 
-A ratio compares log-probs. If a batch that is scored twice with the same weights already gives ratios outside 1 ± ε, the
-clip acts on rounding errors instead of learning.
+A ratio compares log-probs. If a batch that is scored twice with the same weights already gives ratios outside 1 ± ε,
+the clip acts on rounding errors instead of learning.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ def branch(
 ) -> None:
     """Start a new run from a checkpoint of another run, with other settings.
 
-    It begins with the weights, the optimiser and the step of the checkpoint (the newest one without @STEP). The position in
-    the data is kept unless a setting of the data, the sampling or the reward differs. ancestry.json records the parent.
+    It begins with the weights, the optimiser and the step of the checkpoint (the newest one without @STEP). The
+    position in the data is kept unless a setting of the data, the sampling or the reward differs. ancestry.json records
+    the parent.
     """
     raise typer.Exit(_branch(run, new, arguments or [], train))
 

@@ -41,8 +41,8 @@ def chat(
 ) -> None:
     """Talk to a model, a run or a checkpoint. Answers appear while they are written.
 
-    /system TEXT sets the system message, /reset begins again, /quit or Ctrl-D ends. A model whose run had an environment
-    with tools gets them.
+    /system TEXT sets the system message, /reset begins again, /quit or Ctrl-D ends. A model whose run had an
+    environment with tools gets them.
     """
     from gspo.rollout.engine import SamplingParams
     from gspo.serving.batcher import Batcher

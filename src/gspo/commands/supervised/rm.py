@@ -43,8 +43,8 @@ def rm(
 ) -> None:
     """Train a reward model on preference pairs and save it as a classifier with one label.
 
-    The loss is that of Bradley and Terry. Options are short for keys of gspo train; other keys are given as key=value. The
-    run folder has metrics, checkpoints and a report; the same command continues a run that was stopped.
+    The loss is that of Bradley and Terry. Options are short for keys of gspo train; other keys are given as key=value.
+    The run folder has metrics, checkpoints and a report; the same command continues a run that was stopped.
     """
     resolved = load_options(context.params, arguments, config)
     if resolved.config.actor_rollout_ref.actor.strategy != "local":

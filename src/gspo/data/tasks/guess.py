@@ -1,7 +1,7 @@
 """`guess`: find a number from 1 to 64 in six guesses, each answered `higher` or `lower` (environment.name=guess).
 
-`play` makes the games that warm-start a model: one guess in three halves the numbers that are left, the others move on by
-one or two. A model that starts from them can bisect but mostly does not.
+`play` makes the games that warm-start a model: one guess in three halves the numbers that are left, the others move on
+by one or two. A model that starts from them can bisect but mostly does not.
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ class ResourcePoolManager:
     def create_resource_pool(self, use_gpu: bool | None = None, devices: Mapping[str, int] | None = None) -> None:
         """Create the pools that roles use, after checking that the cluster is large enough.
 
-        `use_gpu` None means GPUs if the cluster has some. `devices` is the number of GPUs per process by pool (default 1).
+        `use_gpu` None means GPUs if the cluster has some. `devices` is the number of GPUs per process by pool (default
+        1).
         """
         if self.resource_pool_dict:
             return

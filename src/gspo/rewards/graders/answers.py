@@ -1,7 +1,7 @@
 r"""The final answer of a response: `####`, `\boxed{…}`, "answer is", or the last number. Linear in the length.
 
-The last marked answer counts. `\boxed` and `####` have equal rank, "the answer is" a lower one, and a bare number counts
-only when nothing is marked. So a response gains nothing by giving several answers.
+The last marked answer counts. `\boxed` and `####` have equal rank, "the answer is" a lower one, and a bare number
+counts only when nothing is marked. So a response gains nothing by giving several answers.
 """
 
 from __future__ import annotations

@@ -8,10 +8,11 @@
        tick k + lag:         │ ◀── answer; waits for it if it is late
                              ├── submit the response with turn and observation ──▶ inner engine
 
-A tick is one call of `step`. Answers are read `lag` ticks after their turn ended, however long they took, and in order of
-submission: what an episode sees, and when, depends on no clock. The tokens of a response are only ever appended to. The
-inner engine gets each turn as a request of its own, with the tokens so far as its partial response, so draws depend on
-the same (seed, submission, response, position) as without turns, and any engine that continues partial responses serves.
+A tick is one call of `step`. Answers are read `lag` ticks after their turn ended, however long they took, and in order
+of submission: what an episode sees, and when, depends on no clock. The tokens of a response are only ever appended to.
+The inner engine gets each turn as a request of its own, with the tokens so far as its partial response, so draws depend
+on the same (seed, submission, response, position) as without turns, and any engine that continues partial responses
+serves.
 """
 
 from __future__ import annotations

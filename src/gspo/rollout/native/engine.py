@@ -31,16 +31,16 @@ class NativeEngine(RolloutEngine):
     """A RolloutEngine over any transformers decoder.
 
     `num_slots` responses run at once, each of at most `max_length` tokens with its prompt; a step decodes
-    `decode_chunk` tokens (8; on a GPU 2 to 16, by how often rows end). For the same calls it gives the same bits. Tokens are its whole state after
-    `load_weights`: it then forgets every cache and continues its groups from their tokens, exactly as a fresh engine
-    would that gets `unfinished()`.
+    `decode_chunk` tokens (8; on a GPU 2 to 16, by how often rows end). For the same calls it gives the same bits.
+    Tokens are its whole state after `load_weights`: it then forgets every cache and continues its groups from their
+    tokens, exactly as a fresh engine would that gets `unfinished()`.
 
     On a GPU (or with `paged`) the cache is a pool of pages of at most `memory_utilization` of the device's memory, and
     prefills and decode steps are compiled and replayed as CUDA graphs unless `eager`; with `free_cache`, `rest` frees
     the pool's memory. With `share_prefixes` the pages of finished requests with `hold` stay until memory is needed, and
-    later prompts that begin like them start from there. `keep_cache` continues running responses on keys and values of older weights: see `load_weights`.
-    On a CPU the layers of larger models are compiled unless `eager`.
-    `description` says what runs, and why pages are not used where they would be expected.
+    later prompts that begin like them start from there. `keep_cache` continues running responses on keys and values of
+    older weights: see `load_weights`. On a CPU the layers of larger models are compiled unless `eager`. `description`
+    says what runs, and why pages are not used where they would be expected.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Decode steps and prefills captured as CUDA graphs, one for each size of batch.
 
-A launch costs the host about 10 µs, and a forward has hundreds: for small models the host would be the limit. A captured
-forward is launched as one.
+A launch costs the host about 10 µs, and a forward has hundreds: for small models the host would be the limit. A
+captured forward is launched as one.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class PagedModel:
     """A transformers decoder that runs packed tokens [N] with their keys and values in pages.
 
     The pages use at most `memory` bytes and hold at most `num_tokens` tokens; they are allocated at first use. With
-    `frees_pages` their memory can be freed and allocated again at the same addresses, so that captured graphs stay valid.
-    `mismatch` says why the model cannot run on pages; None when it can.
+    `frees_pages` their memory can be freed and allocated again at the same addresses, so that captured graphs stay
+    valid. `mismatch` says why the model cannot run on pages; None when it can.
     """
 
     def __init__(

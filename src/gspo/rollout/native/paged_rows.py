@@ -32,8 +32,8 @@ class _Context:
 class PagedRows(HoldingRunner):
     """A Runner over a PagedModel. A decode step runs a batch of one of a few sizes; rows beyond the running ones are idle.
 
-    The host keeps the rows' pages, lengths and limits itself and never waits for the device. A row that is done counts as
-    growing until it is removed, so its length here may exceed the true one.
+    The host keeps the rows' pages, lengths and limits itself and never waits for the device. A row that is done counts
+    as growing until it is removed, so its length here may exceed the true one.
     """
 
     checks_every_step = False

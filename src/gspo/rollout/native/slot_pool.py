@@ -4,10 +4,10 @@
                    ▲                                          │
                    └── too little memory, or new weights ─────┘
 
-One `advance` does all of it in the caller's thread. On a CPU it checks after every token which rows are done. A GPU works
-behind the host: `advance` launches a span of tokens and then retires the rows that ended in the span before, so that the
-host's work (reading, detokenising, judging, refilling) and the device's next span run at the same time. Prompts are
-prefilled ahead, many in one forward, while earlier responses still occupy the slots.
+One `advance` does all of it in the caller's thread. On a CPU it checks after every token which rows are done. A GPU
+works behind the host: `advance` launches a span of tokens and then retires the rows that ended in the span before, so
+that the host's work (reading, detokenising, judging, refilling) and the device's next span run at the same time.
+Prompts are prefilled ahead, many in one forward, while earlier responses still occupy the slots.
 """
 
 from __future__ import annotations

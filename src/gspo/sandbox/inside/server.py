@@ -1,8 +1,8 @@
 """The fork server: trusted, without secrets. It forks one confined child per request and reports how each one ended.
 
-It waits for requests and for the end of its children; the judge's `fork_server.py` has the drawing. The judge passes the
-descriptors of the child. What flows through them never enters this process, so that no child finds traces of an earlier
-one in the memory that it inherits.
+It waits for requests and for the end of its children; the judge's `fork_server.py` has the drawing. The judge passes
+the descriptors of the child. What flows through them never enters this process, so that no child finds traces of an
+earlier one in the memory that it inherits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An engine whose rollouts are written by agents: programs with an OpenAI client that talk to the inner engine.
 
-A tick is one call of `step`. It first waits for the agents whose last answer is `lag` ticks old until each has made its next
-request or has ended, then submits the requests in order of submission: what the inner engine is asked, and when, depends
-on no clock. Draws depend on (seed, submission, response, position), as without an agent.
+A tick is one call of `step`. It first waits for the agents whose last answer is `lag` ticks old until each has made its
+next request or has ended, then submits the requests in order of submission: what the inner engine is asked, and when,
+depends on no clock. Draws depend on (seed, submission, response, position), as without an agent.
 """
 
 from __future__ import annotations

@@ -221,8 +221,8 @@ def plan_micro_batches(
 ) -> list[list[list[int]]]:
     """This rank's rows of each micro-batch of each mini-batch of `num_groups` groups. `max_tokens` replaces `max_rows`.
 
-    All ranks run the same number of micro-batches. An empty one is a forward that does not count (`idle_row`). Ranks that
-    share sequences run the same ones, with `max_tokens` for each of them.
+    All ranks run the same number of micro-batches. An empty one is a forward that does not count (`idle_row`). Ranks
+    that share sequences run the same ones, with `max_tokens` for each of them.
     """
     budget = None if max_tokens is None else max_tokens * ranks.ranks_per_sequence
     plan = []

@@ -135,9 +135,9 @@ class Block:
 class Layout:
     """The positions of a packed micro-batch's tokens and which tokens each attends to.
 
-    `own` are the packed tokens that predict one trained token. `shared` are the last tokens of prompts that predict
-    the first token of several responses; `shared_by` is the index into `shared` of each such response. The head's input
-    are the hidden states of `own`, then those of `shared[shared_by]`. On `sequence` ranks these three count from the first
+    `own` are the packed tokens that predict one trained token. `shared` are the last tokens of prompts that predict the
+    first token of several responses; `shared_by` is the index into `shared` of each such response. The head's input are
+    the hidden states of `own`, then those of `shared[shared_by]`. On `sequence` ranks these three count from the first
     token of this rank's `part`.
     """
 

@@ -5,8 +5,8 @@
     layers     tokens 0 … n      n … 2n        all-to-all back
     head       log-probs of each part, then added up: every rank has those of all tokens and computes the same loss
 
-The gradient of a log-prob is used on the rank that computed it alone, and gradients of weights are summed over ranks, so
-each token counts once (arXiv 2309.14509).
+The gradient of a log-prob is used on the rank that computed it alone, and gradients of weights are summed over ranks,
+so each token counts once (arXiv 2309.14509).
 """
 
 from __future__ import annotations
