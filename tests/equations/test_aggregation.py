@@ -35,9 +35,27 @@ def test_modes_and_padding(mode, expected):
     assert torch.equal(loss.grad[MASK == 0], torch.zeros(5, dtype=torch.float64))
 
 
-def test_totals_decide_the_denominator_not_the_tensor():
-    assert aggregate(LOSS, MASK, BatchTotals(32, 4), "token-mean").item() == 0.5
-    assert aggregate(LOSS, MASK, BatchTotals(32, 4), "seq-mean-token-mean").item() == 3.0
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token-mean", 16 / 32),
+        ("token-sum", 16),
+        ("seq-mean-token-sum", 16 / 4),
+        ("seq-mean-token-mean", (2 + 10) / 4),
+        ("seq-mean-token-sum-norm", 16 / 4 / 0.5),
+    ],
+)
+def test_totals_decide_the_denominator_not_the_tensor(mode, expected):
+    assert aggregate(LOSS, MASK, BatchTotals(32, 4), mode, norm_length=0.5).item() == expected
+
+
+def test_a_branch_counts_its_tokens_and_no_sequence():
+    """Rows: a rollout, a rollout without trained tokens, two branches of which one is empty."""
+    mask = torch.tensor([[2, 1, 0], [0, 0, 0], [1, 0, 1], [0, 0, 0]])
+    is_rollout = torch.tensor([True, True, False, False])
+    assert count_totals(mask, is_rollout) == BatchTotals(num_tokens=4.0, num_sequences=1.0)
+    assert count_totals(mask) == BatchTotals(num_tokens=4.0, num_sequences=2.0)
+    assert count_totals(torch.zeros(2, 3)) == BatchTotals(0.0, 0.0)
 
 
 def test_messages():

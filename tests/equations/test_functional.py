@@ -40,6 +40,8 @@ def test_signatures():
     ]
     assert loss["clip_ratio_c"].default == 3.0
     assert loss["behav_imp_weight_mode"].default == "token_mask"
+    optional = ("clip_ratio_low", "clip_ratio_high", "loss_agg_mode", "rollout_log_probs", "totals", "loss_norm_length")
+    assert {loss[name].default for name in (*optional, "behav_imp_weight_cap")} == {None}
     advantage = inspect.signature(algo.compute_advantage).parameters
     assert list(advantage) == [
         "adv_estimator",
@@ -53,6 +55,9 @@ def test_signatures():
         "std_level",
         "kw",
     ]
+    defaults = {name: each.default for name, each in advantage.items() if each.default is not each.empty}
+    wanted = {"values": None, "gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True, "std_level": "group"}
+    assert defaults == wanted
     assert list(inspect.signature(algo.kl_penalty).parameters) == ["kind", "log_probs", "ref_log_probs"]
 
 
@@ -102,6 +107,31 @@ def test_low_precision_is_computed_in_float32():
     assert loss.dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.int64, torch.float32),
+    ],
+)
+@pytest.mark.parametrize("name", ["grpo", "reinforce_plus_plus", "gae"])
+def test_advantages_have_the_precision_of_rewards_and_at_least_float32(name, given, wanted):
+    rewards = torch.tensor([[0, 1], [0, 3]]).to(given)
+    values = torch.zeros(2, 2, dtype=torch.float64)
+    found = algo.compute_advantage(name, rewards, torch.ones(2, 2), ["x", ("y", 1)], values=values)
+    assert {tensor.dtype for tensor in found} == {wanted}
+
+
+def test_group_ids_of_any_kind_name_the_same_groups():
+    rewards = torch.tensor([[1.0], [2.0], [5.0], [7.0]], requires_grad=True)
+    for ids in (torch.tensor([7, -2, 7, -2]), ["a", "b", "a", "b"], [None, (0, "x"), None, (0, "x")]):
+        advantages, _ = algo.compute_advantage("dr_grpo", rewards, torch.ones(4, 1), ids)
+        assert advantages.flatten().tolist() == [-2.0, -2.5, 2.0, 2.5]
+        assert not advantages.requires_grad
+
+
 class TestMessages:
     def test_unknown_loss(self):
         with pytest.raises(ValueError, match=r"loss_mode='gpso'.*did you mean 'gspo'"):
@@ -114,8 +144,36 @@ class TestMessages:
     def test_shapes(self):
         with pytest.raises(ValueError, match=r"old_log_probs has shape \(2, 4\)"):
             compute_policy_loss("gspo", ONES, torch.ones(2, 4), torch.ones(2), ONES)
-        with pytest.raises(ValueError, match=r"advantages has shape \(3,\)"):
-            compute_policy_loss("gspo", ONES, ONES, torch.ones(3), ONES)
+        for advantages in (torch.ones(3), torch.ones(2, 1), torch.ones(()), torch.ones(3, 2)):
+            shape = ", ".join(map(str, advantages.shape))
+            with pytest.raises(ValueError, match=rf"advantages has shape \({shape},?\): expected \(2,\) or \(2, 3\)"):
+                compute_policy_loss("gspo", ONES, ONES, advantages, ONES)
+        with pytest.raises(ValueError, match=r"response_mask has shape \(2,\): expected \(2, 3\)"):
+            compute_policy_loss("gspo", ONES, ONES, torch.ones(2), torch.ones(2))
+        with pytest.raises(ValueError, match=r"rollout_log_probs has shape \(1, 3\)"):
+            compute_policy_loss("gspo", ONES, ONES, torch.ones(2), ONES, rollout_log_probs=torch.ones(1, 3))
+        with pytest.raises(ValueError, match=r"response_mask has shape \(2, 1\)"):
+            algo.compute_advantage("grpo", ONES, torch.ones(2, 1), [0, 0])
+        with pytest.raises(ValueError, match=r"values has shape \(2, 1\)"):
+            algo.compute_advantage("grpo", ONES, ONES, [0, 0], values=torch.ones(2, 1))
+        with pytest.raises(ValueError, match=r"ref_log_probs has shape \(2, 1\)"):
+            algo.kl_penalty("k1", ONES, torch.ones(2, 1))
+
+    def test_rewards_that_are_not_finite_name_the_first_row_and_their_number(self):
+        rewards = torch.tensor([[1.0, 0.0], [0.0, float("inf")], [0.0, 0.0], [float("-inf"), float("nan")]])
+        with pytest.raises(ValueError, match=r"not finite in row 1 \(2 such rows\)"):
+            algo.compute_advantage("dr_grpo", rewards, torch.ones(4, 2), [0, 0, 0, 0])
+
+    def test_a_fixed_length_that_is_not_given_is_1_with_a_warning(self):
+        with pytest.warns(UserWarning, match="taken as 1") as caught:
+            loss, _ = compute_policy_loss(
+                "vanilla", ONES, ONES, torch.ones(2), ONES, loss_agg_mode="seq-mean-token-sum-norm"
+            )
+        assert loss.item() == pytest.approx(-6 / 2) and caught[0].filename == __file__
+        given, _ = compute_policy_loss(
+            "vanilla", ONES, ONES, torch.ones(2), ONES, loss_agg_mode="seq-mean-token-sum-norm", loss_norm_length=4
+        )
+        assert given.item() == pytest.approx(-6 / 2 / 4)
 
     @pytest.mark.parametrize("key", ["clip_ratio_low", "clip_ratio_high", "clip_ratio_c"])
     def test_negative_clip(self, key):

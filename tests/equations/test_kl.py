@@ -65,6 +65,26 @@ def test_k3_clamps_and_stays_finite():
     assert new.grad.isfinite().all()
 
 
+def test_k3_is_held_at_10_and_then_has_no_gradient():
+    """d = -2.4 and 10.9 stay below 10, d = -2.7 and 11.1 would not."""
+    for d, free in ((-2.4, True), (10.9, True), (-2.7, False), (11.1, False), (30.0, False)):
+        new = torch.tensor(d, dtype=torch.float64, requires_grad=True)
+        value = kl_penalty("k3", new, torch.zeros((), dtype=torch.float64))
+        value.backward()
+        exact = math.exp(-d) + d - 1
+        assert (exact < 10) == free and value.item() == pytest.approx(min(exact, 10.0), rel=1e-12)
+        assert new.grad.item() == pytest.approx(1 - math.exp(-d) if free else 0.0, rel=1e-12)
+        held = kl_penalty("low_var_kl", torch.tensor(d, dtype=torch.float64), torch.zeros((), dtype=torch.float64))
+        assert held.item() == value.item()
+
+
+def test_k3_with_a_plus_learns_even_where_its_value_is_held():
+    new = torch.tensor([30.0, -30.0], dtype=torch.float64, requires_grad=True)
+    value = kl_penalty("k3+", new, torch.zeros(2, dtype=torch.float64))
+    value.sum().backward()
+    assert value.tolist() == [10.0, 10.0] and new.grad.tolist() == [30.0, -30.0]
+
+
 def test_k3_keeps_its_digits_near_zero():
     d = torch.tensor(1e-5, dtype=torch.float32)
     assert kl_penalty("k3", d, torch.zeros(())).item() == pytest.approx(5e-11, rel=0.02)
@@ -123,6 +143,24 @@ def test_the_regulariser_has_only_the_terms_that_are_on():
     assert kl.loss.item() == pytest.approx(1.2 / 10)
     entropy = BoundRegulariser(**by_length, entropy_coeff=2.0)(NEW, REF, -NEW, mask, totals)
     assert entropy.loss.item() == pytest.approx(-2 * 3.8 / 10) and entropy.metrics == {}
+
+
+def test_entropy_alone_needs_no_reference_and_kl_alone_no_entropy():
+    mask, totals = torch.ones_like(NEW), BatchTotals(3, 1)
+    both = BoundRegulariser("token-mean", kl_coef=0.5, kl_kind="k1", entropy_coeff=2.0)
+    entropy_only, kl_only = both(NEW, None, -NEW, mask, totals), both(NEW, REF, None, mask, totals)
+    assert entropy_only.loss.item() == pytest.approx(-2 * 3.8 / 3) and entropy_only.metrics == {}
+    assert kl_only.loss.item() == pytest.approx(0.5 * -0.8 / 3)
+    assert both(NEW, None, None, mask, totals) is None
+    assert BoundRegulariser("token-mean").kl_kind == "low_var_kl"
+
+
+def test_both_terms_divide_by_the_totals_and_the_fixed_length():
+    mask, totals = torch.tensor([[1.0, 1.0, 0.0]]), BatchTotals(8, 4)
+    settings = {"kl_coef": 0.5, "kl_kind": "k1", "entropy_coeff": 2.0}
+    for aggregation, divide in (("seq-mean-token-sum-norm", 4 * 5), ("seq-mean-token-mean", 2 * 4), ("token-sum", 1)):
+        out = BoundRegulariser(aggregation, 5.0, **settings)(NEW, REF, -NEW, mask, totals)
+        assert out.loss.item() == pytest.approx((0.5 * -0.8 - 2.0 * 3.5) / divide)
 
 
 def test_kl_of_tokens():
@@ -203,8 +241,25 @@ class TestControllers:
     def test_bad_settings_are_named(self):
         with pytest.raises(ValueError, match=r"kl_ctrl.type='linear'"):
             make_controller("linear", 0.1)
-        with pytest.raises(ValueError, match="target_kl=0"):
-            make_controller("adaptive", 0.1, target=0)
+        for key, name in (("target", "target_kl"), ("horizon", "horizon")):
+            for value in (0, -1.0, math.nan):
+                with pytest.raises(ValueError, match=f"kl_ctrl.{name}={value}"):
+                    make_controller("adaptive", 0.1, **{key: value})
+        make_controller("fixed", 0.1, target=0, horizon=0)  # which a constant does not read
+
+    def test_an_adaptive_controller_aims_at_a_tenth_over_ten_thousand_sequences_by_default(self):
+        controller = make_controller("adaptive", 1.0)
+        controller.update(0.11, 500)
+        assert controller.value == pytest.approx(1 + 0.1 * 500 / 10_000, rel=1e-12)
+        controller.update(0.11, 500)
+        assert controller.value == pytest.approx((1 + 0.1 * 500 / 10_000) ** 2, rel=1e-12)
+
+    @pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+    def test_what_is_saved_is_the_coefficient(self, kind):
+        controller = make_controller(kind, 0.3)
+        assert controller.state_dict() == {"value": 0.3}
+        controller.load_state_dict({"value": 2})
+        assert controller.value == 2.0 and isinstance(controller.value, float)
 
 
 def test_kl_penalty_of_the_same_policy_is_zero():

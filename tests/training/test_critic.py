@@ -65,12 +65,46 @@ def test_a_value_that_left_its_range_towards_the_return_has_no_gradient():
     assert out.metrics["critic/vf_clipfrac"].result() == 1
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_value_loss_of_two_parts_is_that_of_the_whole(seed):
+    """Values that left their range on either side, rows of different length; every metric merges to the whole."""
+    generator = torch.Generator().manual_seed(seed)
+    values, old, returns = (torch.randn(4, 5, generator=generator, dtype=torch.float64) for _ in range(3))
+    mask = (torch.rand(4, 5, generator=generator) < 0.7).int()
+    clip, totals = 0.3, count_totals(mask)
+    total, clipped, predicted, count = 0.0, 0, 0.0, int(mask.sum())
+    for v, o, r, m in zip(
+        values.flatten().tolist(), old.flatten().tolist(), returns.flatten().tolist(), mask.flatten()
+    ):
+        held = min(max(v, o - clip), o + clip)
+        if m:
+            total += max((v - r) ** 2, (held - r) ** 2) / 2
+            clipped += (held - r) ** 2 > (v - r) ** 2
+            predicted += v
+    spoilt = [torch.where(mask.bool(), each, torch.nan) for each in (values, old, returns)]
+    whole = value_loss(*spoilt, mask, clip, totals)
+    parts = [value_loss(*(each[rows] for each in (*spoilt, mask)), clip, totals) for rows in (slice(0, 1), slice(1, 4))]
+    assert whole.loss.item() == pytest.approx(total / count) and 0 < clipped < count
+    assert sum(part.loss for part in parts).item() == pytest.approx(total / count)
+    for name, wanted in (
+        ("critic/vf_loss", total / count),
+        ("critic/vf_clipfrac", clipped / count),
+        ("critic/vpred_mean", predicted / count),
+    ):
+        assert whole.metrics[name].result() == pytest.approx(wanted)
+        assert parts[0].metrics[name].merge(parts[1].metrics[name]).result() == pytest.approx(wanted), name
+
+
 def test_explained_variance():
     returns, mask = torch.tensor([[0.0, 1.0, 2.0, 50.0]]), torch.tensor([[1, 1, 1, 0]])
     assert explained_variance(returns + 3, returns, mask) == pytest.approx(1)  # an offset leaves nothing unexplained
     assert explained_variance(torch.zeros(1, 4), returns, mask) == pytest.approx(0)
     assert explained_variance(-returns, returns, mask) == pytest.approx(-3)
     assert explained_variance(returns, torch.ones(1, 4), mask) == 0
+    assert explained_variance(returns, returns, torch.tensor([[1, 0, 0, 0]])) == 0
+    assert explained_variance(returns, returns, torch.zeros(1, 4)) == 0
+    values, targets = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])  # residuals -1 and 2
+    assert explained_variance(values, targets, torch.ones(1, 2)) == pytest.approx(1 - 2.25 / 4)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
