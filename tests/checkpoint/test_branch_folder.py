@@ -139,7 +139,7 @@ def test_a_branch_is_complete_or_not_there(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr("gspo.checkpoint.branch.write_json", full)
-        with pytest.raises(CheckpointError, match="new: could not write the branch: .*No space left"):
+        with pytest.raises(CheckpointError, match=r"new: could not write the branch: .*No space left"):
             make_branch(parent, loaded, tmp_path / "new", settings())
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     (tmp_path / ".tmp-new" / "rest").mkdir(parents=True)
