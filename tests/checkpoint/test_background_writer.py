@@ -152,6 +152,125 @@ def test_a_closed_writer_accepts_jobs_again_and_an_abandoned_one_refuses_them(wr
         writer.do("save_checkpoint", lambda beat: done.append("unnoticed"))
 
 
+class Hands:
+    """Time that the test moves. `asked` is set when somebody asks for it."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = self.processor = 0.0
+        self.asked = threading.Event()
+        where = "gspo.checkpoint.background_writer"
+        monkeypatch.setattr(f"{where}.time.monotonic", self.ask)
+        monkeypatch.setattr(f"{where}.time.thread_time", lambda: self.processor)
+        monkeypatch.setattr(f"{where}.os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+
+    def ask(self) -> float:
+        now = self.now
+        self.asked.set()
+        return now
+
+
+def test_a_job_costs_the_time_that_the_run_waits_and_its_share_of_the_processor(writer, monkeypatch):
+    hands = Hands(monkeypatch)
+
+    def job(beat):
+        assert hands.asked.wait(30)  # the main thread waits from now on
+        hands.processor += 8.0
+        hands.now += 5.0
+
+    for stage in ("log_groups", "save_checkpoint", "log_groups"):
+        hands.asked.clear()
+        writer.do(stage, job)
+        writer.wait()
+    one = 5.0 + 8.0 / 4
+    assert writer.cost == {"log_groups": 2 * one, "save_checkpoint": one}
+
+
+def test_a_job_in_the_main_thread_costs_its_time_even_when_it_fails(writer, clock, monkeypatch):
+    hands, stages = Hands(monkeypatch), []
+
+    def job(beat):
+        stages.append(clock.stage)
+        beat()
+        hands.now += 3.0
+        raise OSError(28, "No space left on device")
+
+    beats = clock.beats
+    with pytest.raises(OSError, match="No space left"):
+        writer.do_now("save_checkpoint", job)
+    assert writer.cost == {"save_checkpoint": 3.0} and stages == ["save_checkpoint"] and clock.stage is None
+    assert clock.beats == beats + 3  # the start and the end of the stage, and the job's own
+    writer.wait()  # the error was raised where the job ran
+
+
+def test_a_job_reports_progress_to_the_clock(writer, clock):
+    seen = []
+
+    def job(beat):
+        before = clock.beats
+        beat()
+        seen.append(clock.beats - before)
+
+    writer.do("log_groups", job)
+    writer.close()
+    assert seen == [1]
+
+
+def test_an_abandoned_job_is_no_error_and_the_time_it_took_is_counted(writer):
+    begun = threading.Event()
+
+    def endless(beat):
+        begun.set()
+        until(lambda: beat() or False)
+
+    writer.do("save_checkpoint", endless)
+    assert begun.wait(30)
+    writer.abandon()
+    writer.wait()  # nothing is raised, and nothing is waited for
+    assert "save_checkpoint" in writer.cost
+
+
+def test_a_program_that_exits_abandons_its_jobs(writer):
+    begun, done = threading.Event(), []
+
+    def endless(beat):
+        begun.set()
+        until(lambda: beat() or False)
+
+    with pytest.raises(SystemExit), writer:
+        writer.do("save_checkpoint", endless)
+        writer.do("save_checkpoint", lambda beat: done.append("next"))
+        assert begun.wait(30)
+        raise SystemExit(1)
+    assert done == []
+
+
+def test_the_error_of_a_job_is_raised_by_close_and_the_thread_ends(writer):
+    def fails(beat):
+        raise OSError(28, "No space left on device")
+
+    writer.do("save_checkpoint", fails)
+    with pytest.raises(OSError, match="No space left"):
+        writer.close()
+    assert not [t for t in threading.enumerate() if t.name == "gspo-writer"]
+
+
+def test_a_job_that_is_given_after_a_failure_waits_for_the_error_to_be_seen(writer):
+    failed, done = threading.Event(), []
+
+    def fails(beat):
+        failed.set()
+        raise OSError(28, "No space left on device")
+
+    writer.do("log_groups", fails)
+    assert failed.wait(30)
+    until(lambda: not writer._tasks)
+    writer.do("save_checkpoint", lambda beat: done.append("dropped"))
+    with pytest.raises(OSError, match="No space left"):
+        writer.wait()
+    writer.close()
+    assert done == []
+
+
 def test_the_watchdog_finds_a_hanging_job_during_wait(writer, clock, said, tmp_path):
     warned = []
     dog = Watchdog(

@@ -170,6 +170,92 @@ def test_that_nothing_has_state_is_believed_until_the_first_update(step, bad, na
         assert not is_refused
 
 
+def of_all(*names: str) -> dict[str, tuple[int, ...]]:
+    return dict.fromkeys(names, (2,))
+
+
+def stored(*names: str) -> dict[str, Stored]:
+    return {name: Stored((2,), "F32") for name in names}
+
+
+AFTER_UPDATES = {"step": 9, "config": {}, "counters": {}, "without_state": {}}
+
+
+def refusal(expected, given, *, reset: bool = False, state=AFTER_UPDATES) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        check_sets(Path("here"), state, expected, given, reset=reset)
+    return str(caught.value)
+
+
+def test_every_difference_of_every_set_is_named_in_one_message() -> None:
+    expected = {"optimizer": of_all("step/a", "step/b", "x1", "x2", "x3"), "critic/model": of_all("w")}
+    given = {
+        "optimizer": stored("step/a", "y"),
+        "critic/model": {"w": Stored((2, 1), "F32")},
+        "more": stored("z"),
+        "empty": {},
+    }
+    message = refusal(expected, given)
+    assert message.splitlines()[:-1] == [
+        "here does not hold the state of this run:",
+        "  training/optimizer: missing: step/b, x1, x2 and 1 more",
+        "  training/optimizer: unexpected: y",
+        "  training/critic/model: w has shape [2, 1], expected [2]",
+        "  training/more: unexpected: z",
+        "  training/empty: a tensor set that this run does not have",
+    ]
+    assert check_sets(
+        Path("here"), AFTER_UPDATES, expected, {n: stored(*e) for n, e in expected.items()}, reset=False
+    ) == ({}, [])
+    assert "unexpected: a, b, c\n" in refusal({}, {"set": stored("a", "b", "c")})
+
+
+def test_reset_leaves_out_optimisers_and_unknown_sets_but_no_weights() -> None:
+    expected = {"optimizer": of_all("a", "b"), "critic/optimizer": of_all("c"), "critic/model": of_all("w")}
+    given = {"optimizer": {**stored("b"), "a": Stored((3,), "F32")}, "critic/model": stored("w"), "more": stored("z")}
+    unusable, notes = check_sets(Path("here"), AFTER_UPDATES, expected, given, reset=True)
+    assert unusable == {"optimizer": {"a"}, "critic/optimizer": {"c"}, "more": set()}
+    assert [note.partition(" starts")[0].rpartition("/")[2] for note in notes] == ["optimizer", "optimizer", "more"]
+    assert notes[1].endswith("training/critic/optimizer starts at 0 where it does not fit: missing: c")
+    message = refusal(expected, {**given, "critic/model": {}}, reset=True)
+    assert "training/critic/model: missing: w" in message and "training/optimizer" not in message
+
+
+def test_parameters_without_state_are_those_that_the_checkpoint_names_for_their_set() -> None:
+    expected = {
+        name: of_all("step/a", "exp_avg/a", "step/b", "exp_avg/b") for name in ("optimizer", "critic/optimizer")
+    }
+    whole = stored("step/a", "exp_avg/a", "step/b", "exp_avg/b")
+    half = stored("step/b", "exp_avg/b")
+    named = {**AFTER_UPDATES, "without_state": {"critic/optimizer": ["a"]}}
+    assert check_sets(Path("x"), named, expected, {"optimizer": whole, "critic/optimizer": half}, reset=False) == (
+        {},
+        [],
+    )
+    message = refusal(expected, {"optimizer": half, "critic/optimizer": half}, state=named)
+    assert "training/optimizer: missing: step/a, exp_avg/a" in message and "critic" not in message
+    text = {**AFTER_UPDATES, "without_state": {"critic/optimizer": "a"}}  # not a list
+    assert "training/critic/optimizer" in refusal(expected, {"optimizer": whole, "critic/optimizer": half}, state=text)
+
+
+def test_the_warmup_of_the_critic_excuses_the_policy_alone() -> None:
+    state = {"step": 3, "config": {"trainer": {"critic_warmup": 3}}, "counters": {}}
+    expected = {name: of_all("step/a", "exp_avg/a") for name in ("optimizer", "critic/optimizer")}
+    message = refusal(expected, {}, state=state)
+    assert "training/critic/optimizer" in message and "training/optimizer" not in message
+    assert check_sets(Path("x"), {**state, "step": 0}, expected, {}, reset=False) == ({}, [])
+    for broken in ({"step": 1, "config": 5, "counters": {}}, {"step": 1, "config": {"trainer": None}, "counters": {}}):
+        assert "training/optimizer" in refusal(expected, {}, state=broken)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_float"), [("F64", 1), ("F32", 1), ("F16", 1), ("BF16", 1), ("I64", 0), ("BOOL", 0)]
+)
+def test_tensors_of_a_run_are_floating_point(dtype: str, is_float: int) -> None:
+    found = compare_set({"a": (2,)}, {"a": Stored((2,), dtype)})
+    assert bool(found.other) != bool(is_float) and not found.missing and not found.unexpected
+
+
 def test_the_corpus_is_large_and_its_manifests_fit(world: Path, tmp_path: Path) -> None:
     assert len(LYING) >= 40
     newest = checkpoint.all_steps(_copy(world, tmp_path) / "checkpoints")[-1]
