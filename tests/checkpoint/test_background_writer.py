@@ -229,7 +229,7 @@ def test_an_abandoned_job_is_no_error_and_the_time_it_took_is_counted(writer):
     assert "save_checkpoint" in writer.cost
 
 
-def test_a_program_that_exits_abandons_its_jobs(writer):
+def test_a_program_that_exits_abandons_its_jobs(writer, said):
     begun, done = threading.Event(), []
 
     def endless(beat):
@@ -241,7 +241,7 @@ def test_a_program_that_exits_abandons_its_jobs(writer):
         writer.do("save_checkpoint", lambda beat: done.append("next"))
         assert begun.wait(30)
         raise SystemExit(1)
-    assert done == []
+    assert done == [] and said == []
 
 
 def test_the_error_of_a_job_is_raised_by_close_and_the_thread_ends(writer):
