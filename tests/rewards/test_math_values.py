@@ -310,7 +310,7 @@ def test_a_large_number_of_the_truth_allows_the_same_exponent(monkeypatch: pytes
 def test_a_truth_may_be_marked_and_text_decides_before_values() -> None:
     assert same_answer("5", r"so \boxed{5}", symbolic=False)
     assert same_answer("5.0", "6 and so\n#### 5", symbolic=False)
-    assert same_answer("x + 1", "x+1", symbolic=False)
+    assert same_answer("x + 1", "x+1", symbolic=False) and same_answer("x+1", "x + 1", symbolic=False)
     assert same_answer("y" * 301, "y" * 301)
     long = "x+" * 150
     with pytest.raises(RewardError, match="it is longer than 300 characters"):
@@ -327,4 +327,5 @@ def test_the_reward_of_an_answer() -> None:
     assert grade_math("#### 5", 5, symbolic=False) == right
     assert grade_math("#### 5", ["4", 5.0], symbolic=False) == right
     assert grade_math("#### 5", ("4", "6"), symbolic=False) == wrong
+    assert grade_math("#### 5", "3 more than 2 is\n#### 5", symbolic=False) == right
     assert grade_math("nothing", ["4", "5"], symbolic=False) == silent
