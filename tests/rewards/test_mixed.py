@@ -163,3 +163,51 @@ def test_a_function_of_weight_0_is_logged_and_may_fail() -> None:
     )
     assert isinstance(graded(wrap_function(one, weight=0.0), wrap_function(broken)), str)
     assert isinstance(graded(*as_specs({"name": "default", "weight": 0.0})), str)  # no rule for this row
+
+
+def test_each_part_may_fail_on_another_response_and_only_that_one_has_no_reward() -> None:
+    a = Part("a", Fixed(Reward(1.0), "one broke", Reward(3.0), "both broke"))
+    b = Part("b", Fixed(Reward(10.0), Reward(20.0), "two broke", "both broke too"), -1.0)
+    done, _ = mixed(a, b, n=4)
+    found = [r.reward.score if r.reward is not None else r.failure for r in done]
+    assert found == [-9.0, "a: one broke", "b: two broke", "a: both broke"]
+
+
+def test_a_logged_part_gives_its_accuracy_notes_and_score_but_no_noise() -> None:
+    logged = Part("judge", Fixed(Reward(0.5, 1.0, {"x": 1.0}, noise=0.5, notes={"reason": "so"})), 0.0, "judge")
+    main = Part("rule", Fixed(Reward(2.0, 0.0, {"x": 2.0})))
+    (done,), _ = mixed(logged, main)
+    assert done.reward == Reward(
+        2.0, 1.0, {"x": 2.0, "reward/judge": 0.5, "reward/rule": 2.0}, noise=0.0, notes={"judge": {"reason": "so"}}
+    )
+
+
+def test_disagreement_adds_up_over_groups_and_over_parts_of_a_kind() -> None:
+    rule = Part("rule", Fixed(Reward(1.0, acc=1.0), Reward(0.0, acc=0.0)))
+    first = Part("one", Fixed(Reward(0.0), Reward(1.0)), 1.0, "judge")
+    second = Part("two", Fixed(Reward(0.5), Reward(0.5)), 1.0, "judge")
+    model = Part("three", Fixed(Reward(1.0), Reward(2.0)), 0.0, "model", orders=True)
+    scorer = MixedScorer([first, second, rule, model])
+    for _ in range(3):
+        scorer.submit(group(2))
+    scorer.collect(1)
+    assert scorer.state_dict() == {"judge": [3.0, 4], "model": [1.0, 1]}
+    scorer.collect()
+    metrics = scorer.observe()
+    assert metrics["judge/disagreement"] == Metric.mean(9.0, 12)
+    assert metrics["reward_model/disagreement"] == Metric.mean(3.0, 3)
+    assert metrics["judge/calls"] == Metric("sum", 1.0) and scorer.state_dict() == {}
+
+
+def test_closing_drops_groups_that_were_not_collected() -> None:
+    scorer = MixedScorer([Part("a", Fixed(Reward(1.0)))])
+    scorer.submit(group(1))
+    scorer.close()
+    scorer.parts[0].scorer.collect()
+    assert scorer.collect() == []
+
+
+def test_sides_of_one_half() -> None:
+    assert wrong_verdicts([(0.5, 0.5), (0.5, 0.49), (0.49, 0.5), (0.0, 1.0), (1.0, 0.0)]) == (4.0, 5)
+    assert wrong_verdicts([]) == (0.0, 0)
+    assert wrong_order([(0.5, 1.0), (0.0, 1.0), (1.0, 0.0)]) == (2.5, 3)

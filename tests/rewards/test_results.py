@@ -12,6 +12,12 @@ from gspo.rewards.protocol import RewardError
 from gspo.rewards.results import as_reward, from_json, to_json
 from gspo.types import Reward
 
+
+class Unreadable:
+    def item(self):
+        raise TypeError
+
+
 READ = [
     (1, Reward(1.0)),
     (True, Reward(1.0)),
@@ -22,6 +28,7 @@ READ = [
     ({"score": 0.5, "acc": 0}, Reward(0.5, 0.0)),
     ({"score": 0.5, "acc": True, "style": 2, "note": "text", "none": None, "list": [1]}, Reward(0.5, 1.0, {"style": 2.0})),
     (Reward(0.5, extra={"x": 1}), Reward(0.5, None, {"x": 1.0})),
+    ({"score": np.int64(2), "b": b"text", "t": (1,), "m": {"a": 1}, "on": True, 3: 4}, Reward(2.0, None, {"on": 1.0, "3": 4.0})),
 ]  # fmt: skip
 REFUSED = [
     (float("nan"), "the score is nan, expected a finite number"),
@@ -33,6 +40,11 @@ REFUSED = [
     (None, "expected a number"),
     ([1.0], "expected a number"),
     (np.ones(2), "expected one number"),
+    (torch.ones(2), "expected one number"),
+    (Unreadable(), "expected one number"),
+    ("x" * 198, f"the score is '{'x' * 198}' (str), expected a number"),
+    ("x" * 199, f"the score is '{'x' * 199}… (str), expected a number"),
+    ({"score": 1.0, "x": torch.ones(2)}, "the metric 'x' is tensor([1., 1.]), expected one number"),
     ({"acc": 1.0}, 'expected "score" among them'),
 ]
 
@@ -60,3 +72,14 @@ def test_a_worker_that_answers_something_else_is_a_failure(item):
 
 def test_a_failure_stays_a_failure():
     assert from_json(to_json("it broke")) == "it broke"
+
+
+def test_an_answer_of_a_worker_may_leave_out_what_is_empty():
+    assert from_json({"score": 1}) == Reward(1.0)
+    assert from_json({"score": 1, "acc": 0, "extra": {"x": 2}}) == Reward(1.0, 0.0, {"x": 2.0})
+    assert from_json({"failure": 3, "score": 2}) == Reward(2.0)
+    assert from_json({"score": "1"}) == (
+        "a reward worker's answer was refused: the score is '1' (str), expected a number"
+    )
+    assert from_json([1]) == "a reward worker answered [1], expected a score"
+    assert to_json(Reward(1.0, 0.5, {"x": 2.0})) == {"score": 1.0, "acc": 0.5, "extra": {"x": 2.0}}

@@ -7,13 +7,14 @@ import functools
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gspo.rewards.compose import as_specs
 from gspo.rewards.functions import CUSTOM, Response, RewardSpec, load_function, parse_spec, wrap_function
 from gspo.rewards.protocol import RewardError
 from gspo.rewards.signatures import detect_style
-from gspo.types import Prompt, Reward
+from gspo.types import Prompt, Reward, Turn
 
 PROMPT = Prompt(
     "file.jsonl:7",
@@ -245,3 +246,197 @@ def test_an_error_names_the_key_that_asks_for_the_file(reward: Any, named: str) 
         load_function(spec)
     with pytest.raises(RewardError, match=r"reward\.functions.*has key; only name, path, weight and kwargs are known"):
         as_specs([{"name": "f", "key": "mine"}])
+
+
+TURNS = (Turn(0, 1, "try", observation="higher"), Turn(1, 2, "done"))
+ROW = Prompt("r", ({"role": "user", "content": "q"}, {"role": "tool"}), (7, 8), "src", 5, {"level": 3, "prompt_ids": 9})
+TWO = [Response("done", (1, 2), 0, turns=TURNS), Response("six", (3,), 1)]
+
+
+def called(signature: Any, result: Any = 1.0, kwargs: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """What a function with the parameters of `signature` is called with for the responses `TWO`."""
+    calls: list[dict[str, Any]] = []
+
+    @functools.wraps(signature)
+    def keep(**values: Any) -> Any:
+        calls.append(values)
+        return result
+
+    for graded in wrap_function(keep, kwargs=kwargs).grade(ROW, TWO):
+        assert isinstance(graded, Reward), graded
+    return calls
+
+
+def test_each_parameter_of_verl_is_passed_where_it_is_asked_for() -> None:
+    def some(solution_str: str, extra_info: dict[str, Any]) -> float: ...
+    def other(data_source: str, ground_truth: str) -> float: ...
+    def every(data_source: str, solution_str: str, **kwargs: Any) -> float: ...
+    def lists(solution_strs: list[str], ground_truths: list[Any]) -> list[float]: ...
+    def all_lists(data_sources: list[str], solution_strs: list[str], **kwargs: Any) -> list[float]: ...
+
+    info = {"level": 3, "prompt_ids": 9}
+    assert called(some) == [{"solution_str": text, "extra_info": info} for text in ("done", "six")]
+    assert called(other) == [{"data_source": "src", "ground_truth": 5}] * 2
+    assert called(every)[1] == {"data_source": "src", "solution_str": "six", "ground_truth": 5, "extra_info": info}
+    assert called(lists, [1.0, 2.0]) == [{"solution_strs": ["done", "six"], "ground_truths": [5, 5]}]
+    (wanted,) = called(all_lists, (1.0, 2.0))
+    assert wanted == {
+        "data_sources": ["src"] * 2,
+        "solution_strs": ["done", "six"],
+        "ground_truths": [5, 5],
+        "extra_infos": [info, info],
+    }
+    assert wanted["extra_infos"][0] is not wanted["extra_infos"][1]
+
+
+def test_columns_of_a_row_never_replace_what_areal_passes_itself() -> None:
+    def areal(prompt: str, completions: str, prompt_ids: Any, completion_ids: Any, **data: Any) -> float: ...
+    def short(completions: str, prompt_ids: Any) -> float: ...
+
+    columns = {"data_source": "src", "ground_truth": 5, "answer": 5, "level": 3}
+    first = {"prompt": "q\n", "completions": "done", "prompt_ids": [7, 8], "completion_ids": [1, 2]}
+    assert called(areal) == [first | columns, first | {"completions": "six", "completion_ids": [3]} | columns]
+    assert called(short) == [{"completions": text, "prompt_ids": [7, 8]} for text in ("done", "six")]
+
+
+def test_trl_gets_columns_texts_and_on_a_type_error_messages() -> None:
+    def trl(completions: list[Any], **columns: Any) -> list[float]: ...
+    def narrow(completions: list[Any], level: list[int]) -> list[float]: ...
+
+    columns = {
+        "data_source": ["src"] * 2,
+        "ground_truth": [5, 5],
+        "answer": [5, 5],
+        "level": [3, 3],
+        "prompt_ids": [9, 9],
+        "completion_ids": [[1, 2], [3]],
+        "trainer_state": None,
+    }
+    assert called(trl, [1.0, 2.0]) == [columns | {"prompts": ["q\n"] * 2, "completions": ["done", "six"]}]
+    assert called(narrow, [1.0, 2.0]) == [{"completions": ["done", "six"], "level": [3, 3]}]
+
+    def chats(completions: list[Any], prompts: list[Any]) -> list[float]:
+        if isinstance(completions[0], str):
+            raise TypeError("string indices must be integers")
+        seen.append((completions, prompts))
+        return [1.0, 2.0]
+
+    seen: list[Any] = []
+    wrap_function(chats).grade(ROW, TWO)
+    (completions, prompts) = seen[0]
+    assert completions == [
+        [
+            {"role": "assistant", "content": "try"},
+            {"role": "tool", "content": "higher"},
+            {"role": "assistant", "content": "done"},
+        ],
+        [{"role": "assistant", "content": "six"}],
+    ]
+    assert prompts == [[{"role": "user", "content": "q"}, {"role": "tool"}]] * 2 and len(seen) == 1
+
+
+def test_settings_win_over_columns_of_the_same_name() -> None:
+    def trl(completions: list[str], level: int = 0, **columns: Any) -> list[float]: ...
+    def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float: ...
+
+    (found,) = called(trl, [1.0, 2.0], {"level": 100})
+    assert found["level"] == 100
+    assert called(verl, kwargs={"extra_info": "mine"})[0]["extra_info"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("fn", "style"),
+    [
+        (lambda prompt, response: 1, "gspo"),
+        (lambda a, b, c=1: 1, "gspo"),
+        (lambda a, b=1: 1, "gspo"),
+        (lambda a, b, *, c=1, **d: 1, "gspo"),
+        (lambda solution_str: 1, "verl"),
+        (lambda data_source, ground_truth: 1, "verl"),
+        (lambda data_source, other: 1, "gspo"),
+        (lambda solution_str, solution_strs: 1, "verl_batch"),
+        (lambda completions: 1, "trl"),
+        (lambda completions, prompts: 1, "trl"),
+        (lambda prompt, completions: 1, "areal"),
+        (lambda completions, prompt_ids: 1, "areal"),
+        (lambda *args: 1, None),
+        (lambda a, *, b=1: 1, None),
+        (lambda a, b, c, d=1: 1, None),
+    ],
+)
+def test_the_names_of_parameters_tell_the_signature(fn: Any, style: str | None) -> None:
+    if style is None:
+        with pytest.raises(RewardError, match="has an unknown signature"):
+            detect_style(fn, "fn")
+    else:
+        assert detect_style(fn, "fn") == style
+
+
+def test_a_third_parameter_may_be_set_and_none_that_does_not_exist() -> None:
+    assert detect_style(lambda a, b, c: 1, "fn", ["c"]) == "gspo"
+    assert detect_style(lambda a, b, **more: 1, "fn", ["c"]) == "gspo"
+    with pytest.raises(RewardError, match=r"has no parameter 'd'; kwargs may set c, e, more$"):
+        detect_style(lambda a, b, c=1, *args, e=2, more=3: 1, "fn", ["z", "d"])
+    with pytest.raises(RewardError, match=r"kwargs may set none$"):
+        detect_style(lambda a, b: 1, "fn", ["d"])
+    with pytest.raises(RewardError, match="the signature of reward function fn cannot be read"):
+        detect_style(type, "fn")
+
+
+def test_a_list_may_be_an_array_and_an_empty_list_is_no_answer_for_two() -> None:
+    def arrays(completions: list[str], **_: Any) -> Any:
+        return np.asarray([0.25, 0.5])
+
+    assert [r.score for r in wrap_function(arrays).grade(PROMPT, RESPONSES) if isinstance(r, Reward)] == [0.25, 0.5]
+    graded = wrap_function(lambda completions, **_: []).grade(PROMPT, RESPONSES)
+    assert all("it returned 0 values for 2 completions" in str(item) for item in graded)
+
+
+def test_a_name_may_lead_into_a_class_and_every_public_name_is_offered(tmp_path: Any) -> None:
+    file = tmp_path / "nested_reward.py"
+    file.write_text(
+        "class Group:\n    @staticmethod\n    def score(prompt, response):\n        return 3\n"
+        "def other(prompt, response): return 1\ndef _hidden(): pass\nVALUE = 1\n"
+    )
+    spec = RewardSpec("Group.score", str(file), weight=0.5)
+    function = load_function(spec)
+    assert function.weight == 0.5 and function.name == "Group.score"
+    assert [r.score for r in function.grade(PROMPT, RESPONSES) if isinstance(r, Reward)] == [3, 3]
+    with pytest.raises(RewardError, match=r"it has Group, other\. Choose one with `name`"):
+        load_function(RewardSpec("Group.none", str(file)))
+    with pytest.raises(RewardError, match=r"Choose one with custom_reward_function\.name"):
+        load_function(RewardSpec("VALUE", str(file), key=CUSTOM))
+
+
+def test_the_message_of_an_error_is_cut_and_its_last_part_kept() -> None:
+    def raising(prompt: Prompt, response: str) -> float:
+        raise ValueError("x" * 2000 + "end")
+
+    failure = str(wrap_function(raising, name="mine").grade(PROMPT, [Response("a", index=3)])[0])
+    head, _, trace = failure.partition("\n")
+    assert head.endswith("response 3: ValueError: …" + "x" * 997 + "end") and "in raising" in trace
+
+
+def test_a_response_knows_its_tokens_place_and_end() -> None:
+    response = Response("abc", [1, 2, 3], 4, "length", [TURNS[0]])
+    assert response == "abc" and response.num_tokens == 3
+    assert (response.token_ids, response.index, response.finish_reason) == ((1, 2, 3), 4, "length")
+    assert response.turns == (TURNS[0],)
+    bare = Response("abc")
+    assert (bare.token_ids, bare.index, bare.finish_reason, bare.turns) == ((), 0, "stop", ())
+
+
+@pytest.mark.parametrize(("style", "whole"), [(ours, False), (verls, False), (areals, False), (trls, True)])
+def test_only_functions_of_lists_need_the_whole_group(style: Any, whole: bool) -> None:
+    assert wrap_function(style).needs_whole_group is whole
+    assert wrap_function(functools.partial(style)).needs_whole_group is whole
+
+
+def test_an_object_with_an_async_call_is_awaited_and_keeps_its_settings() -> None:
+    class Judge:
+        async def __call__(self, prompt: Prompt, response: str, bonus: float = 0.0) -> float:
+            return len(response) + bonus
+
+    function = wrap_function(Judge(), kwargs={"bonus": 10.0})
+    assert function.needs_whole_group and function.name == "Judge"
+    assert [r.score for r in function.grade(PROMPT, RESPONSES) if isinstance(r, Reward)] == [11, 13]

@@ -68,3 +68,49 @@ def test_a_failed_environment_is_a_missing_reward(adds: bool) -> None:
     failed, fine = score(Group(prompt, (rollout(1.0, failure="gone"), rollout(None)), 0, 0), adds=adds)
     assert failed.reward is None and failed.failure == "gone"
     assert fine.reward is not None and fine.reward.score == 1.0
+
+
+def turned(*turns: tuple[float | None, dict[str, float]], text: str = "7") -> Rollout:
+    made = tuple(Turn(i, i + 1, text, reward, metrics=metrics) for i, (reward, metrics) in enumerate(turns))
+    size = len(made)
+    return Rollout((5,) * size, (-1.0,) * size, (1,) * size, (0,) * size, "environment", text, turns=made)
+
+
+def test_the_last_turns_metrics_and_accuracy_count() -> None:
+    prompt = Prompt("p", (), (1,), "no such source", "7")
+    rollout = turned((0.5, {"acc": 1.0, "depth": 1.0, "seen": 4.0}), (0.0, {"acc": 0.0, "depth": 3.0}), (None, {}))
+    (done,) = score(Group(prompt, (rollout,), 0, 0))
+    assert done.reward == Reward(0.5, 0.0, {"depth": 3.0, "seen": 4.0}, turns=(0.5, 0.0, 0.0))
+
+
+def test_a_reward_of_0_is_a_reward_and_the_function_is_not_asked() -> None:
+    prompt = Prompt("p", (), (1,), "calculator", "7")
+    zero, none = score(Group(prompt, (turned((0.0, {})), turned((None, {}), (None, {"depth": 2.0}))), 0, 0))
+    assert zero.reward == Reward(0.0, None, turns=(0.0,))
+    assert none.reward == Reward(1.0, 1.0, {"depth": 2.0}, turns=(0.0, 1.0))
+
+
+def test_the_environments_accuracy_counts_where_the_function_has_none() -> None:
+    def half(prompt: Prompt, response: str) -> dict[str, float]:
+        return {"score": 0.5, "depth": 9.0}
+
+    prompt = Prompt("p", (), (1,), "calculator", "7")
+    rollout = turned((1.0, {"acc": 0.25, "depth": 2.0, "seen": 1.0}))
+    (done,) = score(Group(prompt, (rollout,), 0, 0), half, adds=True)
+    assert done.reward == Reward(1.5, 0.25, {"depth": 9.0, "seen": 1.0}, turns=(1.5,))
+
+
+def test_rollouts_without_turns_are_the_functions_alone() -> None:
+    prompt = Prompt("p", (), (1,), "calculator", "7")
+    plain = Rollout((5,), (-1.0,), (1,), (0,), "stop", "7")
+    for adds in (False, True):
+        alone, rewarded = score(Group(prompt, (plain, turned((0.5, {}), text="8")), 0, 0), adds=adds)
+        assert alone.reward == Reward(1.0, 1.0)
+        assert rewarded.reward is not None and rewarded.reward.score == 0.5  # "8" is wrong
+
+
+def test_closing_drops_what_was_not_collected() -> None:
+    scorer = TurnScorer(make_scorer("exact"), adds_function=True)
+    scorer.submit(Group(Prompt("p", (), (1,), "calculator", "7"), (rollout(1.0),), 0, 0))
+    scorer.close()
+    assert scorer.collect() == []

@@ -100,7 +100,8 @@ READ: list[tuple[Question, str, tuple[float, ...] | None]] = [
     ],
     (question("reference"), RIGHT + ' {"verdict": "wrong"}', (0.0,)),  # the last object counts
     (question("reference"), '{"verdict": "wrong", "inner": {"verdict": "right"}}', (0.0,)),  # not one inside another
-    (question("reference"), "{ " + RIGHT, (1.0,)),
+    (question("reference"), "{" + RIGHT, (1.0,)),
+    (question("reference"), '{"a":' * 1100 + RIGHT, (1.0,)),  # deeper than the reader of JSON goes
     (question("reference"), " " * (MAX_REPLY - len(RIGHT)) + RIGHT, (1.0,)),
     (question("reference"), " " * (MAX_REPLY - len(RIGHT) + 1) + RIGHT, None),
     (question("reference"), " " * (MAX_REPLY - 5) + "right", (1.0,)),
