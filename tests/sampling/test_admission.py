@@ -166,3 +166,77 @@ def test_groups_are_started_for_what_the_batch_lacks_by_the_share_of_this_step_a
     assert report.num_generated == 3
     # (4 + 1 + 1) of (12 + 3 + 1) are kept, so three more need eight groups, of which two are pending.
     assert admission.room(report, num_in_flight=1, num_scoring=1, num_queued=1, num_training=0) == 6
+
+
+class WantingEngine(TokenEngine):
+    """Asks for a number of responses, and remembers with which limit it was asked."""
+
+    wanted: int | None = None
+    limit: int | None = None
+
+    def num_wanted(self, limit: int) -> int | None:
+        self.limit = limit
+        return self.wanted
+
+
+def room_of(
+    counts: tuple[int, int, int, int],
+    *,
+    wanted: int | None = None,
+    held: int | None = None,
+    submitted: int = 0,
+    **settings: Any,
+) -> tuple[int, int | None]:
+    """What may be started with (in flight, scoring, queued, training), and the limit that the engine was asked with."""
+    engine = WantingEngine(lambda request, i: 1)
+    engine.wanted = wanted
+    values = SamplingSettings(**{"train_batch_size": 4, "n": 3, "params": PARAMS, **settings})
+    admission = Admission(values, engine, None if held is None else lambda: held)
+    report = SamplingCounts(0, values.generation_batch, 4, num_submitted=submitted)
+    return admission.room(report, *counts), engine.limit
+
+
+@pytest.mark.parametrize(
+    ("counts", "given", "room"),
+    [
+        # The stream: four in flight by default, twelve outstanding in all, of which handed out groups are part.
+        ((1, 5, 0, 0), {}, 3),
+        ((1, 5, 2, 3), {}, 1),
+        ((2, 5, 2, 4), {}, 0),
+        ((0, 6, 0, 4), {}, 2),
+        ((1, 0, 0, 0), {"gen_batch_size": 6}, 5),
+        ((1, 0, 0, 0), {"max_in_flight": 2}, 1),
+        # An engine with slots: seven free ones of three each begin three groups, whatever is in flight.
+        ((9, 0, 0, 0), {"wanted": 7}, 3),
+        ((9, 0, 0, 0), {"wanted": 6}, 2),
+        ((9, 0, 0, 0), {"wanted": 0}, 0),
+        ((9, 0, 1, 0), {"wanted": 30}, 2),
+        ((1, 0, 0, 0), {"wanted": 30, "max_in_flight": 2}, 1),
+        # What the engine holds now, within the budget of twelve.
+        ((2, 0, 0, 0), {"held": 7, "wanted": 30}, 5),
+        ((2, 0, 0, 0), {"held": 70}, 10),
+        ((2, 0, 0, 0), {"held": 7, "max_in_flight": 3}, 5),
+        # A limit of generation batches counts what this step has submitted.
+        ((0, 0, 0, 0), {"max_num_gen_batches": 2, "submitted": 6}, 2),
+        ((0, 0, 0, 0), {"max_num_gen_batches": 2, "submitted": 8}, 0),
+        ((3, 0, 0, 0), {"max_num_gen_batches": 2, "submitted": 3}, 1),
+        # Rounds: a whole generation batch once nothing is pending, whatever is queued or in training.
+        ((0, 0, 3, 4), {"strategy": "rounds", "gen_batch_size": 6}, 6),
+        ((1, 0, 0, 0), {"strategy": "rounds"}, 0),
+        ((0, 1, 0, 0), {"strategy": "rounds"}, 0),
+        ((0, 0, 0, 0), {"strategy": "rounds", "gen_batch_size": 6, "max_num_gen_batches": 2, "submitted": 8}, 4),
+    ],
+)
+def test_the_room_for_new_groups(counts, given, room):
+    assert room_of(counts, **given)[0] == room
+
+
+def test_an_engine_with_slots_is_asked_for_the_responses_of_all_groups_in_flight():
+    assert room_of((0, 0, 0, 0), wanted=1, gen_batch_size=6) == (1, 18)
+    assert room_of((0, 0, 0, 0), wanted=1, max_in_flight=2) == (2, None), "a limit in groups is kept in groups"
+
+
+def test_surplus_is_started_within_the_slots_and_less_what_is_pending():
+    for counts, wanted, room in [((0, 0, 0, 0), 300, 4), ((1, 2, 0, 0), 300, 1), ((0, 0, 3, 0), 300, 1)]:
+        assert room_of(counts, wanted=wanted, max_staleness=0)[0] == room
+    assert room_of((0, 0, 0, 0), wanted=5, max_staleness=0)[0] == 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -172,3 +175,88 @@ def test_repeated_scores_of_one_response_set_the_smallest_spread():
     noisy = group(Reward(0.5, acc=0.0, noise=0.4), Reward(0.75, acc=1.0, noise=0.2))
     assert not judge(noisy).keep
     assert judge(noisy, "acc").keep  # the noise is that of the score
+
+
+def expected_verdict(rewards: list[Reward | None], metric: str, enable: bool, min_spread: float) -> str:
+    """The rule of the documentation, written out from the counts of what is there."""
+    present = [r for r in rewards if r is not None]
+    if not present or (len(present) == 1 and len(rewards) > 1):
+        return "reward_failed"
+    if not enable or len(rewards) == 1:
+        return "kept"
+    read = {
+        "seq_reward": lambda r: r.score,
+        "seq_final_reward": lambda r: r.score - r.kl_penalty,
+        "size": lambda r: r.extra["size"],
+    }[metric]
+    values = sorted(read(r) for r in present)
+    spread = values[-1] - values[0]
+    noise = 0.0 if metric == "size" else sum(r.noise for r in present) / len(present)
+    if spread > min_spread and spread > noise:
+        return "kept"
+    marks = [values[0] if r.acc is None else r.acc for r in present]
+    if spread == 0 and all(mark >= 1 for mark in marks):
+        return "all_right"
+    if spread == 0 and all(mark <= 0 for mark in marks):
+        return "all_wrong"
+    return "same_score"
+
+
+def test_every_verdict_is_that_of_the_written_rule():
+    """All numbers are dyadic, so that spreads often equal the limit they are compared with."""
+    rng = random.Random(0)
+    seen: Counter[str] = Counter()
+    for _ in range(700):
+        few = rng.choice([(0.0,), (1.0,), (0.0, 1.0), (0.0, 0.5, 1.0), (-1.0, 0.0), (1.0, 2.0)])
+        noises = rng.choice([(0.0,), (0.0, 0.5), (0.5,), (0.0, 1.0, 2.0)])
+        rewards: list[Reward | None] = [
+            None
+            if rng.random() < 0.15
+            else Reward(
+                rng.choice(few),
+                acc=rng.choice([None, None, 0.0, 0.5, 1.0]) if rng.random() < 0.4 else None,
+                extra={"size": rng.choice([0.0, 1.0])},
+                kl_penalty=rng.choice([0.0, 0.0, 0.5]),
+                noise=rng.choice(noises),
+            )
+            for _ in range(rng.randint(1, 5))
+        ]
+        metric = rng.choice(["seq_reward", "seq_final_reward", "size"])
+        enable, min_spread = rng.random() < 0.9, rng.choice([0.0, 0.0, 0.5, 1.0])
+        verdict = judge(group(*rewards), metric, enable=enable, min_spread=min_spread)
+        assert verdict.reason == expected_verdict(rewards, metric, enable, min_spread), (rewards, metric, min_spread)
+        assert verdict.keep is (verdict.reason == "kept")
+        assert [r.reward for r in verdict.group.rollouts] == [r for r in rewards if r is not None]
+        assert [r.reward for r in verdict.group.failed] == [r for r in rewards if r is None]
+        seen[verdict.reason] += 1
+    assert min(seen[reason] for reason in ("kept", "all_right", "all_wrong", "same_score", "reward_failed")) > 20
+
+
+def test_the_noise_counts_for_every_name_of_the_reward_and_for_no_other_metric():
+    noisy = [Reward(0.0, acc=0.0, extra={"size": 0.0}, noise=1.0), Reward(1.0, acc=1.0, extra={"size": 1.0}, noise=1.0)]
+    kept = [judge(group(*noisy), m).keep for m in ("seq_reward", "score", "seq_final_reward", "acc", "size")]
+    assert kept == [False, False, False, True, True]
+
+
+def test_only_the_metric_that_is_compared_must_be_finite():
+    broken = [Reward(1.0, acc=float("nan")), Reward(0.0, acc=1.0)]
+    assert judge(group(*broken)).keep
+    assert judge(group(*broken), "acc", enable=False).keep
+    assert judge(group(*broken), "acc", keep=lambda _: True).keep
+    with pytest.raises(ValueError, match="returned acc=nan"):
+        judge(group(*broken), "acc")
+
+
+def test_the_choices_named_for_an_unknown_metric_are_those_of_the_reward():
+    with pytest.raises(ValueError) as caught:
+        metric_value(Reward(1.0, acc=0.0, extra={"z": 1.0, "score": 2.0, "b": 0.0}), "no")
+    assert "expected one of seq_reward, seq_final_reward, score, acc, b, z." in str(caught.value)
+
+
+def test_success_begins_at_an_accuracy_of_one_half():
+    assert [is_right(Reward(1.0, acc=acc)) for acc in (0.49, 0.5, 0.51)] == [False, True, True]
+    assert not is_right(Reward(-0.5))
+
+
+def test_a_spread_of_the_user_does_not_bind_the_filter_of_the_user():
+    assert judge(group(*same(1.0)), keep=lambda _: True, min_spread=5.0).reason == "kept"

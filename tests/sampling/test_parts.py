@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 
 import pytest
 
@@ -45,6 +46,14 @@ def test_queue_removes_in_order():
     assert (numbers(queue.groups()), queue.versions) == ([2, 6], {2: 2})
 
 
+def test_queue_names_the_last_of_the_lowest_and_leaves_them():
+    queue = KeptQueue()
+    for s in (5, 1, 9, 3):
+        queue.push(numbered(s))
+    assert [queue.last_of(count) for count in (1, 2, 4)] == [1, 3, 9]
+    assert numbers(queue.groups()) == [1, 3, 5, 9]
+
+
 def test_budget():
     budget = StalenessBudget(batch_size=8, max_staleness=2)
     assert (budget.capacity, budget.room(20), budget.room(30)) == (24, 4, 0)
@@ -70,6 +79,29 @@ def test_a_step_waits_only_for_a_group_that_would_miss_its_deadline(pending, que
     assert StalenessBudget(batch_size=8, max_staleness=2).must_wait(pending, queued, version=5) is waits
 
 
+def misses_its_deadline(pending: dict[int, int], queued: dict[int, int], version: int, batch: int, bound: int) -> bool:
+    """Take the oldest batch, then one batch in every later step, oldest first: is a group late behind a pending one?"""
+    queue = sorted(v for v, count in queued.items() for _ in range(count) if v + bound >= version)
+    waiting = [v for v, count in pending.items() for _ in range(count) if v + bound >= version]
+    for place, group in enumerate(sorted(queue[batch:] + waiting)):
+        trained_at = version + 1 + place // batch
+        if trained_at > group + bound and any(v <= group for v in waiting):
+            return True
+    return False
+
+
+def test_a_step_waits_exactly_when_taking_the_oldest_first_would_be_too_late():
+    rng = random.Random(1)
+    waited = 0
+    for _ in range(1500):
+        batch, bound = rng.randint(1, 3), rng.randint(0, 3)
+        pending, queued = ({v: rng.randint(0, 4) for v in rng.sample(range(6), rng.randint(0, 4))} for _ in range(2))
+        expected = misses_its_deadline(pending, queued, 5, batch, bound)
+        assert StalenessBudget(batch, bound).must_wait(pending, queued, version=5) is expected, (pending, queued)
+        waited += expected
+    assert 300 < waited < 1200
+
+
 def test_reserve_holds_the_earliest():
     reserve = Reserve(2)
     spare = [reserve.add(numbered(s), "all_wrong") for s in (7, 3, 9, 1)]
@@ -77,6 +109,17 @@ def test_reserve_holds_the_earliest():
     assert [g.submission for g, _ in reserve.take(1)] == [1]
     assert [g.submission for g, _ in reserve.clear()] == [3]
     assert Reserve(0).add(numbered(1), "all_right") == [(numbered(1), "all_right")]
+    assert reserve.clear() == [] and reserve.take(2) == []
+
+
+def test_a_reserve_of_any_size_gives_back_every_group_once_and_keeps_the_earliest():
+    for size in (1, 2, 3):
+        reserve, order = Reserve(size), random.Random(size).sample(range(20), 20)
+        spare = [item for s in order for item in reserve.add(numbered(s), f"why {s}")]
+        held = reserve.take(size)
+        assert [g.submission for g, _ in held] == list(range(size))
+        everything = spare + held + reserve.clear()
+        assert sorted((g.submission, why) for g, why in everything) == [(s, f"why {s}") for s in range(20)]
 
 
 @pytest.mark.parametrize(
@@ -110,11 +153,69 @@ def test_concurrency_is_a_generation_batch_within_the_budget(values, concurrency
         ("predict_min_prob", 0.0),
         ("predict_discount", 1.5),
         ("max_failure_rate", -0.1),
+        ("predict_min_prob", 1.01),
+        ("predict_discount", 0.0),
+        ("reward_lag", 0),
+        ("min_spread", -0.1),
+        ("max_failure_rate", 1.01),
     ],
 )
 def test_bad_settings_are_named(name, value):
     with pytest.raises(ValueError, match=f"^{name}={value!r}: expected "):
         SamplingSettings(**{"train_batch_size": 4, "n": 2, "params": PARAMS, name: value})
+
+
+def made(**values) -> SamplingSettings:
+    return SamplingSettings(**{"train_batch_size": 4, "n": 2, "params": PARAMS, **values})
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("train_batch_size", [1]),
+        ("n", [1]),
+        ("gen_batch_size", [1, None]),
+        ("strategy", ["stream", "rounds"]),
+        ("on_limit", ["raise", "train_partial", "keep_unfiltered"]),
+        ("max_staleness", [0]),
+        ("max_in_flight", [1, None]),
+        ("predict", ["off", "skip"]),
+        ("predict_min_prob", [0.01, 1.0]),
+        ("predict_discount", [0.01, 1.0]),
+        ("reward_lag", [1]),
+        ("min_spread", [0.0]),
+        ("max_failure_rate", [0.0, 1.0]),
+    ],
+)
+def test_settings_at_the_end_of_their_range_are_good(name, values):
+    assert [getattr(made(**{name: value}), name) for value in values] == values
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [
+        ({"max_num_gen_batches": 3, "gen_batch_size": 6}, 18),
+        ({"max_num_gen_batches": 1}, 4),
+        ({"max_num_gen_batches": 0, "gen_batch_size": 6}, None),
+        ({"max_num_gen_batches": -1}, None),
+    ],
+)
+def test_the_limit_of_a_step_is_counted_in_generation_batches(values, limit):
+    assert made(**values).submission_limit == limit
+
+
+@pytest.mark.parametrize(
+    ("values", "surplus"),
+    [
+        ({"max_staleness": 0}, True),
+        ({"max_staleness": 1}, False),
+        ({"max_staleness": 0, "strategy": "rounds"}, False),
+        ({"max_staleness": 0, "enable": False}, False),
+        ({"max_staleness": 0, "max_in_flight": 8}, False),
+    ],
+)
+def test_surplus_is_started_only_by_a_filtered_stream_that_may_carry_nothing(values, surplus):
+    assert made(**values).starts_surplus is surplus
 
 
 def rollout(**changes) -> Rollout:
