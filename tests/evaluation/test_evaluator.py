@@ -9,7 +9,7 @@ import pytest
 from gspo.evaluation.evaluator import Evaluator, best_of, summarise, wilson
 from gspo.rollout.engine import SamplingParams
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
-from gspo.types import Group, Prompt, Reward, Rollout
+from gspo.types import Group, Prompt, Reward, Rollout, Turn
 
 
 def test_best_of_is_the_mean_over_all_subsets():
@@ -183,3 +183,98 @@ def test_the_length_of_an_answer_counts_the_tokens_of_the_model_alone():
     found = summarise([Group(Prompt("a", (), (1,), "task"), rollouts, 0, 0)])
     assert found.metrics["val-aux/task/response_length/mean"].result() == 2.5
     assert [r["num_tokens"] for r in found.records()[0]["responses"]] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("k", "sizes"), [(1, []), (2, [2]), (3, [2, 3]), (4, [2, 4]), (5, [2, 4, 5]), (8, [2, 4, 8]), (9, [2, 4, 8, 9])]
+)
+def test_best_of_powers_of_2_and_of_all_answers_are_reported(k, sizes):
+    found = summarise([group("a", [("x", float(i == 0)) for i in range(k)])]).metrics
+    core = {name for name in found if name.startswith("val-core/a/acc/")}
+    majority = [f"val-core/a/acc/maj@{k}"] if k > 1 else []
+    assert core == {f"val-core/a/acc/mean@{k}", *majority, *(f"val-core/a/acc/best@{size}" for size in sizes)}
+    for size in sizes:  # one right answer of k: the chance that a draw of `size` holds it
+        assert found[f"val-core/a/acc/best@{size}"].result() == pytest.approx(size / k)
+
+
+def test_questions_without_any_reward_count_as_failures_only():
+    groups = [
+        group("a", [("4", 1.0), ("5", 1.0)]),
+        group("a", [("4", None), ("5", None)]),
+        group("a", [("4", 0.0), ("5", None)]),
+        group("b", [("4", None)]),
+    ]
+    found = summarise(groups)
+    values = {name: metric.result() for name, metric in found.metrics.items()}
+    assert found.accuracy == values["val-core/a/acc/mean@2"] == 0.5
+    bounds = (values["val-aux/a/acc/ci_low"], values["val-aux/a/acc/ci_high"])
+    assert found.interval == bounds == wilson(0.5, 2)
+    assert values["val-core/a/acc/best@2"] == values["val-core/a/acc/maj@2"] == 0.5
+    assert (values["val-aux/a/reward_failures"], values["val-aux/b/reward_failures"]) == (3, 1)
+    assert {name for name in values if "/b/" in name} == {"val-aux/b/reward_failures", "val-aux/b/response_length/mean"}
+    assert found.metrics["val-aux/a/reward_failures"].kind == "sum"
+    empty = summarise([])
+    assert (empty.metrics, empty.accuracy, empty.interval, empty.problem()) == ({}, None, None, None)
+
+
+def test_a_source_without_accuracy_leaves_that_of_another_source_alone():
+    plain = Rollout((1,), (0.0,), (1,), (0,), "stop", "x", Reward(3.0))
+    found = summarise([group("a", [("x", 1.0)]), Group(Prompt("b", (), (1,), "b"), (plain,), 0, 0)])
+    assert found.accuracy is None is found.interval  # of all sources there is none
+    assert found.metrics["val-core/a/acc/mean@1"].result() == 1.0
+    assert "val-core/b/acc/mean@1" not in found.metrics
+    assert found.metrics["val-core/b/reward/mean@1"].result() == 3.0
+
+
+def test_answers_vote_by_their_final_value_however_it_is_written():
+    texts = [("so \\boxed{4}", 1.0), ("7", 0.0), (" the answer is \\boxed{4}", 1.0), ("7 ", 0.0), ("#### 4", 1.0)]
+    assert summarise([group("a", texts)]).metrics["val-core/a/acc/maj@5"].result() == 1.0
+    assert (
+        summarise([group("a", [("x", 1.0), (" y", 0.0), ("y\n", 0.0)])]).metrics["val-core/a/acc/maj@3"].result() == 0.0
+    )
+
+
+def test_a_record_has_the_parts_of_a_reward_and_the_notes_of_a_judge_where_there_are_any():
+    reward = Reward(1.0, extra={"reward/style": 0.5, "length": 9.0}, notes={"verdict": "good"})
+    rollouts = (
+        Rollout((1,), (0.0,), (1,), (0,), "stop", "x", reward, turns=(Turn(0, 1, text="hello"),)),
+        Rollout((1,), (0.0,), (1,), (0,), "stop", "y", Reward(0.0, extra={"length": 1.0})),
+    )
+    first, second = summarise([Group(Prompt("a", (), (1,)), rollouts, 0, 0)]).records()[0]["responses"]
+    assert (first["extra"], first["notes"]) == ({"reward/style": 0.5}, {"verdict": "good"})
+    assert [turn["text"] for turn in first["turns"]] == ["hello"]
+    assert set(second) == {"text", "score", "acc", "num_tokens", "finish_reason"}
+
+
+def test_figures_of_turns_are_reported_by_source_as_means_and_shares():
+    turns = (Turn(0, 1, num_calls=2, num_errors=1), Turn(1, 2))
+    agent = Rollout((1, 1), (0.0,) * 2, (1, 1), (0, 0), "stop", "x", Reward(1.0, acc=1.0), turns=turns)
+    found = summarise([Group(Prompt("a", (), (1,), "a"), (agent,), 0, 0), group("b", [("x", 1.0)])]).metrics
+    names = {name for name in found if name.startswith("val-aux/a/turns") or "tool" in name}
+    assert names and all(name.startswith("val-aux/a/") and name.endswith(("/mean", "/share")) for name in names)
+
+
+def test_an_evaluation_asks_with_its_own_seed_sampling_and_version():
+    seen = []
+
+    class Recording(ScriptedEngine):
+        def generate(self, requests):
+            seen.append(list(requests))
+            return super().generate(seen[-1])
+
+    prompts = [Prompt(f"a/{i}", (), (1,), "a") for i in range(3)]
+    params = SamplingParams(max_tokens=2, temperature=0.3)
+    engine = Recording(lambda prompt, submission, index: ScriptedAnswer((1, 2), "right"))
+    Evaluator(engine, Judge(), prompts, params, n=2, seed=7, batch_size=2).run(version=3)
+    assert [len(requests) for requests in seen] == [2, 1]
+    flat = [request for requests in seen for request in requests]
+    assert [(r.submission, r.n, r.version, r.seed) for r in flat] == [(i, 2, 3, 7) for i in range(3)]
+    assert all(r.params == params for r in flat)
+    nobody = Evaluator(engine, Judge(), [], params, n=2, seed=7).run(version=0)
+    assert nobody.groups == [] and nobody.accuracy is None
+
+
+def test_an_interval_lies_within_0_and_1_at_both_ends():
+    assert wilson(1.0, 3) == (pytest.approx(0.43850, abs=1e-4), 1.0)
+    assert wilson(0.0, 3) == (0.0, pytest.approx(0.56150, abs=1e-4))
+    assert wilson(1.0, 0) == (0.0, 1.0) and wilson(-1e-9, 0) is None

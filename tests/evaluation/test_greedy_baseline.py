@@ -51,4 +51,14 @@ def test_every_row_of_a_group_has_the_reward_of_its_greedy_answer():
     assert metrics["critic/greedy_failures"].result() == 1
     for request, group in zip(engine.requests, groups, strict=True):
         assert (request.prompt, request.n, request.version) == (group.prompt, 1, 6)
+        assert (request.submission, request.seed) == (group.submission, 0)
         assert request.params == SamplingParams(max_tokens=4, temperature=0.0, top_k=3)
+
+
+def test_the_mean_that_replaces_a_failed_answer_leaves_out_failed_rewards():
+    engine = Recording(lambda prompt, submission, index: ScriptedAnswer((1,)))
+    whole = trained("1", [4.0, 1.0, 0.0])
+    some = whole.with_rollouts((*whole.rollouts[:2], whole.rollouts[2].with_reward(None, "it broke")))
+    baselines, metrics = GreedyBaseline(engine, Scores(), SamplingParams(max_tokens=4)).score([some], version=0)
+    assert baselines.tolist() == [2.5, 2.5, 2.5]
+    assert metrics["critic/greedy_score/mean"].result() == 0.0 and metrics["critic/greedy_failures"].result() == 1

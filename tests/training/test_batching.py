@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from gspo.training.batch.batching import (
     balance,
     collate,
+    count_rows,
     micro_batch,
     mini_batches,
     plan_micro_batches,
@@ -15,7 +18,8 @@ from gspo.training.batch.batching import (
     split_by_tokens,
     split_packed,
 )
-from gspo.types import Group, Prompt, Reward, Rollout, Turn
+from gspo.training.parallel.ranks import Ranks
+from gspo.types import BatchTotals, Group, Prompt, Reward, Rollout, Turn
 
 
 def rollout(size: int, mask: tuple[int, ...], score: float) -> Rollout:
@@ -144,3 +148,87 @@ def test_penalties_of_tokens_are_kept_by_token_and_a_sum_lies_on_the_last():
     assert batch.kl_penalties is not None
     assert batch.kl_penalties.tolist() == [[0.5, 0.25, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
     assert collate([Group(Prompt("p", (), (9,)), rollouts[2:], 0, 0)]).kl_penalties is None
+
+
+def part(size: int, first: int, context: tuple[int, ...] = (), mask: tuple[int, ...] = ()) -> Rollout:
+    tokens = tuple(range(first, first + size))
+    return Rollout(tokens, (-0.5 * first,) * size, mask or (1,) * size, (0,) * size, "stop", context=context)
+
+
+def test_branches_follow_all_rollouts_in_order_with_the_score_and_group_of_their_own():
+    """Two groups; the first rollout has two branches, the third has one, which is the longest row of the batch."""
+    a = dataclasses.replace(
+        part(2, 10), reward=Reward(1.0, kl_penalty=0.25), branches=(part(1, 20, (7,)), part(3, 30, (7, 8), (1, 0, 0)))
+    )
+    b = dataclasses.replace(part(1, 40, context=(6, 6)), reward=Reward(0.5))
+    c = dataclasses.replace(part(2, 50), reward=Reward(2.0), branches=(part(4, 60),))
+    batch = collate([Group(Prompt("p", (), (1, 2)), (a, b), 0, 0), Group(Prompt("q", (), (3,)), (c,), 1, 0)])
+    assert batch.branch_of == (0, 0, 2) and (batch.num_rollouts, batch.num_sequences) == (3, 6)
+    assert [ids[0] for ids in batch.response_ids] == [10, 40, 50, 20, 30, 60]
+    assert batch.prompt_ids == [(1, 2), (6, 6), (3,), (7,), (7, 8), (3,)]  # a row without a context has its prompt's
+    assert batch.group_ids.tolist() == [0, 0, 1, 0, 0, 1]
+    assert batch.scores.tolist() == [0.75, 0.5, 2.0, 0.75, 0.75, 2.0]
+    assert batch.mask.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1]]
+    assert batch.rollout_log_probs[4].tolist() == [-15.0, -15.0, -15.0, 0.0]
+    assert batch.kl_penalties is not None and batch.turn_ids is None is batch.turn_rewards
+    assert batch.kl_penalties.tolist() == [[0.0, 0.25, 0.0, 0.0]] + [[0.0] * 4] * 5  # a branch pays nothing again
+    alone = batch.without_branches()
+    assert alone.scores.tolist() == [0.75, 0.5, 2.0] and alone.branch_of == ()
+    assert count_rows(batch, [0, 1, 2, 3, 4, 5]) == BatchTotals(11.0, 3.0)
+    assert count_rows(batch, [5, 4, 1]) == BatchTotals(6.0, 1.0)
+    assert count_rows(alone, [2, 0]) == BatchTotals(4.0, 2.0)
+
+
+def test_a_batch_in_which_only_some_rollouts_have_turns():
+    """Without rewards by turn the score belongs to the last turn; a rollout without turns has no turn at all."""
+    turns = (Turn(0, 1, malformed=True), Turn(2, 4, malformed=False))
+    by_turn = Rollout((1,) * 4, (-1.0,) * 4, (1, 0, 1, 1), (0,) * 4, "length", "", Reward(3.0), None, turns)
+    partly = dataclasses.replace(by_turn, reward=Reward(2.0, turns=(1.5,), kl_penalty=0.5), finish_reason="stop")
+    plain = Rollout((2, 2), (-1.0,) * 2, (1, 1), (0,) * 2, "stop", reward=Reward(5.0))
+    group = Group(Prompt("p", (), (9,)), (by_turn, plain, partly), 0, 0)
+    batch = collate([group])
+    assert batch.turn_rewards is not None and batch.turn_ids is not None
+    assert batch.turn_rewards.tolist() == [[0.0, 3.0], [0.0, 0.0], [1.5, -0.5]]
+    assert batch.turn_ids.tolist() == [[0, -1, 1, 1], [-1] * 4, [0, -1, 1, 1]]
+    whole, half = [[1, 0, 1, 1], [1, 1, 0, 0], [1, 0, 1, 1]], [0, 0, 1, 1]
+    assert batch.mask.tolist() == whole
+    assert collate([group], mask_malformed=True).mask.tolist() == [half, whole[1], half]
+    assert collate([group], mask_truncated=True).mask.tolist() == [[0] * 4, whole[1], whole[2]]
+    both = collate([group], mask_truncated=True, mask_malformed=True)
+    assert both.mask.tolist() == [[0] * 4, whole[1], half]
+    assert both.scores.tolist() == batch.scores.tolist() == [3.0, 5.0, 1.5]
+
+
+def test_packed_micro_batches_are_as_few_as_their_budget_allows():
+    """A response's last token is not run, and a shared prompt is run once: 2 + 3 + 1 = 6 tokens, or 2 + 3 + 2 + 1."""
+    rollouts = (rollout(4, (1,) * 4, 1.0), rollout(2, (1,) * 2, 1.0))
+    batch = collate([Group(Prompt("a", (), (1, 2)), rollouts, 0, 0)])
+    assert split_packed(batch, [0, 1], 6, "shared") == [[0, 1]]
+    assert len(split_packed(batch, [0, 1], 5, "shared")) == 2
+    assert split_packed(batch, [0, 1], 8, "packed") == [[0, 1]]
+    assert len(split_packed(batch, [0, 1], 7, "packed")) == 2
+    assert split_packed(batch, [1], 1, "shared") == split_packed(batch, [1], 1, "packed") == [[1]]
+
+
+def test_bins_are_as_few_as_their_cost_allows():
+    assert balance([6], 6) == balance([7], 6) == balance([0], 6) == [[0]]
+    assert balance([3, 3], 6) == [[0, 1]] and len(balance([3, 4], 6)) == 2
+    assert balance([], 6) == [] and balance([0, 0, 0], 6) == [[0, 1, 2]]
+    assert sorted(map(sorted, balance([20, 3, 3], 6))) == [[0], [1, 2]]  # an item above the limit takes one bin
+    assert len(balance([4, 4, 4], 7)) == 3  # two bins would be enough for the sum
+
+
+def test_the_budget_of_ranks_that_share_sequences_is_that_of_all_of_them():
+    batch = collate(two_groups() * 2)
+
+    class Pair(Ranks):
+        size, ranks_per_sequence = 2, 2
+
+    class Two(Ranks):
+        size, rank = 2, 1
+
+    how = {"max_rows": 1, "kind": "plain"}
+    single, double = (plan_micro_batches(batch, 9, max_tokens=n, **how) for n in (5, 10))
+    assert plan_micro_batches(batch, 9, max_tokens=5, **how, ranks=Pair()) == double != single
+    # The other rank has the row that is left over: this one runs a forward that does not count beside it.
+    assert plan_micro_batches(batch, 1, max_tokens=None, **how, ranks=Two())[1] == [[]]

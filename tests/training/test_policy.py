@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -277,5 +279,14 @@ def test_schedules():
     assert [cosine.at(s) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
     assert cosine.at(4) == 1.0
     assert cosine.at(9) == pytest.approx(0.55)
-    assert cosine.at(14) == pytest.approx(0.1)
+    assert cosine.at(14) == cosine.at(99) == pytest.approx(0.1)
+    assert cosine.at(6) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * 0.2)) / 2)
+    line = Schedule(2.0, "linear", warmup_steps=2, total_steps=10, min_ratio=0.25)
+    assert [line.at(s) for s in (0, 1, 2, 4, 6, 10, 50)] == pytest.approx([1.0, 2.0, 2.0, 1.625, 1.25, 0.5, 0.5])
     assert Schedule(2.0).at(1000) == 2.0
+    for kind in ("linear", "cosine"):
+        assert Schedule(2.0, kind, warmup_steps=4, total_steps=None).at(1000) == 2.0
+        assert Schedule(2.0, kind, total_steps=8).at(8) == 0.0 and Schedule(2.0, kind, total_steps=8).at(0) == 2.0
+        assert Schedule(2.0, kind, warmup_steps=5, total_steps=5, min_ratio=0.5).at(5) == 2.0
+        assert Schedule(2.0, kind, warmup_steps=5, total_steps=5, min_ratio=0.5).at(6) == 1.0
+    assert [Schedule(2.0, "constant", 4, 10, 0.1).at(s) for s in (0, 3, 4, 10)] == [0.5, 2.0, 2.0, 2.0]

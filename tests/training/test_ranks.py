@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gspo.metrics import Metric
 from gspo.training.batch.batching import plan_micro_batches
-from gspo.training.parallel.ranks import Ranks, idle_row, merge_ranks, split_over_ranks
+from gspo.training.parallel.ranks import Ranks, idle_row, merge_ranks, split_over_ranks, spread
 from gspo.types import BatchTotals, TrainBatch
 
 
@@ -114,3 +114,34 @@ def test_totals_of_a_mini_batch_are_summed_over_ranks():
 
     assert Two().total(BatchTotals(7.0, 2.0)) == BatchTotals(17.0, 5.0)
     assert Ranks().total(BatchTotals(7.0, 2.0)) == BatchTotals(7.0, 2.0)
+
+
+def test_ranks_of_one_sequence_have_one_share():
+    class Paired(Ranks):
+        size, ranks_per_sequence = 6, 2
+
+        def sum(self, values):
+            return 3 * values
+
+    found = [Paired() for _ in range(6)]
+    for rank, each in enumerate(found):
+        each.rank = rank
+    assert [each.share for each in found] == [0, 0, 1, 1, 2, 2] and found[0].num_shares == 3
+    assert found[0].total(BatchTotals(7.0, 2.0)) == BatchTotals(21.0, 6.0)
+    found[0].size = 2  # both ranks run all rows: there is nothing to add
+    assert found[0].num_shares == 1 and found[0].total(BatchTotals(7.0, 2.0)) == BatchTotals(7.0, 2.0)
+    assert (Ranks().num_shares, Ranks().share, Ranks().ranks_per_sequence) == (1, 0, 1)
+
+
+def test_items_go_to_the_bin_with_the_least_cost_the_most_expensive_first():
+    assert spread([1, 5, 2, 4], 2) == [[0, 1], [2, 3]]
+    assert spread([3, 3, 3], 2) == [[0, 2], [1]]  # the first bin of equals
+    assert spread([], 2) == [[], []] and spread([7], 2) == [[0], []]
+
+
+def test_shares_cover_the_given_rows_only_and_count_prompts_of_each_group_they_touch():
+    batch = batch_of([(10, [1, 1]), (1, [30]), (10, [1, 1])])
+    assert split_over_ranks(batch, [4, 2, 0], 1, share_prompts=True) == [[4, 2, 0]]
+    assert split_over_ranks(batch, [0, 1, 3, 4], 2, share_prompts=True) == [[0, 1], [3, 4]]
+    assert split_over_ranks(batch, [0, 1, 2, 3, 4], 2, share_prompts=True) == [[2], [0, 1, 3, 4]]
+    assert split_over_ranks(batch, [0, 1, 2], 2, share_prompts=False) == [[2], [0, 1]]
