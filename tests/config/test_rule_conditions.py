@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from gspo.config import load
-from gspo.config.checks import rules
+from gspo.config.checks import ineffective, rules
 from gspo.config.loading import tree
 from gspo.config.loading.settings import Layer, Origin, Settings
 from gspo.config.problems import Problem
@@ -208,14 +208,37 @@ def plain() -> Any:
     return load(overrides=[f"{M}.path=org/model", LOSS + "=gspo"]).config
 
 
-def problems(values: Mapping[str, Any]) -> list[Problem]:
-    """What the rules say about a config in which these keys were set."""
-    config, settings = copy.deepcopy(plain()), Settings()
+@contextmanager
+def configured(values: Mapping[str, Any]) -> Iterator[Any]:
+    """The plain config with these values, for a while."""
+    config = plain()
+    before = {key: tree.get(config, key) for key in values}
     for key, value in values.items():
         tree.put(config, key, value)
-    for key in tree.leaves():
-        settings.put(key, tree.get(config, key), Origin(Layer.FILE if key in values else Layer.DEFAULT, "here"))
-    return rules.check(config, settings, rules.RULES)
+    try:
+        yield config
+    finally:
+        for key, value in before.items():
+            tree.put(config, key, value)
+
+
+def problems(values: Mapping[str, Any]) -> list[Problem]:
+    """What the rules say about a config with these values."""
+
+    def report(key: str, message: str, remedy: str, level: Any = "error") -> Problem:
+        return Problem(level, key, None, "", message, remedy)
+
+    with configured(values) as config:
+        return [problem for rule in rules.RULES for problem in rule(config, report)]
+
+
+def checked(values: Mapping[str, Any], layer: Layer = Layer.FILE) -> list[Problem]:
+    """Everything that is said about these values where somebody, or a recipe, set them."""
+    settings = Settings()
+    with configured(values) as config:
+        for key in tree.leaves():
+            settings.put(key, tree.get(config, key), Origin(layer if key in values else Layer.DEFAULT, "here"))
+        return rules.check(config, settings, rules.RULES)
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -229,7 +252,7 @@ def test_a_rule_speaks_only_where_its_condition_holds(number: int) -> None:
 
 
 def test_errors_come_first() -> None:
-    levels = [problem.level for problem in problems({HIGH: 0.5, "trainer.device": "gpu", KL_LOSS: True, KL: True})]
+    levels = [problem.level for problem in checked({HIGH: 0.5, "trainer.device": "gpu", KL_LOSS: True, KL: True})]
     assert levels == ["error", "warning", "warning"]
 
 
@@ -278,7 +301,7 @@ UNUSED: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     (DISTILL, 0.5, {ESTIMATOR: "grpo"}, {ESTIMATOR: "opd"}),
     *[("algorithm.norm_adv_by_std_in_grpo", False, {ESTIMATOR: name}, {ESTIMATOR: "rloo"}) for name in ("grpo", "grpo_passk", "mine")],
     (f"{A}.behav_imp_weight_cap", 3.0, {DECOUPLED: True}, {DECOUPLED: False}),
-    (f"{A}.behav_imp_weight_mode", "token_mask", {DECOUPLED: True}, {DECOUPLED: False}),
+    (f"{A}.behav_imp_weight_mode", "sequence_mask", {DECOUPLED: True}, {DECOUPLED: False}),
     (f"{A}.kl_loss_coef", 0.5, {KL_LOSS: True}, {KL_LOSS: False}),
     (f"{A}.kl_loss_type", "k1", {KL_LOSS: True}, {KL_LOSS: False}),
     *[(f"{A}.policy_loss.{key}", 0.35, {LOSS: name}, {LOSS: "vanilla"})
@@ -348,18 +371,20 @@ UNUSED: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
 def test_a_key_is_named_only_where_it_has_no_effect(number: int) -> None:
     key, value, used, changed = UNUSED[number]
 
-    def said(values: Mapping[str, Any]) -> list[str]:
-        found = [problem for problem in problems({**values, key: value}) if problem.key == key]
-        return [problem.level for problem in found if problem.message.startswith("has no effect")]
+    def is_unused(values: Mapping[str, Any]) -> bool:
+        with configured({**values, key: value}) as config:
+            names = [name for *_, names in ineffective.rules(config) for name in names]
+        return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
 
-    assert said(used) == [] and said({**used, **changed}) == ["warning"]
+    assert not is_unused(used) and is_unused({**used, **changed})
 
 
-def test_a_key_at_its_default_or_set_by_nobody_is_not_named() -> None:
-    default = tree.leaves()[f"{A}.clip_ratio_c"].default
-    assert problems({f"{A}.clip_ratio_c": default}) == []
-    config, settings = copy.deepcopy(plain()), Settings()
-    tree.put(config, f"{A}.behav_imp_weight_cap", 9.0)
-    for key in tree.leaves():
-        settings.put(key, tree.get(config, key), Origin(Layer.RECIPE, "a recipe"))
-    assert rules.check(config, settings, rules.RULES) == []
+def test_a_key_is_named_once_and_not_at_its_default_or_where_a_recipe_set_it() -> None:
+    cap, predict = f"{A}.behav_imp_weight_cap", f"{F}.predict_weight"
+    found = checked({cap: 9.0, predict: True, f"{A}.clip_ratio_c": tree.leaves()[f"{A}.clip_ratio_c"].default})
+    assert [(problem.key, problem.level, problem.value) for problem in found] == [
+        (predict, "warning", True),  # of two reasons the first
+        (cap, "warning", 9.0),
+    ]
+    assert [problem.message.partition(": ")[0] for problem in found] == ["has no effect"] * 2
+    assert checked({cap: 9.0}, Layer.RECIPE) == []
