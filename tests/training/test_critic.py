@@ -169,3 +169,49 @@ def test_weights_and_optimiser_round_trip_to_the_bit():
     for p in (a, b):
         p.update(batch_with_returns(p), step=1)
     assert all(torch.equal(x, y) for x, y in zip(a.model.parameters(), b.model.parameters()))
+
+
+def test_the_gradient_is_that_of_the_clipped_loss_of_every_token():
+    """Random returns and old values, some beyond the clip, against autograd on the decoder's own hidden states."""
+    models = [ValueModel(llama()) for _ in range(2)]
+    for model in models:
+        torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(1))
+    optimizer = MasterOptimizer(models[0].named_parameters(), lr=1e-3, grad_clip=None)
+    settings = CriticSettings(mini_batch_groups=3, clip=0.3, micro_batch_tokens=30)
+    p = Critic(models[0], optimizer, Schedule(1e-3), settings)
+    batch, drawn = p.score(collate(groups(num=3))), torch.Generator().manual_seed(2)
+    assert len(p.plan(batch)[0]) > 1
+    old, returns = (batch.values + torch.randn(batch.mask.shape, generator=drawn) for _ in range(2))
+    scored = dataclasses.replace(batch, values=old).with_old(batch.rollout_log_probs)
+    metrics = p.update(scored.with_advantages(batch.mask, returns), step=0)
+
+    losses, clipped = [], 0
+    for row, (prompt, response) in enumerate(zip(batch.prompt_ids, batch.response_ids)):
+        hidden = models[1].decoder(torch.tensor([prompt + response])).last_hidden_state[0, len(prompt) - 1 : -1]
+        values = models[1].head(hidden)[:, 0]
+        before, target = old[row, : len(response)], returns[row, : len(response)]
+        held = torch.maximum(torch.minimum(values, before + 0.3), before - 0.3)
+        losses.append(torch.maximum((values - target) ** 2, (held - target) ** 2) / 2)
+        clipped += int(((held - target) ** 2 > (values - target) ** 2).sum())
+    loss = torch.cat(losses).mean()
+    loss.backward()
+    assert metrics["critic/vf_loss"].result() == pytest.approx(loss.item(), rel=1e-4)
+    assert metrics["critic/vf_clipfrac"].result() == pytest.approx(clipped / batch.mask.sum().item())
+    moments = optimizer.state_tensors()
+    for name, parameter in models[1].named_parameters():
+        if parameter.grad is not None:
+            scale = float(parameter.grad.abs().max())
+            torch.testing.assert_close(moments[f"exp_avg/{name}"] / 0.1, parameter.grad, rtol=1e-2, atol=1e-3 * scale)
+    mask = batch.mask.bool()
+    explained = 1 - (returns - old)[mask].double().var(correction=0) / returns[mask].double().var(correction=0)
+    assert metrics["critic/vf_explained_var"].result() == pytest.approx(float(explained), rel=1e-6)
+
+
+def test_a_skipped_mini_batch_of_the_critic_leaves_the_others():
+    p = critic(llama())
+    batch = batch_with_returns(p)
+    batch.returns[0] = float("nan")
+    metrics = p.update(batch, step=0)
+    assert metrics["critic/skipped_updates"].result() == 1
+    assert 0 < metrics["critic/grad_norm"].result() < float("inf")
+    assert float(p.optimizer.state_tensors()["step/head.bias"]) == 1

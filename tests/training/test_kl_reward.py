@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -80,6 +82,39 @@ def test_each_response_pays_beta_times_its_own_kl():
     assert last.reward.kl_penalty == pytest.approx(0.5 * 3 * 0.8)
     assert (first.reward.score, first.reward.acc) == (1.0, 1.0)
     assert (first.reward.final, last.reward.final) == pytest.approx((0.6, -1.2))
+
+
+def test_each_token_pays_its_own_part_and_a_short_response_has_no_other():
+    """Responses of 3 and 2 tokens in one group; the first token of each is not trained on."""
+    whole = group(1.0, 0.0)
+    short = dataclasses.replace(whole.rollouts[1], token_ids=(11, 2), log_probs=(-1.0,) * 2, loss_mask=(0, 1))
+    kl = scorer()
+    (got,) = scored(kl, whole.with_rollouts((whole.rollouts[0], short)))
+    first, last = (r.reward for r in got.rollouts)
+    assert first.kl_by_token == pytest.approx((0.0, 0.2, 0.2)) and first.kl_penalty == pytest.approx(0.4)
+    assert last.kl_by_token == pytest.approx((0.0, 0.4)) and last.kl_penalty == pytest.approx(0.4)
+    assert kl.observe()["actor/reward_kl_penalty"].result() == pytest.approx((2 * 0.4 + 0.8) / 3)  # before β
+
+
+def test_groups_that_are_left_and_the_end_belong_to_the_inner_scorer():
+    kl = scorer()
+    for score in (1.0, 0.0):
+        kl.submit(group(score))
+    assert len(kl.collect(1)) == 1 and len(kl.inner.groups) == 1
+    closed = []
+    kl.inner.close = lambda: closed.append(True)
+    kl.close()
+    assert closed == [True]
+
+
+def test_beta_of_the_next_step_applies_to_the_groups_after_it_alone():
+    controller = AdaptiveController(0.1, target=0.1, horizon=10)
+    kl = scorer(controller)
+    (before,) = scored(kl, group(1.0))
+    kl.observe()
+    (after,) = scored(kl, group(1.0))
+    assert before.rollouts[0].reward.kl_penalty == pytest.approx(0.1 * 0.8)
+    assert after.rollouts[0].reward.kl_penalty == pytest.approx(0.1 * (1 + 0.2 * 1 / 10) * 0.8)
 
 
 def test_a_batch_is_scored_by_the_reward_after_the_penalty():

@@ -173,3 +173,86 @@ def test_held_out_pairs_are_scored_in_their_order():
     expected = by_transformers(classifier(), texts)[:6].detach().view(3, 2)
     torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-5)
     assert metrics["val/margin"].result() == pytest.approx(float((expected[:, 0] - expected[:, 1]).mean()), abs=1e-5)
+
+
+def trained_model(max_tokens: int = 1000, schedule: Schedule | None = None) -> TrainedRewardModel:
+    model = classifier()
+    optimizer = RecordingOptimizer(model.named_parameters(), lr=1.0, weight_decay=0.0, grad_clip=None)
+    return TrainedRewardModel(model, optimizer, schedule or Schedule(1e-3), RewardModelSettings(max_tokens))
+
+
+def test_whole_pairs_share_a_forward_up_to_the_budget() -> None:
+    """Pairs of 35, 13 and 14 tokens; one that is longer than the budget is alone."""
+    texts, model = make_texts(), trained_model()
+    pairs = [Pair(str(i), texts[2 * i], texts[2 * i + 1]) for i in range(3)]
+    for max_tokens, wanted in (
+        (62, [[0, 1, 2, 3, 4, 5]]),
+        (61, [[0, 1, 2, 3], [4, 5]]),
+        (48, [[0, 1, 2, 3], [4, 5]]),
+        (47, [[0, 1], [2, 3, 4, 5]]),
+        (27, [[0, 1], [2, 3, 4, 5]]),
+        (26, [[0, 1], [2, 3], [4, 5]]),
+    ):
+        model.settings = RewardModelSettings(max_tokens)
+        assert model._pairs_within_budget(pairs) == wanted, max_tokens
+
+
+def test_a_step_on_pairs_reports_its_rate_and_norm_and_a_bad_one_only_that_it_was_skipped() -> None:
+    texts, model = make_texts(), trained_model(schedule=Schedule(0.5, "linear", 0, 4))
+    pairs = [Pair("a", texts[0], texts[1])]
+    found = model.update(pairs, step=1)
+    norm = sum(float(g.square().sum()) for g in model.optimizer.grads.values()) ** 0.5
+    assert found["actor/lr"].result() == 0.375 and found["actor/skipped_updates"].result() == 0
+    assert found["actor/grad_norm"].result() == pytest.approx(norm, rel=1e-4)
+    assert {"train/loss", "train/accuracy", "train/margin", "train/sign_accuracy"} <= set(found)
+    model.model.score.weight.data.fill_(float("nan"))
+    bad = model.update(pairs, step=2)
+    assert bad["actor/skipped_updates"].result() == 1 and "actor/grad_norm" not in bad
+    assert bad["actor/lr"].result() == 0.25
+
+
+class Numbers:
+    """A reward model with a score for each response, in the order in which it is asked."""
+
+    def __init__(self, *scores: float) -> None:
+        self.left = list(scores)
+
+    def scores(self, texts: list[tuple[int, ...]]) -> Tensor:
+        return torch.tensor([self.left.pop(0) for _ in texts])
+
+
+def test_scores_are_normalised_and_those_that_are_not_finite_fail() -> None:
+    model = Numbers(3.0, float("nan"), float("-inf"), -1.0)
+    scorer = ModelScorer(model, Rendering(load_tokenizer("embedded")), Normalization("saved", mean=1.0, std=4.0))
+    done = scored(scorer, *(rollout(text) for text in ("1", "2", "3", "4")))
+    assert [None if r.reward is None else r.reward.score for r in done] == [0.5, None, None, -0.5]
+    assert [r.failure for r in done][1:3] == ["the reward model's score is nan", "the reward model's score is -inf"]
+    assert done[0].failure is None
+
+
+def test_groups_are_collected_in_order_and_those_that_are_left_wait() -> None:
+    scorer = ModelScorer(Lengths(), Rendering(load_tokenizer("embedded")), Normalization())
+    for number in range(4):
+        scorer.submit(Group(PROMPT, (rollout("3" * (number + 1)),), number, 0))
+    assert [[g.submission for g in scorer.collect(num)] for num in (1, 0, 2)] == [[0], [], [1, 2]]
+    (last,) = scorer.collect()
+    assert last.submission == 3 and last.rollouts[0].reward is not None and last.rollouts[0].reward.score == 11.0
+    assert scorer.collect() == []
+    scorer.submit(Group(PROMPT, (rollout("3"),), 9, 0))
+    scorer.close()
+    assert scorer.collect() == []
+
+
+def test_a_turn_without_an_observation_adds_no_message() -> None:
+    tokenizer, model = load_tokenizer("embedded"), Lengths()
+    turns = (Turn(0, 0, "4", observation="higher"), Turn(0, 0, "6"), Turn(0, 0, "not read"))
+    scored(ModelScorer(model, Rendering(tokenizer), Normalization()), rollout("5", *turns))
+    want = "<user>1+2=<assistant>4<eos><user>higher<assistant>6<eos><assistant>5<eos>"
+    assert tokenizer.decode(model.asked[0]) == want
+
+
+def test_a_sigmoid_is_the_same_on_both_sides_of_0() -> None:
+    for score in (0.5, 2.0):
+        up, down = (Normalization("sigmoid").apply(sign * score) for sign in (1, -1))
+        assert up == pytest.approx(float(torch.sigmoid(torch.tensor(score).double()))) and up + down == pytest.approx(1)
+    assert Normalization("sigmoid", mean=5.0, std=9.0).apply(0.0) == 0.5  # which reads neither number
