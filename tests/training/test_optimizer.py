@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from gspo.training.optim import adamw as module
 from gspo.training.optim.adamw import MasterOptimizer
@@ -171,3 +172,78 @@ def test_a_loss_that_is_not_finite_skips_the_step():
     result = optimizer.step(1e-3, torch.tensor(float("nan")))
     assert not result.applied and result.grad_norm > 0
     assert_same(state(optimizer), before)
+
+
+def small_net(dtype: torch.dtype = torch.float32) -> nn.ModuleList:
+    torch.manual_seed(0)
+    return nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 4)]).to(dtype)
+
+
+def square(layer: nn.Module, scale: float = 1.0) -> Tensor:
+    return (scale * layer(torch.ones(2, 3, dtype=next(layer.parameters()).dtype)).float() ** 2).sum()
+
+
+@pytest.mark.parametrize("make", [MasterOptimizer, offloaded])
+def test_settings_that_nobody_gave_are_those_of_adamw_with_gradients_clipped_at_1(make):
+    net, same = small_net(), small_net()
+    optimizer = make(net.named_parameters(), lr=9.0)
+    adamw = torch.optim.AdamW(same.parameters(), betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    for scale in (3.0, 0.01, 2.0):  # above, below and above the norm at which they are clipped
+        square(net[0], scale).backward(), square(same[0], scale).backward()
+        result = optimizer.step(0.1)
+        norm = torch.nn.utils.clip_grad_norm_(same.parameters(), 1.0)
+        assert (float(norm) > 1) == (scale > 1) and result.grad_norm == pytest.approx(float(norm))
+        adamw.param_groups[0]["lr"] = 0.1
+        adamw.step()
+        adamw.zero_grad()
+    for a, b in zip(net.parameters(), same.parameters()):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [MasterOptimizer, offloaded])
+def test_the_shapes_of_the_state_are_known_before_it_is_there(make, dtype):
+    net = small_net(dtype)
+    net[1].bias.requires_grad_(False)
+    optimizer = make(net.named_parameters(), lr=1e-2)
+    assert set(optimizer.parameters) == {"0.weight", "0.bias", "1.weight"}  # what is frozen has none
+    assert optimizer.without_state() == list(optimizer.parameters)
+    square(net[0]).backward()
+    optimizer.step(1e-2)
+    assert optimizer.without_state() == ["1.weight"]
+    found = {name: tuple(t.shape) for name, t in optimizer.state_tensors().items()}
+    shapes = optimizer.state_shapes()
+    masters = {f"master/{name}" for name in optimizer.parameters} if dtype == torch.bfloat16 else set()
+    moments = {f"{key}/{name}" for key in ("step", "exp_avg", "exp_avg_sq") for name in optimizer.parameters}
+    assert set(shapes) == moments | masters
+    assert found == {name: shape for name, shape in shapes.items() if name.startswith("master/") or "0." in name}
+    assert shapes["exp_avg_sq/1.weight"] == (4, 3) and shapes["step/0.bias"] == ()
+
+
+@pytest.mark.parametrize("make", [MasterOptimizer, offloaded])
+def test_a_state_that_was_prepared_is_that_of_a_first_step(make):
+    """Prepared for one parameter, then for all: what is there already stays."""
+    nets = [small_net(torch.bfloat16) for _ in range(2)]
+    prepared, plain = (make(net.named_parameters(), lr=1e-2) for net in nets)
+    prepared.prepare_state(["0.bias"])
+    assert set(prepared.without_state()) == {"0.weight", "1.weight", "1.bias"}
+    for net, optimizer in zip(nets, (prepared, plain)):
+        square(net[0]).backward()
+        optimizer.step(1e-2)
+    assert_same(state(prepared), state(plain))
+    before = state(prepared)
+    prepared.prepare_state()
+    after = state(prepared)
+    assert prepared.without_state() == [] and all(torch.equal(after[name], before[name]) for name in before)
+    assert not any(after[f"{key}/1.weight"].any() for key in ("step", "exp_avg", "exp_avg_sq"))
+    prepared.move_state("cpu")
+    assert_same(state(prepared), after)
+
+
+def test_a_clip_of_0_clips_nothing():
+    nets = [small_net() for _ in range(2)]
+    made = [MasterOptimizer(net.named_parameters(), lr=1e-2, grad_clip=clip) for net, clip in zip(nets, (0.0, None))]
+    for net, optimizer in zip(nets, made):
+        square(net[0], 5.0).backward()
+        optimizer.step(1e-2)
+    assert_same(*(state(optimizer) for optimizer in made))
