@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gspo.data.chat_template import encode_answer, encode_prompt, encode_prompts
+from gspo.data.chat_template import cut, encode_answer, encode_prompt, encode_prompts
 from gspo.data.rows import DataError, Row, user_message
 from gspo.models.load import load_tokenizer
 
@@ -104,3 +104,54 @@ def test_special_tokens_come_from_the_template_alone() -> None:
 
     assert encode_prompt(row("q"), WithBos()).token_ids == (1, 5)
     assert encode_answer("a", WithBos()) == (5, 9)
+
+
+@pytest.mark.parametrize(
+    ("truncation", "limit", "kept"),
+    [
+        ("left", 3, (4, 5, 6)),
+        ("right", 3, (0, 1, 2)),
+        ("middle", 3, (0, 5, 6)),
+        ("middle", 4, (0, 1, 5, 6)),
+        ("middle", 1, (6,)),
+        ("left", 7, (0, 1, 2, 3, 4, 5, 6)),
+        ("right", 6, (0, 1, 2, 3, 4, 5)),
+    ],
+)
+def test_a_cut_keeps_as_many_tokens_as_its_limit(truncation: Any, limit: int, kept: tuple[int, ...]) -> None:
+    assert cut(tuple(range(7)), limit, truncation) == kept
+
+
+def test_what_is_left_out_is_said_with_the_length_that_would_keep_it(tokenizer: Any) -> None:
+    rows = [row("1" * n, str(n)) for n in (9, 3, 12, 4)]  # two tokens more with the template's
+    said: list[str] = []
+    kept = encode_prompts(rows, tokenizer, max_prompt_length=6, filter_overlong_prompts=True, say=said.append)
+    assert [p.uid for p in kept] == ["3", "4"] and said == [
+        "2 of 4 rows are longer than data.max_prompt_length=6 tokens and are left out; "
+        "to keep them, set data.max_prompt_length=14"
+    ]
+    with pytest.raises(DataError, match=r"all 2 are longer .*=6 tokens; to keep them all, set .*=14"):
+        encode_prompts([rows[2], rows[0]], tokenizer, max_prompt_length=6, filter_overlong_prompts=True)
+    assert encode_prompts([], tokenizer, max_prompt_length=6, filter_overlong_prompts=True, say=said.append) == []
+    assert len(encode_prompts(rows, tokenizer, say=said.append)) == 4 and len(said) == 1
+
+
+def test_an_end_token_is_removed_only_where_it_closes_more_than_nothing() -> None:
+    class Plain:
+        chat_template = ""
+        eos_token_id: int | None = 9
+
+        def __init__(self, *ids: int) -> None:
+            self.ids = list(ids)
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {"input_ids": self.ids}
+
+    for ids, left in (((9,), (9,)), ((1, 9), (1,)), ((1, 9, 9), (1, 9)), ((9, 1), (9, 1))):
+        assert encode_prompt(row("q"), Plain(*ids)).token_ids == left
+    with pytest.raises(DataError, match="r: field 'prompt' has an empty prompt"):
+        encode_prompt(row("q"), Plain())
+    endless = Plain(1)
+    endless.eos_token_id = None
+    with pytest.raises(DataError, match="tokenizer: has no eos_token"):
+        encode_answer("a", endless)

@@ -113,3 +113,49 @@ def test_prompts_put_back_come_first_and_in_that_order_also_after_a_resume() -> 
     resumed.load_state_dict(json.loads(json.dumps(cursor.state_dict())))
     for each in (cursor, resumed):
         assert drain(each, 5) == ["p2", "p0", "p1", "p3", "p4"]
+
+
+def test_the_order_of_later_epochs_is_frozen_too() -> None:
+    cursor = PromptCursor(prompts(8), seed=0)
+    drain(cursor, 8)
+    second, third = drain(cursor, 8), drain(cursor, 8)
+    assert second == ["p1", "p7", "p2", "p3", "p5", "p6", "p0", "p4"]
+    assert third == ["p2", "p0", "p6", "p4", "p3", "p1", "p7", "p5"]
+    assert drain(PromptCursor(prompts(8), seed=1), 8) == ["p3", "p5", "p0", "p7", "p6", "p4", "p2", "p1"]
+
+
+def test_the_epoch_is_that_of_the_next_fresh_prompt() -> None:
+    cursor = PromptCursor(prompts(3), seed=0, total_epochs=2)
+    epochs = []
+    while (prompt := cursor.next()) is not None:
+        epochs.append(cursor.epoch)
+        if len(epochs) == 2:
+            cursor.put_back(prompt)  # drawn again, and no fresh one
+    assert epochs == [0, 0, 0, 1, 1, 1, 2] and cursor.epoch_size == 3
+    assert cursor.state_dict() == {"position": 6, "put_back": [], "seed": 0, "shuffle": True, "epoch_size": 3}
+
+
+def test_a_resumed_cursor_ends_where_the_first_would_and_a_longer_run_goes_on() -> None:
+    cursor = PromptCursor(prompts(3), seed=0, total_epochs=1)
+    first = drain(cursor, 2)
+    for epochs, left in ((1, 1), (2, 4)):
+        resumed = PromptCursor(prompts(3), seed=0, total_epochs=epochs)
+        resumed.load_state_dict(cursor.state_dict())
+        rest = drain(resumed, left)
+        assert resumed.next() is None and {*first, rest[0]} == {"p0", "p1", "p2"}
+
+
+def test_a_state_may_be_loaded_over_another_and_names_prompts_that_are_gone() -> None:
+    cursor = PromptCursor(prompts(4), seed=0, shuffle=False)
+    state = cursor.state_dict()
+    cursor.put_back(prompts(4)[1])
+    drain(cursor, 3)
+    cursor.put_back(prompts(4)[2])
+    cursor.load_state_dict(state)
+    assert drain(cursor, 4) == ["p0", "p1", "p2", "p3"]
+    with pytest.raises(DataError, match="no prompt 'gone'"):
+        cursor.load_state_dict({**state, "put_back": ["p1", "gone"]})
+    with pytest.raises(DataError, match="checkpoint: field 'epoch_size' is 9; this run has 4"):
+        cursor.load_state_dict({**state, "epoch_size": 9})
+    with pytest.raises(DataError, match="no prompt 'other'"):
+        cursor.put_back(Prompt("other", (), (1,)))

@@ -226,8 +226,11 @@ def test_files_that_cannot_be_loaded_say_why(tmp_path: Any, text: str, name: str
 
 
 def test_missing_file_and_module_are_named() -> None:
-    for spec in ("/nowhere/reward.py:f", "no_such_package.rewards:f"):
-        with pytest.raises(RewardError, match=spec.rpartition(":")[0]):
+    for spec, problem in (
+        ("/nowhere/reward.py:f", "reward='/nowhere/reward.py': there is no such file"),
+        ("no_such_package.rewards:f", "reward='no_such_package.rewards' is neither a file nor an importable module"),
+    ):
+        with pytest.raises(RewardError, match=re.escape(problem)):
             load_function(parse_spec(spec))
 
 
@@ -249,7 +252,8 @@ def test_an_error_names_the_key_that_asks_for_the_file(reward: Any, named: str) 
 
 
 TURNS = (Turn(0, 1, "try", observation="higher"), Turn(1, 2, "done"))
-ROW = Prompt("r", ({"role": "user", "content": "q"}, {"role": "tool"}), (7, 8), "src", 5, {"level": 3, "prompt_ids": 9})
+INFO = {"level": 3, "prompt_ids": 9, "prompt": "p", "completions": "c"}
+ROW = Prompt("r", ({"role": "user", "content": "q"}, {"role": "tool"}), (7, 8), "src", 5, INFO)
 TWO = [Response("done", (1, 2), 0, turns=TURNS), Response("six", (3,), 1)]
 
 
@@ -274,17 +278,16 @@ def test_each_parameter_of_verl_is_passed_where_it_is_asked_for() -> None:
     def lists(solution_strs: list[str], ground_truths: list[Any]) -> list[float]: ...
     def all_lists(data_sources: list[str], solution_strs: list[str], **kwargs: Any) -> list[float]: ...
 
-    info = {"level": 3, "prompt_ids": 9}
-    assert called(some) == [{"solution_str": text, "extra_info": info} for text in ("done", "six")]
+    assert called(some) == [{"solution_str": text, "extra_info": INFO} for text in ("done", "six")]
     assert called(other) == [{"data_source": "src", "ground_truth": 5}] * 2
-    assert called(every)[1] == {"data_source": "src", "solution_str": "six", "ground_truth": 5, "extra_info": info}
+    assert called(every)[1] == {"data_source": "src", "solution_str": "six", "ground_truth": 5, "extra_info": INFO}
     assert called(lists, [1.0, 2.0]) == [{"solution_strs": ["done", "six"], "ground_truths": [5, 5]}]
     (wanted,) = called(all_lists, (1.0, 2.0))
     assert wanted == {
         "data_sources": ["src"] * 2,
         "solution_strs": ["done", "six"],
         "ground_truths": [5, 5],
-        "extra_infos": [info, info],
+        "extra_infos": [INFO, INFO],
     }
     assert wanted["extra_infos"][0] is not wanted["extra_infos"][1]
 
@@ -309,6 +312,7 @@ def test_trl_gets_columns_texts_and_on_a_type_error_messages() -> None:
         "answer": [5, 5],
         "level": [3, 3],
         "prompt_ids": [9, 9],
+        "prompt": ["p", "p"],
         "completion_ids": [[1, 2], [3]],
         "trainer_state": None,
     }
@@ -395,14 +399,14 @@ def test_a_list_may_be_an_array_and_an_empty_list_is_no_answer_for_two() -> None
 def test_a_name_may_lead_into_a_class_and_every_public_name_is_offered(tmp_path: Any) -> None:
     file = tmp_path / "nested_reward.py"
     file.write_text(
-        "class Group:\n    @staticmethod\n    def score(prompt, response):\n        return 3\n"
-        "def other(prompt, response): return 1\ndef _hidden(): pass\nVALUE = 1\n"
+        "class Group:\n    @staticmethod\n    def score(prompt, response, more=0):\n        return 3 + more\n"
+        "def other(prompt, response): return 1\ndef also(): pass\ndef _hidden(): pass\nVALUE = 1\n"
     )
-    spec = RewardSpec("Group.score", str(file), weight=0.5)
+    spec = RewardSpec("Group.score", str(file), weight=0.5, kwargs={"more": 4})
     function = load_function(spec)
     assert function.weight == 0.5 and function.name == "Group.score"
-    assert [r.score for r in function.grade(PROMPT, RESPONSES) if isinstance(r, Reward)] == [3, 3]
-    with pytest.raises(RewardError, match=r"it has Group, other\. Choose one with `name`"):
+    assert [r.score for r in function.grade(PROMPT, RESPONSES) if isinstance(r, Reward)] == [7, 7]
+    with pytest.raises(RewardError, match=r"it has Group, also, other\. Choose one with `name`"):
         load_function(RewardSpec("Group.none", str(file)))
     with pytest.raises(RewardError, match=r"Choose one with custom_reward_function\.name"):
         load_function(RewardSpec("VALUE", str(file), key=CUSTOM))

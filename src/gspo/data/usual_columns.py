@@ -88,8 +88,9 @@ def _has_truth(record: Mapping[str, Any]) -> bool:
 
 def _first(record: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     """The column that has the first of these names, written in any way: `Final Answer` is final_answer."""
-    columns = {_plain(column): column for column, value in record.items() if value is not None}
-    columns |= {column: column for column in columns.values()}  # the exact name comes first
+    present = [column for column, value in record.items() if value is not None]
+    columns = {_plain(column): column for column in present}
+    columns |= {column: column for column in present}  # the exact name comes first
     return next((columns[name] for name in names if name in columns), None)
 
 
