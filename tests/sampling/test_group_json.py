@@ -22,6 +22,8 @@ rewards = st.none() | st.builds(
     acc=st.none() | floats,
     extra=st.dictionaries(st.text(max_size=4), floats, max_size=3),
     kl_penalty=floats,
+    kl_by_token=st.lists(floats, max_size=2).map(tuple),
+    turns=st.lists(floats, max_size=2).map(tuple),
     noise=floats,
     notes=st.just({}) | st.just({"judge": {"verdict": "right", "reason": "so", "tokens": 3}}),
 )
@@ -31,6 +33,9 @@ turns = st.builds(
     st.integers(0, 6),
     reward=st.none() | floats,
     num_calls=st.integers(0, 2),
+    num_errors=st.integers(0, 2),
+    num_cut=st.integers(0, 2),
+    metrics=st.just({}) | st.just({"depth": 2.5}),
     malformed=st.booleans(),
     observation=st.text(max_size=3),
     truncated=st.booleans(),
