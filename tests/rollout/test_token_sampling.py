@@ -151,3 +151,52 @@ def test_rows_of_one_batch_keep_what_each_keeps_alone(scores, filters):
     for row, (top_k, top_p) in enumerate(filters):
         kept = set(torch.nonzero(tensor[row] >= lowest[row]).flatten().tolist())
         assert kept == _kept_by_brute_force(scores, top_k, top_p)
+
+
+def test_what_no_row_uses_is_off_and_rows_that_agree_share_one_value():
+    plain = _rows(_params(), _params())
+    assert (plain.temperature, plain.greedy, plain.top_k, plain.top_p) == (None, None, None, None)
+    assert (plain.max_top_k, plain.all_greedy, plain.any_top) == (0, False, False)
+    same = _rows(*[_params(temperature=0.5, top_k=4, top_p=0.9, num_top=2)] * 3)
+    assert (same.temperature.tolist(), same.top_k.tolist(), same.top_p.tolist()) == ([[0.5]], [[4]], [[0.9]])
+    assert (same.max_top_k, same.any_top, same.greedy) == (4, True, None)
+
+
+def test_greedy_rows_switch_their_filters_off_and_the_widest_top_k_counts_where_all_have_one():
+    mixed = _rows(_params(temperature=0.0, top_k=3, top_p=0.5), _params(temperature=0.7, top_k=5, num_top=1))
+    assert mixed.temperature.flatten().tolist() == pytest.approx([1.0, 0.7])
+    assert (mixed.greedy.tolist(), mixed.top_k.tolist()) == ([[True], [False]], [[0], [5]])
+    assert (mixed.top_p, mixed.max_top_k, mixed.all_greedy, mixed.any_top) == (None, 0, False, True)
+    assert _rows(_params(top_k=3), _params(top_k=5, top_p=0.5)).max_top_k == 5
+    assert _rows(_params(top_k=3), _params(top_k=-1, top_p=0.5)).max_top_k == 0
+    assert _rows(_params(temperature=0.0), _params(temperature=0.0, top_k=2)).all_greedy
+
+
+def test_greedy_rows_report_log_probs_at_temperature_one_and_need_no_draw():
+    logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 0.0]])
+    token, log_prob = choose(logits, _rows(_params(temperature=0.0)), None)
+    assert token.tolist() == [1, 0]
+    assert torch.allclose(log_prob, logits.log_softmax(-1).gather(1, token[:, None])[:, 0])
+
+
+def test_tokens_with_equal_scores_at_the_cut_are_kept_together():
+    scores = torch.tensor([[1.0, 3.0, 1.0, 0.0, 3.0]])
+    assert [cutoff(scores, _rows(_params(top_k=k))).item() for k in (1, 2, 3, 4, 5, 9)] == [
+        3.0,
+        3.0,
+        1.0,
+        1.0,
+        0.0,
+        0.0,
+    ]
+
+
+def test_a_draw_is_the_first_token_whose_running_sum_passes_the_number():
+    weights = torch.tensor([[1.0, 0.0, 1.0, 2.0]])
+    numbers = [0.0, 0.2499, 0.25, 0.4999, 0.5, 0.9999]
+    assert [draw(weights, torch.tensor([x], dtype=torch.float64)).item() for x in numbers] == [0, 0, 2, 2, 3, 3]
+    wide = torch.zeros(1, 3000)
+    wide[0, [0, 511, 512, 2999]] = 1.0
+    numbers = [0.0, 0.25, 0.5, 0.75, 0.9999]
+    found = [draw(wide, torch.tensor([x], dtype=torch.float64)).item() for x in numbers]
+    assert found == [0, 511, 512, 2999, 2999]

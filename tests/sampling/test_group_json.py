@@ -74,7 +74,7 @@ def bits(value: object) -> object:
     return value
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(rollouts(), max_size=3), st.lists(rollouts(), max_size=2), st.integers(0, 10**9), st.integers(0, 10**6))
 @example(
     [Rollout((5,), (-0.0,), (1,), (0,), "stop", reward=Reward(float("nan"), extra={"x": float("-inf")}))], [], 0, 0

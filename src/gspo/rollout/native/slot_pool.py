@@ -280,7 +280,7 @@ class SlotPool:
             start = sequence.num_cached
             own = log_probs[number, start:end]
             if not np.isfinite(own).all():
-                raise not_finite_error(sequence.group.request, sequence.index, version)
+                raise not_finite_error(sequence.group.request, sequence.number, version)
             rollouts.append(sequence.extended(tokens[number, start:end].tolist(), own.tolist(), version))
             if sequence.group.request.watch:
                 self._report(sequence, row, rollouts[-1])
