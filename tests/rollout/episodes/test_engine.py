@@ -13,7 +13,7 @@ from gspo.environments.protocol import ToolCall
 from gspo.rollout.engine import EngineError, GroupRequest
 from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from gspo.types import Group
-from tests.rollout.episodes.world import ENDS, make_dialogue, make_episodes, make_pool, make_tokenizer
+from tests.rollout.episodes.world import ENDS, make_dialogue, make_episodes, make_pool, make_tokenizer, recite
 from tests.rollout.models import drain, make_engine, make_model, make_request, plain_log_probs
 
 TOKENIZER = make_tokenizer()
@@ -135,22 +135,6 @@ def test_turns_are_limited(pool: EpisodePool) -> None:
         assert max(len(r.turns) for r in rollouts) == 2
         assert {r.finish_reason for r in rollouts if len(r.turns) == 2} <= {"turns", "length"}
         assert all(turn.reward is not None for r in rollouts for turn in r.turns)
-
-
-def recite(texts: list[str]) -> ScriptedEngine:
-    """An engine that writes a text per turn, and some tokens after it that a stop would have cut."""
-
-    def script(prompt: Any, submission: int, number: int) -> ScriptedAnswer:
-        return ScriptedAnswer(())
-
-    class Reciter(ScriptedEngine):
-        def _recite(self, sequence: Any) -> None:
-            begun = sequence.begun
-            turn = (begun.loss_mask and sum(a > b for a, b in zip((0, *begun.loss_mask), begun.loss_mask))) or 0
-            tokens = [*TOKENIZER(texts[turn])["input_ids"], ENDS[0]]
-            sequence.finish(sequence.extended(tokens, [-1.0] * len(tokens), 0), "", "stop")
-
-    return Reciter(script)
 
 
 def test_what_follows_a_closing_text_is_cut() -> None:

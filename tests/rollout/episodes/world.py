@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -9,11 +11,14 @@ from transformers import PreTrainedTokenizerFast
 
 from gspo.data.chat_append import ChatAppender
 from gspo.environments.formats import FORMATS, ToolFormat
+from gspo.environments.host import EpisodeHost, Job
 from gspo.environments.loading import EnvironmentSpec
 from gspo.environments.pool import EpisodePool, open_pool
+from gspo.rewards.pool.worker_pool import JobFailed, PoolCounts
 from gspo.rollout.engine import RolloutEngine
 from gspo.rollout.episodes.dialogue import Dialogue, DialogueSettings
 from gspo.rollout.episodes.engine import Episodes
+from gspo.rollout.scripted import ScriptedAnswer, ScriptedEngine
 from tests.rollout.models import EOS, PAD, VOCAB
 
 ENDS = (EOS, 10, 20, 30, 50, 60)  # tokens that end a turn: a random model writes one soon
@@ -47,3 +52,45 @@ def make_episodes(
     engine: RolloutEngine, pool: EpisodePool, *, lag: int = 1, opens: bool = False, **settings: Any
 ) -> Episodes:
     return Episodes(engine, pool, make_dialogue(**settings), max_length=128, lag=lag, opens=opens)
+
+
+def recite(texts: Sequence[str]) -> ScriptedEngine:
+    """An engine that writes a text per turn, and some tokens after it that a stop would have cut."""
+    tokenizer = make_tokenizer()
+
+    def script(prompt: Any, submission: int, number: int) -> ScriptedAnswer:
+        return ScriptedAnswer(())
+
+    class Reciter(ScriptedEngine):
+        def _recite(self, sequence: Any) -> None:
+            begun = sequence.begun
+            turn = (begun.loss_mask and sum(a > b for a, b in zip((0, *begun.loss_mask), begun.loss_mask))) or 0
+            tokens = [*tokenizer(texts[turn])["input_ids"], ENDS[0]]
+            sequence.finish(sequence.extended(tokens, [-1.0] * len(tokens), 0), "", "stop")
+
+    return Reciter(script)
+
+
+class LocalPool:
+    """Plays episodes at once in this process, by the host that a worker runs."""
+
+    def __init__(self, make: Callable[[], Any], max_chars: int = 4000) -> None:
+        self._host = EpisodeHost(make, tool_timeout=5.0, max_chars=max_chars)
+        self.counts = PoolCounts()
+        self.jobs: list[Job] = []
+        self.ended: list[Any] = []
+
+    def play(self, job: Job) -> Future[Any]:
+        self.jobs.append(job)
+        answer: Future[Any] = Future()
+        try:
+            answer.set_result(self._host(job))
+        except Exception as error:
+            answer.set_exception(JobFailed(str(error)))
+        return answer
+
+    def end(self, key: Any) -> None:
+        self.ended.append(key)
+        self._host(Job(key))
+
+    def close(self) -> None: ...
