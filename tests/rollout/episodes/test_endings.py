@@ -215,3 +215,19 @@ def test_new_weights_put_an_answer_off_as_a_resume_does() -> None:
     assert engine.step() == [] and engine.step() == []
     engine.load_weights(None, 1)
     assert engine.step() == [] and len(engine.step()) == 1
+
+
+@pytest.mark.parametrize("opens_with", ["go", "other"])
+def test_a_group_whose_opening_changed_is_opened_anew(opens_with) -> None:
+    asked = ({"role": "user", "content": "hi"},)
+    ids = lambda text: tuple(TOKENIZER(text)["input_ids"])  # noqa: E731
+    prompt = Prompt("p", (*asked, *say("go")), ids("hi\ngo"), opening=say("go"))
+    begun = dataclasses.replace(part("a.", own=0), turns=(Turn(0, 2, "a"),))
+    pool = LocalPool(lambda: Scripted(Step(done=True), opening=say(opens_with)))
+    engine = make_episodes(recite(["new"]), pool, opens=True)
+    request = dataclasses.replace(make_request(3, n=2, max_tokens=40), prompt=prompt, partial=(begun,))
+    engine.submit(request)
+    (group,) = drain(engine, limit=50)
+    assert group.prompt == Prompt("p", (*asked, *say(opens_with)), ids(f"hi\n{opens_with}"), opening=say(opens_with))
+    assert [r.text for r in group.rollouts] == (["a", "new"] if opens_with == "go" else ["new", "new"])
+    assert all(job.prompt is not None and job.prompt.messages == asked and not job.prompt.opening for job in pool.jobs)
