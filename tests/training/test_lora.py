@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -12,6 +14,7 @@ from gspo.training.batch.batching import collate
 from gspo.training.lora import Adapters, LoraSettings, num_trained
 from gspo.training.policy import TokenScorer
 from gspo.training.reference import Reference
+from gspo.training.roles import LocalRoles
 from tests.training.models import FAMILIES, llama
 from tests.training.test_policy import groups, policy, ready, token_loss
 
@@ -143,3 +146,45 @@ def test_some_modules_train_with_the_gradients_of_padded_rows(modules):
     assert packed and all(any(module in name for module in modules) for name in packed)
     assert all(torch.allclose(packed[name], padded[name], atol=1e-5) for name in padded)
     assert any(".lora_B." in name and w.abs().sum() > 0 for name, w in packed.items())
+
+
+def test_an_error_while_adapters_are_off_or_merged_leaves_them_as_they_were():
+    model, adapters, p = trained()
+    batch = collate(groups(num=1))
+    wanted, before = p.log_probs(batch)[0], base_weights(model)
+    for context in (adapters.disabled, adapters.merged):
+        with pytest.raises(ValueError), context():
+            raise ValueError
+        assert torch.equal(p.log_probs(batch)[0], wanted)
+    assert all(torch.equal(before[n], w) for n, w in base_weights(model).items())
+
+
+def test_excluded_modules_have_no_adapters_and_the_config_names_all_settings(tmp_path):
+    model = llama()
+    settings = LoraSettings(3, dropout=0.25, target_modules=["q_proj", "v_proj", "k_proj"], exclude_modules=["k_proj"])
+    adapters = Adapters(model, settings, seed=0)
+    modules = {name.split(".")[-1] for name, m in model.named_modules() if hasattr(m, "lora_A")}
+    assert modules == {"q_proj", "v_proj"}
+    adapters.save_config(tmp_path)
+    saved = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (saved["r"], saved["lora_alpha"], saved["lora_dropout"], saved["inference_mode"]) == (3, 16.0, 0.25, True)
+    assert saved["target_modules"] == sorted(saved["target_modules"]) and saved["exclude_modules"] == ["k_proj"]
+    assert saved["task_type"] == "CAUSAL_LM" and not adapters.config.inference_mode
+    names = set(adapters.state_tensors())
+    assert len(names) == 2 * 2 * 2  # modules, matrices and layers
+    assert "base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight" in names
+
+
+def test_the_digest_names_the_base_weights_and_not_the_adapters():
+    model, adapters = adapted()
+    roles = LocalRoles(policy(model), adapters=adapters)
+    digest = roles.frozen_digest()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(1.0)
+    assert roles.frozen_digest() == digest is not None
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.base_layer.weight[0, 0] += 1.0
+    assert roles.frozen_digest() != digest
+    assert not roles.saves_in_background

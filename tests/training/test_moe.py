@@ -65,3 +65,31 @@ def test_a_dense_model_has_no_routers():
     with RouterWatch(llama()).watching(collate(groups())) as seen:
         pass
     assert seen == {}
+
+
+def test_the_change_is_the_share_of_choices_that_are_not_made_again(monkeypatch):
+    """Of the three choices before, one is made again; those that are new do not count."""
+    watch = RouterWatch(mixtral())
+    before = torch.tensor([[[True, True, False, False], [True, False, False, False]]])
+    after = torch.tensor([[[True, False, True, True], [False, True, False, False]]])
+    found = iter([before, after])
+    monkeypatch.setattr(watch, "choices", lambda batch: next(found))
+    with watch.watching(collate(groups(num=1))) as seen:
+        assert seen == {}
+    assert seen["actor/router_change"].result() == pytest.approx(2 / 3)
+    assert float(seen["actor/router_change"].weight) == 3
+
+
+def test_choices_are_those_of_each_row_alone_and_of_eight_rows_at_most():
+    model, batch = mixtral(), collate(groups(num=3))
+    together = RouterWatch(model).choices(batch)
+    start = 0
+    for prompt, response in zip(batch.prompt_ids[:8], batch.response_ids[:8]):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + response]), output_router_logits=True).router_logits
+        for layer, scores in enumerate(logits):
+            best = scores.topk(2).indices
+            own = together[layer, start : start + len(scores)]
+            assert own.gather(-1, best).all() and int(own.sum()) == 2 * len(scores)
+        start += len(prompt + response)
+    assert start == together.shape[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -207,3 +208,42 @@ def test_every_optimizer_step_has_its_share_of_the_examples() -> None:
     split = policy(llama(), mini_batch_groups=2)  # three optimizer steps, one example each
     update = split.update(batch, clipped, step=0, beside=Supervision(example_batch(others), 1.0))
     assert update.metrics["actor/sft_loss"].weight == 3 + 5 + 2
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "wanted"),
+    [(3, [[0], [1], [2]]), (2, [[0, 1], [2]]), (1, [[0, 1, 2]]), (6, [[0], [1], [2], [], [], []])],
+)
+def test_examples_are_shared_out_over_the_optimizer_steps_in_order(num_steps: int, wanted: list[list[int]]) -> None:
+    others = example_batch(make_examples(seed=1, sizes=((4, 3), (6, 5), (2, 2))))
+    shares = policy(llama())._shares(Supervision(others, 1.0), num_steps)
+    assert [sorted(row for rows in share for row in rows) for share in shares] == wanted
+    assert policy(llama())._shares(None, num_steps) == [[]] * num_steps
+
+
+class Fixed:
+    """A policy whose every token has one log-prob, also those that are not part of an answer."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def log_probs(self, batch: TrainBatch) -> tuple[Tensor, Tensor]:
+        return torch.full(batch.mask.shape, self.value), torch.zeros(batch.mask.shape)
+
+
+@pytest.mark.parametrize(("value", "perplexity"), [(-2.0, 7.38905609893065), (-699.0, None), (-701.0, float("inf"))])
+def test_the_perplexity_of_a_hopeless_model_is_infinite(value: float, perplexity: float | None) -> None:
+    found = held_out_loss(Fixed(value), make_examples(), 2)  # pyright: ignore[reportArgumentType]
+    assert found["val/loss"].result() == pytest.approx(-value)
+    assert float(found["val/loss"].weight) == sum(answer for _, answer in SIZES)
+    assert found["val/perplexity"].result() == (
+        pytest.approx(perplexity) if perplexity else pytest.approx(math.exp(699))
+    )
+
+
+def test_a_batch_of_examples_has_every_answer_token_and_groups_of_one() -> None:
+    batch = answer_batch(make_examples(sizes=((2, 3), (4, 1))))
+    assert batch.mask.tolist() == [[1, 1, 1], [1, 0, 0]] and batch.group_ids.tolist() == [0, 1]
+    assert [len(ids) for ids in batch.prompt_ids] == [2, 4] and [len(ids) for ids in batch.response_ids] == [3, 1]
+    assert batch.scores.tolist() == [0.0, 0.0] and batch.unscored_rows == ()
+    assert not any(t.any() for t in (batch.advantages, batch.returns, batch.old_log_probs, batch.rollout_log_probs))
