@@ -98,8 +98,8 @@ class BatchPlan:
 
 
 def _count(number: int, noun: str) -> str:
-    """`1 prompt`, `32 prompts`, `2 batches`."""
-    plural = f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    """`1 prompt`, `32 prompts`, `2 batches`, `2 epochs`."""
+    plural = f"{noun}es" if noun.endswith("tch") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 
