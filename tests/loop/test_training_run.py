@@ -45,7 +45,7 @@ def weight_after(step: int, start: int = 0, rate: float = RATE) -> float:
 
 def test_what_is_evaluated_saved_and_kept_follows_from_the_keys():
     choose = random.Random(3)
-    for number in range(14):
+    for number in range(9):
         total = choose.choice((1, 5, 6))
         before, after = choose.random() < 0.5, choose.random() < 0.5
         test, save = choose.choice((-1, 0, 1, 2, 3)), choose.choice((-1, 0, 1, 2, 3))
@@ -207,6 +207,20 @@ def test_an_error_within_a_step_saves_nothing():
     assert saved_steps() == [] and run.log[-1] == "closed" and not run.run.locked()
 
 
+def test_a_run_without_a_checkpoint_starts_its_records_anew():
+    def broken(step: int) -> dict[str, float]:
+        return {} if step < 3 else {}["x"]
+
+    words = ("trainer.save_freq=-1", "trainer.test_freq=-1")
+    with pytest.raises(KeyError):
+        ScriptedRun(*words, script=broken).fit()
+    assert [row["step"] for row in kept_rows()] == [0, 1, 2]
+    run = ScriptedRun(*words)
+    assert "run has no checkpoint yet: starting from step 0" in run.heard.lines
+    run.fit()
+    assert [row["step"] for row in kept_rows()] == [0, 1, 2, 3, 4] and run.evaluated == [0, 4]
+
+
 def test_a_run_that_no_longer_improves_ends_early_also_after_an_interruption():
     figures = [0.1, 0.2, 0.3, 0.3, 0.3, 0.9, 0.9]
     words = ("trainer.test_freq=1", "trainer.total_training_steps=6", "trainer.early_stop.patience=2")
@@ -215,6 +229,9 @@ def test_a_run_that_no_longer_improves_ends_early_also_after_an_interruption():
     assert any("since step 2 (0.300): the run ends early" in line for line in run.heard.lines)
     again = ScriptedRun(*words, accuracy=figures.__getitem__)
     assert again.fit()["steps"] == 4 and again.evaluated == [] and again.events.of("step") == []
+    last = ScriptedRun(*words[::2], "trainer.total_training_steps=2", "trainer.experiment_name=last")
+    assert last.fit()["steps"] == 2 and last.evaluated == [0, 1, 2]
+    assert not any("ends early" in line for line in last.heard.lines)
     longer = ScriptedRun(*words[:2], "trainer.early_stop.patience=4", accuracy=figures.__getitem__)
     assert longer.fit()["steps"] == 6
 
