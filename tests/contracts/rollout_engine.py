@@ -111,6 +111,25 @@ class EngineContract:
                 if group.submission != 2
             }
 
+    def test_what_a_continued_response_has_already_is_not_written_again(self, new_engine: NewEngine) -> None:
+        engine = submit(new_engine(), make_requests(range(3)))
+        while not any(part.token_ids for request in engine.unfinished() for part in request.partial):
+            assert engine.num_in_flight
+            engine.step()
+        state = [dataclasses.replace(request, watch=True) for request in engine.unfinished()]
+        engine.clear()
+        submit(engine, state)
+        written: dict[tuple[int, int], list[int]] = {}
+        groups = {}
+        while engine.num_in_flight:
+            groups |= {group.submission: group for group in engine.step()}
+            for piece in engine.written():
+                written.setdefault((piece.submission, piece.response), []).extend(piece.token_ids)
+        for (submission, index), tokens in written.items():
+            begun = next(request for request in state if request.submission == submission).partial[index:][:1]
+            size = len(begun[0].token_ids) if begun else 0
+            assert tokens == list(groups[submission].rollouts[index].token_ids[size:])
+
     def test_versions_of_a_response_never_decrease(self, new_engine: NewEngine) -> None:
         engine = submit(new_engine(version=3), make_requests(range(4), version=3))
         groups = engine.step()

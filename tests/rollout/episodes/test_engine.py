@@ -152,6 +152,23 @@ def test_what_follows_a_closing_text_is_cut() -> None:
     assert [(t.num_calls, t.num_errors, t.observation) for t in rollout.turns] == [(1, 0, "42"), (0, 0, "")]
 
 
+def test_an_observation_that_leaves_no_room_for_an_answer_ends_the_response() -> None:
+    pool = make_pool("Calculating")
+
+    def played(max_tokens: int) -> Any:
+        engine = make_episodes(recite(["so <tool>6*7</tool>", "it is 42"]), pool, tool_format="tag")
+        (group,) = play(engine, [make_request(0, n=1, max_tokens=max_tokens)])
+        return group.rollouts[0]
+
+    try:
+        first, second = played(90).turns
+        full, one_more = played(second.start), played(second.start + 1)
+    finally:
+        pool.close()
+    assert full.finish_reason == "length" and len(full.turns) == 1 and len(full.token_ids) == first.end
+    assert len(one_more.turns) == 2
+
+
 def test_a_stop_that_closes_nothing_goes_on() -> None:
     dialogue = make_dialogue("tag")
     stops = {TOKENIZER.decode([token]) for token in dialogue.stop_token_ids}
