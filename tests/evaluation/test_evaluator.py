@@ -69,6 +69,8 @@ def test_the_majority_is_read_from_the_answers_that_have_a_reward():
     """Two of three graded answers are "5", which is wrong; an ungraded one before them shifts nothing."""
     found = summarise([group("a", [("7", None), ("5", 0.0), ("4", 1.0), ("5", 0.0)])])
     assert found.metrics["val-core/a/acc/maj@3"].result() == 0.0
+    last = summarise([group("a", [("7", None), ("4", 1.0), ("5", 0.0), ("5", 0.0)])])
+    assert last.metrics["val-core/a/acc/maj@3"].result() == 0.0
     tie = summarise([group("a", [("7", None), ("4", 1.0), ("5", 0.0)])])
     assert tie.metrics["val-core/a/acc/maj@2"].result() == 1.0  # the earliest wins
 
