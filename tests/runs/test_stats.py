@@ -6,7 +6,14 @@ import random
 
 import pytest
 
-from gspo.runs.stats import PairedDifference, correctness, paired_by_question, paired_difference, question_scores
+from gspo.runs.stats import (
+    PairedDifference,
+    correctness,
+    paired_by_question,
+    paired_difference,
+    question_scores,
+    share_right,
+)
 
 
 def test_paired_interval_is_the_published_formula() -> None:
@@ -73,6 +80,13 @@ def test_a_response_counts_by_its_accuracy_and_else_by_a_score_of_0_or_1() -> No
     assert correctness({"acc": None, "score": 1}) == 1.0
     assert correctness({"acc": None, "score": 0.9}) is None
     assert correctness({"score": None}) is None
+
+
+def test_a_share_is_right_only_where_every_reward_has_that_scale() -> None:
+    right, wrong, half, missing = {"acc": 1.0}, {"score": 0}, {"score": 0.5}, {"score": None, "acc": None}
+    assert share_right([right, wrong, missing]) == 0.5
+    assert share_right([right, wrong, half]) is None
+    assert share_right([missing]) is None
 
 
 def test_unequal_lengths_are_an_error() -> None:
