@@ -80,6 +80,8 @@ def test_each_response_pays_beta_times_its_own_kl():
     assert failed.reward is None
     assert first.reward.kl_penalty == pytest.approx(0.5 * 0.8)
     assert last.reward.kl_penalty == pytest.approx(0.5 * 3 * 0.8)
+    assert [kl for kl in first.reward.kl_by_token if kl] == pytest.approx([0.5 * 0.4] * 2)
+    assert [kl for kl in last.reward.kl_by_token if kl] == pytest.approx([0.5 * 3 * 0.4] * 2)
     assert (first.reward.score, first.reward.acc) == (1.0, 1.0)
     assert (first.reward.final, last.reward.final) == pytest.approx((0.6, -1.2))
 
