@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gspo.algo import compute_advantage
-from gspo.algo.advantages import ADVANTAGE_ESTIMATORS
+from gspo.algo.advantages import ADVANTAGE_ESTIMATORS, AdvantageInputs
 from gspo.algo.group_stats import group_stats
 
 NINE = (
@@ -202,6 +202,20 @@ def test_group_of_one_keeps_its_reward(name):
     assert advantages.tolist() == [[0.7, 0.7], [0.3, 0.0]]
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("std_level", ["group", "batch"])
+def test_a_batch_of_one_response_keeps_its_reward_without_a_warning(std_level):
+    rewards = torch.tensor([[0.0, 0.7]], dtype=torch.float64)
+    advantages, _ = compute_advantage("grpo", rewards, torch.ones(1, 2), ["only"], std_level=std_level)
+    assert advantages.tolist() == [[0.7, 0.7]]
+
+
+def test_inputs_of_an_estimator_that_nobody_gave():
+    x = AdvantageInputs(torch.ones(1, 1), torch.ones(1, 1).bool(), torch.zeros(1, dtype=torch.int64))
+    assert (x.values, x.gamma, x.lam, x.norm_by_std, x.std_level) == (None, 1.0, 1.0, True, "group")
+    assert (x.epsilon, dict(x.options)) == (1e-6, {})
+
+
 def test_passk_tie_for_the_best_earns_nothing():
     rewards = torch.tensor([[1.0], [1.0], [0.0]])
     advantages, _ = compute_advantage("grpo_passk", rewards, torch.ones(3, 1), [0, 0, 0])
@@ -251,6 +265,13 @@ class TestMessages:
     def test_option_nobody_reads(self):
         with pytest.raises(TypeError, match="adv_estimator=grpo does not read reward_baselines"):
             compute_advantage("grpo", self.REWARDS, self.MASK, [0, 0], reward_baselines=[0, 0])
+
+    def test_options_that_nobody_reads_are_listed_with_those_that_are_read(self):
+        given = {"zeta": 1, "alpha": 2, "reward_baselines": [0, 0]}
+        with pytest.raises(TypeError, match=r"remax does not read alpha, zeta; it reads reward_baselines$"):
+            compute_advantage("remax", self.REWARDS, self.MASK, [0, 0], **given)
+        with pytest.raises(TypeError, match=r"rloo does not read alpha; it reads no options$"):
+            compute_advantage("rloo", self.REWARDS, self.MASK, [0, 0], alpha=2)
 
     def test_group_ids_of_another_length(self):
         with pytest.raises(ValueError, match="group_ids has 3 entries"):
