@@ -12,7 +12,7 @@ from gspo.kernels import UnsupportedModel
 from gspo.kernels.cpu_attention import PackedSequences
 from gspo.kernels.cpu_library import compiler
 from gspo.training.batch import packing
-from gspo.training.batch.attention import attend_eager, attend_flash, attend_flex, attend_padded
+from gspo.training.batch.attention import attend_eager, attend_flash, attend_padded
 from gspo.training.batch.batching import micro_batch
 from gspo.training.batch.packing import Layout
 from tests.training.test_packed_rows import random_batch, rows_of
@@ -42,20 +42,18 @@ def tensors(layout: Layout, dtype: torch.dtype) -> list[Tensor]:
 
 
 def check(attend: Any, layout: Layout, given: dict[str, Any], options: dict[str, Any], dtype: torch.dtype) -> None:
-    """`attend` has the values and the gradients of the dense form; flex_attention has no backward on a CPU."""
+    """`attend` has the values and the gradients of the dense form."""
     scale = options.get("scaling") or SIZE**-0.5
     (q, k, v), plain = tensors(layout, dtype), tensors(layout, dtype)
     close = {"rtol": 1e-3, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-10}
-    inputs = [x.detach() for x in (q, k, v)] if attend is attend_flex else (q, k, v)
-    got, nothing = attend(nn.Identity(), *inputs, None, **given, **options)
+    got, nothing = attend(nn.Identity(), q, k, v, None, **given, **options)
     want = dense(layout, *plain, scale, options.get("sliding_window"), options.get("softcap"))
     assert nothing is None
     torch.testing.assert_close(got, want.detach(), **close)
-    if attend is not attend_flex:
-        weights = torch.linspace(-1, 1, want.numel(), dtype=dtype).view_as(want)
-        grads = torch.autograd.grad((got * weights).sum(), (q, k, v))
-        for a, b in zip(grads, torch.autograd.grad((want * weights).sum(), plain)):
-            torch.testing.assert_close(a, b, **close)
+    weights = torch.linspace(-1, 1, want.numel(), dtype=dtype).view_as(want)
+    grads = torch.autograd.grad((got * weights).sum(), (q, k, v))
+    for a, b in zip(grads, torch.autograd.grad((want * weights).sum(), plain)):
+        torch.testing.assert_close(a, b, **close)
 
 
 OPTIONS = [{}, {"scaling": 0.7}, {"sliding_window": 2}, {"sliding_window": 4, "scaling": 0.1}, {"sliding_window": 99}]
@@ -76,14 +74,6 @@ def test_blocks_of_sequences_attend_as_one_dense_product(kind, cheap, monkeypatc
         check(attend_eager, layout, {"layout": layout}, options, torch.float64)
 
 
-def test_flex_attention_sees_the_same_tokens():
-    for seed, options in enumerate(OPTIONS[:3]):
-        batch = random_batch(seed)
-        layout = micro_batch(batch, rows_of(batch, seed), "cpu", "shared").layout
-        assert layout is not None
-        check(attend_flex, layout, {"layout": layout}, options, torch.float32)
-
-
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("kind", ["packed", "shared"])
 def test_one_call_of_a_kernel_attends_as_one_dense_product(kind):
@@ -94,7 +84,7 @@ def test_one_call_of_a_kernel_attends_as_one_dense_product(kind):
         check(attend_flash, layout, {"spans": layout.spans}, options, torch.float32)
 
 
-@pytest.mark.parametrize("attend", [attend_padded, attend_eager, attend_flex])
+@pytest.mark.parametrize("attend", [attend_padded, attend_eager])
 def test_what_a_layer_adds_to_its_scores_is_refused(attend):
     layout = micro_batch(random_batch(0), [0, 1], "cpu", "shared").layout
     assert layout is not None

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from gspo.training.batch.batching import micro_batch, plan_micro_batches
 from gspo.training.forward import Forward
@@ -65,3 +72,104 @@ def test_what_cannot_be_shared_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     with pytest.raises(ShardError, match="=2 does not divide the 3 trainer ranks"):
         SequenceRanks.of(2)
+
+
+class Exchange:
+    """All-to-all and all-reduce between threads, each of which is a rank."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=20)
+        self.sent: dict[int, list[Tensor]] = {}
+        self.place = threading.local()
+
+    def all_to_all_single(self, out: Tensor, x: Tensor, received: list[int], sent: list[int], group: object) -> None:
+        self.sent[self.place.rank] = list(x.detach().split(sent))
+        self.barrier.wait()
+        parts = [self.sent[rank][self.place.rank] for rank in range(self.barrier.parties)]
+        assert [len(part) for part in parts] == received
+        out.copy_(torch.cat(parts))
+        self.barrier.wait()
+
+    def all_reduce(self, values: Tensor, group: object) -> None:
+        self.sent[self.place.rank] = [values.clone()]
+        self.barrier.wait()
+        total = sum(self.sent[rank][0] for rank in range(self.barrier.parties))
+        self.barrier.wait()
+        values.copy_(total)
+
+    def run(self, of_rank: Callable[[int], object]) -> list[Any]:
+        """What `of_rank` gives on each rank, in their order."""
+
+        def start(rank: int) -> object:
+            self.place.rank = rank
+            return of_rank(rank)
+
+        with ThreadPoolExecutor(self.barrier.parties) as pool:
+            return list(pool.map(start, range(self.barrier.parties)))
+
+
+@pytest.fixture
+def exchange(monkeypatch) -> Callable[[int], Exchange]:
+    def make(size: int) -> Exchange:
+        made = Exchange(size)
+        monkeypatch.setattr(dist, "all_to_all_single", made.all_to_all_single)
+        monkeypatch.setattr(dist, "all_reduce", made.all_reduce)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(("size", "num_tokens"), [(2, 5), (4, 6), (4, 3), (2, 1)])
+def test_tokens_are_exchanged_for_heads_and_back_with_their_gradients(exchange, size, num_tokens):
+    """4 query heads and 2 key heads; with 4 ranks a key head serves two of them, with few tokens a rank has none."""
+    drawn = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(num_tokens, heads, 3, generator=drawn, dtype=torch.float64) for heads in (4, 2))
+    weights = torch.randn(num_tokens, 4, 3, generator=drawn, dtype=torch.float64)
+    ranks = ranks_of(size)
+
+    def of_rank(rank: int) -> tuple[Tensor, ...]:
+        own = ranks[rank].part(num_tokens)
+        q, k = (x[own].clone().requires_grad_() for x in (query, key))
+        all_q, all_k = ranks[rank].to_heads(num_tokens, q, k)
+        back = ranks[rank].to_tokens(all_q * all_k.sum())
+        grads = torch.autograd.grad((back * weights[own]).sum() if len(range(num_tokens)[own]) else back.sum(), (q, k))
+        return all_q.detach(), all_k.detach(), back.detach(), *grads
+
+    for rank, (all_q, all_k, back, q_grad, _) in enumerate(exchange(size).run(of_rank)):
+        heads = slice(rank * 4 // size, (rank + 1) * 4 // size)
+        key_heads = slice(rank * 2 // size, max(rank * 2 // size + 1, (rank + 1) * 2 // size))
+        assert torch.equal(all_q, query[:, heads]) and torch.equal(all_k, key[:, key_heads])
+        start, end = ranks[rank].bounds(num_tokens)
+        scale = torch.stack([key[:, head // 2].sum() for head in range(4)])[:, None]
+        torch.testing.assert_close(back[: end - start], query[start:end] * scale)
+        torch.testing.assert_close(q_grad[: end - start], weights[start:end] * scale)
+        assert len(back) == max(1, end - start)
+        if end == start:
+            assert not back.any() and not q_grad.any()
+
+
+def test_values_of_all_parts_are_added_up_and_each_keeps_its_own_gradient(exchange):
+    parts = [torch.tensor([1.0, 0.0]), torch.tensor([0.0, 5.0])]
+
+    def of_rank(rank: int) -> tuple[Tensor, Tensor]:
+        own = parts[rank].clone().requires_grad_()
+        total = ranks_of(2)[rank].add_up(own)
+        return total.detach(), torch.autograd.grad((total * torch.tensor([2.0, 3.0])).sum(), own)[0]
+
+    for total, grad in exchange(2).run(of_rank):
+        assert total.tolist() == [1.0, 5.0] and grad.tolist() == [2.0, 3.0]
+    assert [part.tolist() for part in parts] == [[1.0, 0.0], [0.0, 5.0]]
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "sizes"), [(4, 2, {1, 2, 4}), (6, 3, {1, 3, 6}), (4, None, {1, 2, 4}), (8, 3, {1})]
+)
+def test_heads_are_shared_where_every_rank_gets_as_many(heads, key_heads, sizes):
+    config = SimpleNamespace(num_attention_heads=heads, num_key_value_heads=key_heads)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+    for size in range(1, 9):
+        if size in sizes:
+            SequenceRanks(0, size, None).check(model)
+        else:
+            with pytest.raises(ShardError, match=f"parallel_size={size}: .* use a divisor of {heads}"):
+                SequenceRanks(0, size, None).check(model)
