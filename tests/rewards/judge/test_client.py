@@ -1,0 +1,356 @@
+"""The client of a judge without a server: attempts and the waits between them, replies read from bodies, cache, rubric."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gspo.rewards.judge import client
+from gspo.rewards.judge.cache import Reply, VerdictCache, question_key
+from gspo.rewards.judge.client import ChatClient, JudgeFailure, RateLimit
+from gspo.rewards.judge.scorer import JudgeScorer
+from gspo.rewards.judge.settings import Criterion, JudgeSettings, read_rubric
+from gspo.rewards.protocol import RewardError
+from gspo.types import Group, Prompt, Rollout
+
+KEY = "sk-the-key"
+
+
+class Scripted(ChatClient):
+    """A client whose attempts end as a script says: with a reply, or with a failure."""
+
+    def __init__(self, *script: Any, **settings: Any) -> None:
+        super().__init__(JudgeSettings("http://h", "m", **settings))
+        self.script, self.waits = list(script), []
+
+    async def _attempt(self, messages: Any, sampling: Any) -> Reply:
+        self.num_calls += 1
+        end = self.script.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def answer(self, monkeypatch: pytest.MonkeyPatch) -> Reply | str:
+        async def sleep(seconds: float) -> None:
+            if seconds:
+                self.waits.append(seconds)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(client.asyncio, "sleep", sleep)
+            try:
+                return asyncio.run(self.ask([], {}))
+            except JudgeFailure as failure:
+                return f"{failure} [{failure.tokens}]"
+
+
+def failed(retry: bool = True, wait: float | None = None, tokens: int = 0) -> JudgeFailure:
+    return JudgeFailure("down", retry=retry, wait=wait, tokens=tokens)
+
+
+GOOD = Reply("yes", 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("script", "retries", "answer", "waits"),
+    [
+        ([GOOD], 0, GOOD, []),
+        ([failed()], 0, "down [0]", []),
+        ([failed(), GOOD], 1, GOOD, [0.5]),
+        ([failed(), failed(tokens=7)], 1, "down (2 attempts) [7]", [0.5]),
+        ([failed(retry=False)], 4, "down [0]", []),
+        ([failed(), failed(retry=False)], 4, "down (2 attempts) [0]", [0.5]),
+        ([failed()] * 4 + [GOOD], 4, GOOD, [0.5, 1.0, 2.0, 4.0]),
+        ([failed()] * 8 + [GOOD], 8, GOOD, [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]),
+        ([failed(wait=7.0), failed(), failed(wait=0.0), failed(), GOOD], 4, GOOD, [7.0, 1.0, 4.0]),
+        ([failed(wait=601.0), GOOD], 1, GOOD, [600.0]),
+    ],
+)
+def test_attempts_and_the_waits_between_them(
+    script: list[Any], retries: int, answer: Any, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Scripted(*script, retries=retries)
+    assert asked.answer(monkeypatch) == answer
+    assert asked.waits == waits and asked.num_calls == len(script) and asked.script == []
+
+
+def read(body: Any, monkeypatch: pytest.MonkeyPatch) -> Reply | str:
+    """What becomes of the body of a reply that arrived."""
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+
+    async def create(**_: Any) -> Any:
+        return SimpleNamespace(http_response=SimpleNamespace(json=lambda: body))
+
+    asked = ChatClient(JudgeSettings("http://h", "m", api_key_env="JUDGE_KEY", retries=3))
+    completions = SimpleNamespace(with_raw_response=SimpleNamespace(create=create))
+    asked._client = SimpleNamespace(chat=SimpleNamespace(completions=completions))
+    try:
+        reply = asyncio.run(asked.ask([], {}))
+    except JudgeFailure as failure:
+        assert asked.num_calls == 1  # what was answered is not asked again
+        return f"{failure} [{failure.tokens}]"
+    return Reply(reply.text, reply.tokens, 0.0)
+
+
+def body(finish: str = "stop", usage: Any = None, **message: Any) -> dict[str, Any]:
+    return {"choices": [{"message": message, "finish_reason": finish}, {"message": {"content": "2"}}], "usage": usage}
+
+
+@pytest.mark.parametrize(
+    ("sent", "wanted"),
+    [
+        (body(content="yes", usage={"total_tokens": 7}), Reply("yes", 7, 0.0)),
+        (body(content="yes"), Reply("yes", 0, 0.0)),
+        (body(content="yes", usage={"total_tokens": None}), Reply("yes", 0, 0.0)),
+        (body(content=""), Reply("", 0, 0.0)),
+        (body(content=f"my key is {KEY}, {KEY}"), Reply("my key is ***, ***", 0, 0.0)),
+        (body(content=None, usage={"total_tokens": 7}), "the reply has no text [7]"),
+        (body(content="no", refusal=f"never, {KEY}", usage={"total_tokens": 7}), "the judge refused: never, *** [7]"),
+        (body("content_filter", content="no"), "the judge refused: finish_reason content_filter [0]"),
+        (body(content="no", refusal="x" * 600), f"the judge refused: {'x' * 500} [0]"),
+        ({"choices": []}, "the reply is not that of a chat: {'choices': []} [0]"),
+        ([], "the reply is not that of a chat: [] [0]"),
+        (body(content="x", usage={"total_tokens": "many"}), "the reply is not that of a chat"),
+        (body(content="x", usage=[1]), "the reply is not that of a chat"),
+    ],
+)
+def test_what_the_body_of_a_reply_says(sent: Any, wanted: Reply | str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(sent, monkeypatch)
+    assert found == wanted or (isinstance(found, str) and isinstance(wanted, str) and found.startswith(wanted))
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "retry", "wait"),
+    [
+        (408, None, True, None),
+        (409, "3", True, 3.0),
+        (425, None, True, None),
+        (429, "0.5", True, 0.5),
+        (500, None, True, None),
+        (503, "soon", True, None),
+        (400, "3", False, 3.0),
+        (404, None, False, None),
+        (499, None, False, None),
+    ],
+)
+def test_which_refusals_may_pass(status: int, header: str | None, retry: bool, wait: float | None) -> None:
+    asked = ChatClient(JudgeSettings("http://h", "m", api_key_env=""))
+    headers = {} if header is None else {"retry-after": header}
+    response = SimpleNamespace(headers=headers, text=f"  {'x' * 600}  ")
+    failure = asked._refused(SimpleNamespace(status_code=status, response=response))
+    assert (failure.retry, failure.wait) == (retry, wait) and str(failure) == f"HTTP {status}: {'x' * 500}"
+
+
+def test_limits_per_minute_with_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
+    limit = RateLimit(30)  # one in two seconds
+    assert [limit.delay(1), limit.delay(2), limit.delay(1)] == [0.0, 2.0, 6.0]
+    now[0] = 107.0
+    assert limit.delay(0) == 1.0
+    now[0] = 200.0
+    assert limit.delay(1) == 0.0  # what was not used is not saved up
+    limit.use(3)
+    assert limit.delay(0) == 8.0
+    now[0] = 300.0
+    limit.use(1)
+    assert limit.delay(0) == 2.0
+
+
+def test_a_call_waits_for_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.time, "monotonic", lambda: 100.0)
+    asked = Scripted(GOOD, GOOD, requests_per_minute=60, tokens_per_minute=600)
+    asked._tokens.use(20)
+    assert asked.answer(monkeypatch) == GOOD and asked.answer(monkeypatch) == GOOD
+    assert asked.waits == [2.0, 3.0]
+
+
+def test_the_key_of_a_question_is_its_model_messages_and_sampling() -> None:
+    messages = [{"role": "user", "content": "q"}]
+    key = question_key("m", messages, {"temperature": 0, "max_tokens": 5})
+    assert key == question_key("m", messages, {"max_tokens": 5, "temperature": 0})
+    others = [
+        question_key("n", messages, {"temperature": 0, "max_tokens": 5}),
+        question_key("m", [*messages, *messages], {"temperature": 0, "max_tokens": 5}),
+        question_key("m", [{"role": "user", "content": "p"}], {"temperature": 0, "max_tokens": 5}),
+        question_key("m", messages, {"temperature": 1, "max_tokens": 5}),
+        question_key("m", messages, {"temperature": 0, "max_tokens": 5, "seed": 0}),
+    ]
+    assert len({key, *others}) == 6
+
+
+def test_the_cache_keeps_the_first_reply_and_failures_by_place(tmp_path: Path) -> None:
+    cache = VerdictCache(tmp_path / "deep" / "cache")
+    cache.add("k", "m", Reply("one", 3, 0.25))
+    cache.add("k", "m", Reply("two", 4, 0.5))
+    assert cache.find("k") == Reply("one", 3, 0.25) and cache.find("other") is None
+    cache.add_failure("k", "train/0/1", "first")
+    cache.add_failure("k", "train/0/1", "second")
+    assert cache.find_failure("k", "train/0/1") == "second"
+    assert cache.find_failure("k", "train/0/2") is None and cache.find_failure("j", "train/0/1") is None
+    cache.spend(5)
+    cache.spend(7)
+    cache.close()
+    again = VerdictCache(tmp_path / "deep" / "cache")
+    assert (again.find("k"), again.spent()) == (Reply("one", 3, 0.25), 12)
+    assert again.find_failure("k", "train/0/1") is None  # the session ended in order
+    again.close()
+    (tmp_path / "broken").write_bytes(b"no database, but long enough to be read as the head of one" * 20)
+    with pytest.raises(RewardError, match=r"reward\.judge\.cache='.*broken' cannot be opened"):
+        VerdictCache(tmp_path / "broken")
+
+
+class Answering(JudgeScorer):
+    """A judge whose calls are answered by a function of the question and the sampling."""
+
+    def __init__(self, answer: Any, scope: str = "train", cache: VerdictCache | None = None, **settings: Any) -> None:
+        super().__init__(JudgeSettings("http://h", "m", **settings), cache or VerdictCache(), scope)
+        self.asked: list[dict[str, Any]] = []
+
+        async def ask(messages: Any, sampling: Any) -> Reply:
+            self._client.num_calls += 1
+            self.asked.append(dict(sampling))
+            found = answer(messages[-1]["content"], sampling)
+            if isinstance(found, Exception):
+                raise found
+            return Reply(found, 10, 0.5)
+
+        self._client.ask = ask  # type: ignore[method-assign]
+
+
+def groups(*texts: tuple[str, ...], version: int = 0) -> list[Group]:
+    prompt = Prompt("row", ({"role": "user", "content": "q"},), (), "s", "5")
+    rollouts = [tuple(Rollout((), (), (), (), "stop", text=text) for text in each) for each in texts]
+    return [Group(prompt, each, submission, version) for submission, each in enumerate(rollouts)]
+
+
+def test_samples_are_asked_for_with_seeds_and_give_medians_of_scores_and_criteria() -> None:
+    rubric = (Criterion("a", "A?", 1.0, ("no", "so", "yes")), Criterion("b", "B?", 3.0, ("no", "yes")))
+    said = ['{"a": "no", "b": "yes"}', '{"a": "yes", "b": "yes", "reason": "x"}', '{"a": "so", "b": "no"}']
+    scorer = Answering(
+        lambda text, sampling: said[sampling["seed"]],
+        kind="rubric",
+        rubric=rubric,
+        samples=3,
+        temperature=0.5,
+        max_tokens=9,
+    )
+    (group,) = groups(("x",))
+    scorer.submit(group)
+    (done,) = scorer.collect()
+    reward = done.rollouts[0].reward
+    scorer.close()
+    assert sorted(scorer.asked, key=lambda s: s["seed"]) == [
+        {"temperature": 0.5, "max_tokens": 9, "seed": i} for i in range(3)
+    ]
+    assert reward is not None and (reward.score, reward.acc) == (0.75, None)
+    assert reward.noise == 1.0 - 0.125 and reward.extra == {"judge/a": 0.5, "judge/b": 1.0}
+    assert reward.notes == {
+        "verdict": [{"a": "no", "b": "yes"}, {"a": "yes", "b": "yes"}, {"a": "so", "b": "no"}],
+        "reason": "",
+        "model": "m",
+        "tokens": 30,
+        "seconds": 1.5,
+    }
+
+
+def test_one_failed_sample_is_a_missing_reward_and_greedy_samples_have_no_seed() -> None:
+    def answer(text: str, sampling: Any) -> Any:
+        return JudgeFailure("down", tokens=4) if "bad" in text else '{"score": 5}'
+
+    scorer = Answering(answer, kind="score", samples=1)
+    first, second = groups(("bad", "good", "bad"), ("good",))
+    scorer.submit(first)
+    scorer.submit(second)
+    done = [*scorer.collect(1), *scorer.collect()]
+    counts = {name: metric.result() for name, metric in scorer.observe().items()}
+    again = {name: metric.result() for name, metric in scorer.observe().items()}
+    spent = scorer.cache.spent()
+    scorer.close()
+    found = [r.failure or r.reward.score for group in done for r in group.rollouts if r.failure or r.reward]
+    assert found == ["m: down", 0.5, "m: down", 0.5]
+    assert all("seed" not in sampling for sampling in scorer.asked) and spent == 14
+    assert counts == {
+        "judge/calls": 2,
+        "judge/cache_hits": 1,
+        "judge/failures": 1,
+        "judge/tokens": 14,
+        "judge/seconds": 0.5,
+    }
+    assert set(again.values()) == {0.0} and set(again) == set(counts)
+
+
+def test_failures_are_repeated_only_for_their_own_group_version_and_scope() -> None:
+    cache, down = VerdictCache(), [True]
+
+    def answer(text: str, sampling: Any) -> Any:
+        return JudgeFailure("down") if down[0] else '{"score": 10}'
+
+    scorer = Answering(answer, kind="score", cache=cache)
+
+    def score(number: int, version: int = 0, scope: str = "train") -> float | None:
+        scorer._scope = scope
+        scorer.submit(groups(("x",), ("x",), version=version)[number])
+        reward = scorer.collect()[0].rollouts[0].reward
+        return None if reward is None else reward.score
+
+    assert score(0) is None
+    down[0] = False
+    assert score(0) is None
+    assert [score(1), score(0, version=1), score(0, scope="eval")] == [1.0] * 3
+    scorer.close()
+
+
+def test_a_ranking_is_asked_about_sorted_texts_and_places_go_to_their_responses() -> None:
+    scorer = Answering(lambda text, sampling: '{"ranking": [3, 1, 2]}', kind="rank")
+    for group in groups(("b", "c", "a", "b"), ("x",), ("y", "y")):
+        scorer.submit(group)
+    ranked, single, equal = ([r.reward for r in group.rollouts] for group in scorer.collect())
+    scorer.close()
+    assert [reward.score for reward in ranked if reward] == [0.0, 1.0, 0.5, 0.0]
+    assert single == [None]  # a ranking of three is no verdict on one
+    assert [(reward.score, reward.notes["verdict"]) for reward in equal if reward] == [
+        (0.5, "all answers are equal")
+    ] * 2
+    assert len(scorer.asked) == 2
+
+
+def test_only_a_comparison_with_the_truth_is_an_accuracy_and_the_budget_ends_a_run_at_its_limit() -> None:
+    scorer = Answering(lambda text, sampling: '{"verdict": "right"}', kind="reference", max_tokens_spent=20)
+    for number, group in enumerate(groups(("a",), ("b",))):
+        assert scorer.over_budget() is None
+        scorer.submit(group)
+        reward = scorer.collect()[0].rollouts[0].reward
+        assert reward is not None and reward.acc == reward.score == 1.0, number
+    assert "used 20 tokens" in str(scorer.over_budget())
+    scorer.close()
+    scorer.close()  # nothing more to end
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        ('name = "a"\ntext = "t"\nchoices = ["x", "x"]', "at least two different"),
+        ('name = "a"\ntext = "t"\nchoices = ["x", "y", "x"]', "at least two different"),
+        ('name = "a"\ntext = "t"\nchoices = "xy"', "at least two different"),
+        ('name = ""\ntext = "t"\nchoices = ["x", "y"]', "has no name or text"),
+        ('name = "a"\ntext = ""\nchoices = ["x", "y"]', "has no name or text"),
+        ('name = "a"\ntext = "t"\nchoices = ["x", "y"]\nweight = true', "weight=True"),
+        ('name = "a"\ntext = "t"\nchoices = ["x", "y"]\nweight = -1', "weight=-1"),
+        ('name = "a"\ntext = "t"\nchoices = ["x", "y"]\nmore = 1', "expected name, text, choices"),
+        ('name = "first"\ntext = "t"\nchoices = ["x", "y"]', "two criteria of one name; names are first, first"),
+    ],
+)
+def test_a_criterion_that_cannot_be_used_is_named_by_its_number(tmp_path: Path, lines: str, problem: str) -> None:
+    file = tmp_path / "rubric.toml"
+    file.write_text(
+        f'[[criteria]]\nname = "first"\ntext = "t"\nchoices = [1, 2]\nweight = 0.5\n[[criteria]]\n{lines}\n'
+    )
+    with pytest.raises(RewardError, match=problem) as caught:
+        read_rubric(str(file))
+    assert "criterion 2" in str(caught.value) or "one name" in problem
+    file.write_text('[[criteria]]\nname = "first"\ntext = "t"\nchoices = [1, 2]\n')
+    assert read_rubric(str(file)) == (Criterion("first", "t", 1.0, ("1", "2")),)
