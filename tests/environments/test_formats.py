@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gspo.environments.formats import HERMES, PYTHON, TAG, closing_tokens, find_format
-from gspo.environments.protocol import ToolCall
+from gspo.environments.protocol import EnvironmentProblem, ToolCall
 
 
 def test_hermes_reads_several_calls_and_names_what_is_wrong() -> None:
@@ -55,3 +57,59 @@ def test_auto_is_the_tokenizers_own_where_it_has_one() -> None:
     own = find_format("auto", Own())
     assert own.name == "tokenizer" and own.parse("door") == (ToolCall("look", {"at": "door"}),)
     assert "no end" in (own.parse("bad")[0].error or "")
+
+
+def test_the_text_before_a_call_is_the_content() -> None:
+    assert HERMES.content('I look. \n<tool_call>{"name": "f"}</tool_call> later') == "I look."
+    assert HERMES.content("no call \n") == "no call \n"
+    assert PYTHON.content("so \n```python\n1\n```") == "so \n" and TAG.content("a <tool>1</tool>b") == "a "
+
+
+def test_an_inline_call_is_written_as_it_is_read() -> None:
+    for found, name in ((PYTHON, "python"), (TAG, "")):
+        assert found.parse("so " + found.write({"arguments": {"code": "1+1"}})) == (ToolCall(name, {"input": "1+1"}),)
+        assert found.call_end(found.write({"arguments": {}})) is not None
+    assert PYTHON.write({"arguments": {"code": "x"}}) == "```python\nx\n```"
+    assert TAG.observe([{"content": 1}, {"content": "b"}]) == "<result>1\nb</result>"
+
+
+def test_a_python_block_may_be_named_py_and_only_the_first_counts() -> None:
+    text = "```py\na\n```\n```python\nb```"
+    assert PYTHON.parse(text) == (ToolCall("python", {"input": "a"}),) and PYTHON.call_end(text) == 11
+    assert PYTHON.parse(text[12:]) == (ToolCall("python", {"input": "b"}),)
+
+
+@pytest.mark.parametrize(
+    ("body", "call"),
+    [
+        ('{"name": "f", "arguments": {}, "parameters": {"a": 1}}', ToolCall("f", {})),
+        ('{"name": 3}', ToolCall("", error='the tool call must be a JSON object with "name" and "arguments"')),
+        ('{"name": "f", "arguments": "no"}', ToolCall("f", error="the arguments of the tool call are not valid JSON")),
+        (
+            '{"name": "f", "arguments": "[1]"}',
+            ToolCall("f", error="the arguments of the tool call must be a JSON object"),
+        ),
+    ],
+)
+def test_calls_that_cannot_be_read_say_why(body: str, call: ToolCall) -> None:
+    assert HERMES.parse(f"<tool_call>{body}</tool_call>") == (call,)
+
+
+def test_a_format_is_found_by_its_name() -> None:
+    class Own:
+        response_schema = "{}"
+
+        def parse_response(self, text):
+            return {"content": None, "tool_calls": [{"name": "f", "arguments": "{}"}] if text else None}
+
+    assert [find_format(name, None).name for name in ("hermes", "python", "tag", "auto")] == [
+        "hermes",
+        "python",
+        "tag",
+        "hermes",
+    ]
+    own = find_format("tokenizer", Own())
+    assert own.parse("x") == (ToolCall("f", {}),) and own.parse("") == () and own.content("x") == ""
+    assert find_format("hermes", Own()) is HERMES and not own.inline
+    with pytest.raises(EnvironmentProblem, match=r"format=tokenizer: .* choose hermes, python, tag"):
+        find_format("tokenizer", None)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gspo.environments.host import EpisodeHost, Job
 from gspo.environments.protocol import Action, Step
+from gspo.rewards.protocol import RewardError
 from gspo.types import Prompt
 
 PROMPT = Prompt("p", (), ())
@@ -67,3 +70,85 @@ def test_an_episode_is_closed_at_its_end_and_after_a_failure(host: EpisodeHost) 
         host(Job("b", PROMPT, actions=(Action("fail", (), (), 0),)))
     assert Dice.num_open == 1
     assert host(Job("a")) is None and Dice.num_open == 0
+
+
+class Answering:
+    """Answers with whatever it is told to."""
+
+    tools = ()
+    answer: Any = None
+    tool_timeout: float | None = None
+    made: list[Any] = []
+
+    def __init__(self) -> None:
+        Answering.made.append(self)
+
+    def reset(self, prompt: Prompt, seed: int) -> Any:
+        return ("hello", {"content": "x" * 11, "name": "n"})
+
+    def step(self, action: Action) -> Any:
+        return Answering.answer
+
+    def close(self) -> None: ...
+
+
+def answered(answer: Any, **options: Any) -> dict[str, Any]:
+    Answering.answer, Answering.made = answer, []
+    result = EpisodeHost(Answering, tool_timeout=2.5, max_chars=10, **options)(Job("a", PROMPT, 0, ACTIONS[:1]))
+    assert result is not None
+    return result
+
+
+def test_answers_become_plain_data_with_texts_of_bounded_length() -> None:
+    tool = {"role": "tool", "name": "f", "content": 12345678901}
+    answer = answered(Step((tool, "0123456789"), np.float32(0.5), 1, 0, {3: True}, np.int64(2)))  # pyright: ignore
+    assert answer["opening"] == [
+        {"role": "user", "content": "hello"},
+        {"role": "user", "name": "n", "content": "xxxxx…(cut)xxxxx"},
+    ]
+    assert answer["steps"] == [
+        {
+            "messages": [
+                {"role": "tool", "name": "f", "content": "12345…(cut)78901"},
+                {"role": "user", "content": "0123456789"},
+            ],
+            "reward": 0.5,
+            "done": True,
+            "truncated": False,
+            "metrics": {"3": 1.0},
+            "num_errors": 2,
+        }
+    ]
+    assert json.loads(json.dumps(answer)) == answer
+    assert Answering.made[0].tool_timeout == 2.5
+    assert answered(Step(("a",)))["steps"][0]["reward"] is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("text", "step returned a str"),
+        (Step(({"role": "user"},)), "expected a dict with role and content"),
+        (Step((3,)), "a message is 3"),
+        (Step(("a",), float("inf")), "the reward of a step"),
+        (Step(("a",), metrics={"size": float("nan")}), "the metric 'size'"),
+    ],
+)
+def test_answers_of_another_shape_are_failures_that_say_what_was_expected(answer: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError, RewardError), match=message):
+        answered(answer)
+
+
+def test_an_episode_without_actions_is_begun_again() -> None:
+    host = EpisodeHost(Dice, tool_timeout=1.0, max_chars=100)
+    first, again = (host(Job("a", PROMPT, seed=7)) for _ in range(2))
+    assert first is not None and first == again and first["steps"] == [] and Dice.num_open == 1
+    host(Job("a"))
+
+
+def test_threads_leave_the_random_state_of_the_process_alone() -> None:
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    answered(Step(("a",)), seeded=False)
+    assert random.random() == expected
