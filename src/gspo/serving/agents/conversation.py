@@ -55,6 +55,12 @@ class Conversation:
         self.loss_mask += [1] * len(token_ids)
         self.versions += versions
 
+    def rewind(self, size: int) -> None:
+        """Forget what came after the first `size` tokens of the response: the request that added it failed."""
+        for part in (self.token_ids, self.log_probs, self.loss_mask, self.versions):
+            del part[size:]
+        self.is_busy = False
+
     def end_turn(self, turn: Turn, name: str, point: Point, reason: FinishReason) -> None:
         self.turns.append(turn)
         self.names.append(name)

@@ -96,9 +96,10 @@ class Session:
 
     def completions(self, prompt: Any) -> list[Prompted]:
         """As `chat`, for a text or tokens."""
-        (read,) = prompts = self._reader.completions(prompt)
+        prompts = self._reader.completions(prompt)
         if len(prompts) > 1:
             raise ApiError(400, "prompt: one prompt per request while a model is trained", param="prompt")
+        (read,) = prompts
         text = read.text
         if text is None:
             return [self.tokens(list(read.token_ids), "prompt")]
@@ -140,6 +141,7 @@ class Session:
         assert isinstance(prompted, SessionPrompt)
         with self._lock:
             conversation = prompted.conversation or self._new(prompted.token_ids)
+            size = len(conversation.token_ids)
             added = prompted.token_ids[len(conversation.tokens) :]
             limit = self._limit(conversation, len(added), ask)
             if prompted.conversation is None:
@@ -148,9 +150,8 @@ class Session:
             conversation.is_busy = True
             recorded = self._tape.pop(conversation.tokens, None)
             self.num_open += recorded is None
-        job = Job(
-            ask, [self._as_request(conversation, limit, ask)], self._recorded(conversation, prompted, ask, send, name)
-        )
+        record = self._recorded(conversation, prompted, ask, send, name, size)
+        job = Job(ask, [self._as_request(conversation, limit, ask)], record)
         if recorded is None:
             self._post(self, job)
         else:
@@ -205,14 +206,16 @@ class Session:
             draw=None if submission == self.number[0] else self.number[0],
         )
 
-    def _recorded(self, conversation: Conversation, prompted: SessionPrompt, ask: Ask, send: Send, name: str) -> Send:
-        """`send` that records what passes."""
+    def _recorded(
+        self, conversation: Conversation, prompted: SessionPrompt, ask: Ask, send: Send, name: str, size: int
+    ) -> Send:
+        """`send` that records what passes. After an error the conversation has the `size` tokens that it had before."""
         start, text = len(conversation.token_ids), ""
 
         def record(found: list[Update] | ApiError) -> None:
             nonlocal text
             if isinstance(found, ApiError):
-                conversation.is_busy = False
+                conversation.rewind(size)
                 send(found)
                 return
             for update in found:
