@@ -11,7 +11,7 @@ import torch
 
 from gspo.algo import compute_advantage
 from gspo.algo.advantages import ADVANTAGE_ESTIMATORS, AdvantageInputs
-from gspo.algo.group_stats import group_stats
+from gspo.algo.group_stats import best_and_second, group_stats
 
 NINE = (
     "grpo",
@@ -192,6 +192,17 @@ def test_statistics_of_flat_groups_are_exact():
     assert torch.equal(stats.mean[:19], stats.scores[:19])
     assert stats.mean[19:].tolist() == [1.5, 1.5]
     assert stats.std[19:].tolist() == pytest.approx([math.sqrt(0.5)] * 2)
+
+
+@pytest.mark.parametrize("groups", [[7], [7, 7], [3, 7, 7], [7, 3, 3, 3, 5, 7], [1, 2, 3], [4, 4, 4]])
+def test_the_best_leads_the_second_of_its_own_group_and_one_alone_leads_by_its_score(groups):
+    scores = [0.5, 4.0, -1.0, 3.25, 2.0, 4.5][: len(groups)]
+    best, lead = best_and_second(group_stats(torch.tensor(scores, dtype=torch.float64), torch.tensor(groups)))
+    for number, group in enumerate(sorted(set(groups))):
+        rows = [row for row in range(len(groups)) if groups[row] == group]
+        ranked = sorted((scores[row] for row in rows), reverse=True)
+        assert int(best[number]) == max(rows, key=scores.__getitem__)
+        assert float(lead[number]) == (ranked[0] - ranked[1] if len(ranked) > 1 else ranked[0])
 
 
 @pytest.mark.parametrize("name", [*GROUPED])

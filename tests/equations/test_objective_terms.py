@@ -72,6 +72,14 @@ def test_rows_of_a_rollout_share_its_weight_by_their_tokens_where_rows_are_avera
     torch.testing.assert_close(got.returns, by_row(scores))
 
 
+def test_a_rollout_without_trained_tokens_has_advantages_of_0_in_all_its_rows() -> None:
+    mask = MASK.clone()
+    mask[[0, 5]] = 0
+    got = objective("dr_grpo", "seq-mean-token-mean").with_advantages(batch(mask=mask.float()))
+    assert not got.advantages[[0, 5]].any() and not got.returns[[0, 5]].any()
+    assert got.advantages.isfinite().all() and got.advantages[1, 0] == -0.5  # its reward still counts
+
+
 def test_whitening_is_over_the_tokens_of_the_rollouts_and_weights_come_after_it() -> None:
     tokens = [a for row, a in enumerate(CENTRED) for _ in range(int(MASK[row].sum()))]
     centre, scale = mean(tokens), math.sqrt(variance(tokens) + 1e-8)
