@@ -157,6 +157,7 @@ def test_gspo_by_turn_clips_turns():
     out.loss.backward()
     wanted = 2 * -1.2 + 2 * 0.8 + 2 * math.exp(0.1) + 2 * 3 * math.exp(10)
     assert out.loss.item() == pytest.approx(wanted, rel=1e-12)
+    assert not any(metric.value.requires_grad for metric in out.metrics.values())
     assert change.grad[0].tolist() == [0.0] * 5
     assert change.grad[1].tolist() == pytest.approx([math.exp(0.1)] * 2 + [0.0] * 3)
     metrics = {name: metric.result() for name, metric in out.metrics.items()}

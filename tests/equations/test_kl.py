@@ -167,7 +167,8 @@ def test_kl_of_tokens():
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
     new, ref = torch.cat([NEW, NEW]), torch.cat([REF, REF])
     ref[mask == 0] = float("nan")
-    kl_BT = token_kl("k1", new, ref, mask)
+    kl_BT = token_kl("k1", new.requires_grad_(), ref, mask)
+    assert not kl_BT.requires_grad  # a reward has no gradient
     assert kl_BT.dtype == torch.float64 and kl_BT.sum(-1).tolist() == pytest.approx([-0.8, 0.2])
     assert kl_BT[mask == 0].tolist() == [0.0, 0.0, 0.0]
 

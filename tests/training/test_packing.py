@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from gspo.kernels.cpu_library import compiler
 from gspo.models.output_head import Head
 from gspo.training.batch import packing
 from gspo.training.batch.batching import balance, collate, micro_batch, plan_micro_batches
-from gspo.training.forward import Forward, _captures
+from gspo.training.forward import Forward, _captures, _unsupported
 from gspo.training.log_probs import chosen_log_probs
 from tests.rollout.models import CONFIGS, make_model
 from tests.training.models import llama
@@ -218,6 +219,37 @@ def test_micro_batches_are_made_again_for_whatever_they_are_made_of():
         got, want = forward.micro(changed, [0, 1], "cpu"), micro_batch(changed, [0, 1], "cpu", "shared")
         assert got is not made and got.num_response == want.num_response
         assert torch.equal(got.input_ids, want.input_ids) and torch.equal(got.slots, want.slots)
+
+
+def test_masks_of_a_micro_batch_are_kept_until_another_one_runs():
+    forward = Forward.of(llama().base_model, "shared")
+    batch = collate(groups(num=2))
+    first = forward.micro(batch, [0, 1], "cpu")
+    for block in first.layout.blocks:
+        block.masks[None] = torch.zeros(1)
+    first.layout.cache[None] = "mask"
+    assert forward.micro(batch, [0, 1], "cpu") is first and first.layout.cache
+    other = forward.micro(batch, [1, 0], "cpu")  # another order is another micro-batch
+    assert other is not first and not first.layout.cache and not any(block.masks for block in first.layout.blocks)
+    assert forward.micro(batch, [0, 1], "cpu") is first
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({}, None),
+        ({"layer_types": None, "attention_chunk_size": None}, None),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, None),
+        ({"layer_types": ["full_attention", "linear_attention", "conv"]}, "layers of type conv, linear_attention"),
+        ({"attention_chunk_size": 8}, "chunked attention"),
+        ({"_attn_implementation": "flex"}, "attn_implementation='flex'; packed training replaces sdpa or eager"),
+    ],
+)
+def test_attention_that_cannot_be_packed_is_named(config, reason):
+    """Also where only the second config of a model says so."""
+    plain = SimpleNamespace(_attn_implementation="sdpa")
+    configs = [plain, SimpleNamespace(**{"_attn_implementation": "eager", **config})]
+    assert _unsupported(configs, {"sdpa": "a", "eager": "b"}) == reason
 
 
 def test_graphs_are_not_captured_where_a_gradient_would_stay_in_their_memory():

@@ -247,3 +247,12 @@ def test_a_batch_of_examples_has_every_answer_token_and_groups_of_one() -> None:
     assert [len(ids) for ids in batch.prompt_ids] == [2, 4] and [len(ids) for ids in batch.response_ids] == [3, 1]
     assert batch.scores.tolist() == [0.0, 0.0] and batch.unscored_rows == ()
     assert not any(t.any() for t in (batch.advantages, batch.returns, batch.old_log_probs, batch.rollout_log_probs))
+
+
+def test_a_single_micro_batch_and_examples_beside_it_are_summed_in_float32() -> None:
+    """In half precision a step of one backward keeps its gradient narrow; this one has two."""
+    batch, others = answer_batch(make_examples()), example_batch(make_examples(seed=1, sizes=((4, 3),)))
+    both = policy(llama().bfloat16())
+    update = both.update(batch, clipped, step=0, beside=Supervision(others, 0.5))
+    assert update.metrics["actor/skipped_updates"].result() == 0
+    assert isinstance(both.optimizer, RecordingOptimizer) and set(both.optimizer.grads) == set(both.optimizer.masters)
