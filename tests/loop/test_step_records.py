@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -100,6 +101,32 @@ def test_speed_is_tokens_over_the_whole_step_and_over_generation():
     assert speed(values, overlapped=True) == {"perf/throughput": 12.5}
     assert speed(values | {"timing_s/step": 0.0}, overlapped=False) == {}
     assert speed({"timing_s/step": 4.0}, overlapped=False) == {}
+    supervised = {"train/tokens": 60.0, "timing_s/step": 5.0, "timing_s/testing": 2.0}
+    assert speed(supervised, overlapped=False) == {"perf/throughput": 20.0}  # the time of evaluations does not count
+    assert speed(supervised | {"timing_s/testing": 5.0}, overlapped=False) == {}
+    assert speed(values | {"timing_s/testing": 2.0}, overlapped=True) == {"perf/throughput": 12.5}
+
+
+def test_log_probs_are_rounded_and_masked_tokens_count_in_no_mean():
+    of = two_groups()
+    batch = collate(of)
+    new = torch.full_like(batch.mask, -1.0)
+    old, advantages = new.clone(), 1.0 * batch.mask
+    old[0, 0], new[0, 1], advantages[0, 0] = -9.0, -0.123456789, 50.0  # the first token of the first row is masked
+    update = Update({}, new, batch.with_old(old).with_advantages(advantages, advantages))
+    row = trained_details(of, update, str)[5][0]
+    assert row["advantage"] == 1.0 and row["ratio"] == pytest.approx(math.exp((1 - 0.123456789) / 3))
+    assert row["new_log_probs"][:2] == [-1.0, -0.12346] and row["old_log_probs"][0] == -9.0
+
+
+def test_a_batch_in_which_nothing_is_trained_has_no_ratios():
+    of = two_groups()
+    batch = collate(of)
+    nothing = dataclasses.replace(batch, mask=torch.zeros_like(batch.mask))
+    whole = nothing.with_old(batch.mask - 2.0).with_advantages(batch.mask, batch.mask)
+    metrics = step_metrics(TrainedStep(of, SamplingCounts(0, 1, 1), Update({}, batch.mask, whole), {}))
+    assert metrics["actor/rollout_kl"].result() == 0.0
+    assert not any("rollout_ratio" in name or "advantages" in name for name in metrics)
 
 
 def test_failures_are_said_with_their_number_and_the_first():
