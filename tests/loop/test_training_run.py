@@ -19,6 +19,7 @@ from gspo.registry import PluginError
 from gspo.runs.folder import RunFolder, RunLocked, step_of
 from gspo.sampling.errors import DataExhausted, StarvedSampling
 from gspo.sampling.step_counts import SamplingCounts
+from gspo.untrusted import Unreadable
 from tests.loop.scripted_run import ACCURACY, RATE, ScriptedRun, kept_rows
 
 COUNTS = SamplingCounts(0, 1, 1)
@@ -86,6 +87,13 @@ def test_what_is_evaluated_saved_and_kept_follows_from_the_keys():
         rows = kept_rows(run.run)
         assert [row["step"] for row in rows] == [0] * before + list(range(1, total + 1))
         assert {row["step"]: row[ACCURACY] for row in rows if ACCURACY in row} == {s: figures[s] for s in evaluated}
+
+
+def test_the_best_checkpoint_is_the_best_of_those_on_disk():
+    """The weights before training were better, but they have no checkpoint."""
+    words = ("trainer.test_freq=1", "trainer.keep_best=1", "trainer.max_actor_ckpt_to_keep=1")
+    ScriptedRun(*words, accuracy=[0.9, 0.5, 0.3, 0.4, 0.2].__getitem__).fit()
+    assert saved_steps() == [1, 4]
 
 
 @pytest.mark.parametrize("stop_after", [1, 2, 3])
@@ -336,6 +344,14 @@ def test_a_checkpoint_that_cannot_be_restored_gives_way_to_an_older_one(monkeypa
     monkeypatch.setattr(load_state, other)
     with pytest.raises(RuntimeError, match="a defect"):
         ScriptedRun(*QUIET)
+
+    def foreign(self, loaded, *, reset=False):
+        raise Unreadable("/elsewhere/words.json", "is not JSON")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.loop.scripted_run.Roles.load", foreign)
+        with pytest.raises(Unreadable, match="elsewhere"):  # an older checkpoint would not help
+            ScriptedRun(*QUIET)
     monkeypatch.setattr(load_state, lambda self, state: {}["x"])
     with pytest.raises(checkpoint.CheckpointError, match="step-000002"):
         ScriptedRun(*QUIET)

@@ -114,3 +114,106 @@ def test_a_silent_part_of_a_command_says_what_runs_on_standard_error(monkeypatch
         assert said.wait(30)
     captured = capsys.readouterr()
     assert "loading torch, 0 s" in captured.err and not captured.out
+
+
+VALUES = {
+    "critic/score_all/mean": 0.12345,
+    "train/filtered_prompts_ratio": 0.256,
+    "actor/pg_clipfrac": 0.0625,
+    "response_length/mean": 12.25,
+    "actor/entropy": 1.5,
+    "actor/grad_norm": 0.75,
+    "timing_s/step": 2.5,
+    "perf/throughput": 1000.0,
+    "perf/rollout_throughput": 4321.4,
+    "val-core/a/reward/mean@1": -0.5,
+    "train/loss": 1.23456,
+    "train/accuracy": 0.5,
+    "val/loss": 2.0,
+    "val/accuracy": 0.75,
+    "actor/lr": 0.00025,
+}
+BEGIN = "step 2/4"
+LINES = {
+    "rollouts": (
+        COLUMNS,
+        "reward 0.123  held-out -0.500  kept 26%  clip 0.062  length 12.2  entropy 1.500  grad 0.750  tok/s 4,321  "
+        "s/step 2.50  left 5 s",
+    ),
+    "answers": (
+        module.SUPERVISED_COLUMNS,
+        "loss 1.2346  held-out loss 2.0000  held-out -0.500  lr 2.50e-04  grad 0.750  tok/s 1,000  s/step 2.50  left 5 s",
+    ),
+    "pairs": (
+        module.PREFERENCE_COLUMNS,
+        "loss 1.2346  order right 0.500  held-out 0.750  lr 2.50e-04  grad 0.750  tok/s 1,000  s/step 2.50  left 5 s",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_every_figure_of_a_step_stands_under_its_title(kind):
+    columns, text = LINES[kind]
+    made, out = Console(columns=columns), io.StringIO()
+    made.rich = RichConsole(file=out, force_terminal=False, width=300, highlight=False)
+    made.step(2, 4, VALUES)
+    assert out.getvalue() == f"{BEGIN}  {text}\n"
+    out.seek(0), out.truncate()
+    made.step(3, None, {"timing_s/step": 1.0})  # without a length of the run nothing is known of the time left
+    assert out.getvalue() == "step 3  s/step 1.00\n"
+
+
+def test_the_speed_is_that_of_all_work_where_generation_has_none():
+    shown, out = console(terminal=False)
+    shown.step(1, 2, {"perf/throughput": 1000.0})
+    assert "tok/s 1,000" in out.getvalue()
+
+
+def test_the_table_on_a_terminal_is_aligned_and_leaves_unknown_cells_empty():
+    shown, out = console(terminal=True, width=61)
+    shown.step(2, 4, VALUES)
+    shown.step(3, 4, {"critic/score_all/mean": 1.0, "timing_s/step": 2.5})
+    titles, first, second = out.getvalue().splitlines()
+    assert titles == "     step  reward  held-out  kept   clip  length        left"
+    assert first == "      2/4   0.123    -0.500   26%  0.062    12.2         5 s"
+    assert second == "      3/4   1.000                                        2 s"
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"), [(10, ["step"]), (9, ["reward"]), (18, ["step", "reward"]), (17, ["step", "kept"])]
+)
+def test_columns_are_shown_by_their_rank_where_one_character_is_left_beside_them(width, titles):
+    shown, out = console(terminal=True, width=width)
+    shown.step(1, 2, VALUES)
+    assert out.getvalue().splitlines()[0].split() == titles
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(99.4, "99 s"), (99.99, "100 s"), (5999.0, "100 min"), (6000.0, "1 h 40 min"), (7199.0, "2 h 00 min")],
+)
+def test_durations_at_the_change_of_their_unit(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_the_time_of_an_activity_counts_from_its_first_word(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    made = Console(enabled=False)
+    for now[0], what in ((1.0, "generating, 1 of 8"), (2.0, "generating, 2 of 8"), (3.0, "training, step 2")):
+        made.doing(what)
+        assert made._since == (3.0 if now[0] == 3.0 else 1.0)
+    made.doing(None)
+    now[0] = 9.0
+    made.doing("training, step 2")
+    assert made._since == 9.0
+    assert made._ticker is None, "a console that shows nothing has no thread"
+
+
+def test_warnings_and_commands_are_lines_that_say_what_they_are(monkeypatch):
+    shown, out = console(terminal=True, width=20)
+    shown.command("gspo train " + "x" * 40)
+    assert out.getvalue() == "gspo train " + "x" * 40 + "\n"
+    shown, out = console(terminal=False)
+    shown.warn("[red]careful[/red]")
+    assert out.getvalue() == "warning: [red]careful[/red]\n"
