@@ -36,10 +36,10 @@ def test_the_step_of_a_name(name, step):
 def test_rows_are_synced_at_most_once_per_second_and_whenever_it_is_asked(run, monkeypatch):
     now, synced = [100.0], []
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(module, "sync_file", synced.append)
+    monkeypatch.setattr(module, "sync_file", lambda file: synced.append((now[0], file)))
     for now[0] in (100.0, 100.5, 100.99, 101.0, 101.5):
         run.append_metrics(1, {})
-    assert synced == [run.metrics_file] * 2
+    assert synced == [(100.0, run.metrics_file), (101.0, run.metrics_file)]
     run.sync_metrics()
     now[0] = 102.4
     run.append_metrics(2, {})
