@@ -221,3 +221,13 @@ def test_a_value_is_shown_up_to_sixty_characters() -> None:
     assert show("x" * 58) == '"' + "x" * 58 + '"'
     assert show("x" * 59) == '"' + "x" * 56 + "..."
     assert show({"é": (1,)}) == '{"é": [1]}' and show(object)[:1] == '"'
+
+
+def test_named_columns_are_used_in_gsm8ks_format_too_and_a_reply_is_no_named_truth() -> None:
+    marked = {"question": "1+1?", "answer": "two #### 2"}
+    assert read(marked).ground_truth == "2"
+    row = read(marked, Columns("question"))
+    assert (row.data_source, row.ground_truth, row.messages) == ("unknown", "two #### 2", user_message("1+1?"))
+    assert read({"prompt": "q", "ground_truth": 0.5}).ground_truth == 0.5
+    with pytest.raises(DataError, match="field 'mine' is missing"):
+        read({"prompt": [user("q"), said("r")]}, Columns(ground_truth_key="mine"))
