@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gspo.data.columns import Columns, as_rows
-from gspo.data.datasets import load_rows
+from gspo.data.datasets import has_held_out, load_rows
 from gspo.data.rows import DataError, Row
 from tests.faults.data_rows import BROKEN
 
@@ -163,3 +163,104 @@ def test_system_prompt_goes_before_rows_that_have_none(tmp_path: Path) -> None:
     rows = load_rows(write(tmp_path / "a.jsonl", VERL, own), system_prompt="S")
     assert [r.messages[0]["content"] for r in rows] == ["S", "own"]
     assert len(rows[0].messages) == 2
+
+
+def contents(name: str, **options: object) -> list[str]:
+    return [row.messages[-1]["content"] for row in load_rows(name, **options)]  # pyright: ignore[reportArgumentType]
+
+
+ROW = {"prompt": "x", "ground_truth": 1}
+
+
+def test_a_home_folder_is_found_in_every_kind_of_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.jsonl", ROW)
+    (tmp_path / "b.jsonl").mkdir()  # a folder is none of the files of a pattern
+    assert contents("~/a.jsonl") == contents("~/*.jsonl") == contents("jsonl:~/a.jsonl") == ["x"]
+    write(tmp_path / "odd[1].jsonl", {**ROW, "prompt": "odd"})
+    assert contents("~/odd[1].jsonl") == ["odd"]
+
+
+def test_the_suffix_decides_how_a_file_is_read(tmp_path: Path) -> None:
+    lists = write(tmp_path / "a.jsonl", [ROW])
+    with pytest.raises(DataError, match=r"a\.jsonl:1: is a list"):
+        load_rows(lists)
+    assert contents(write(tmp_path / "b.ndjson", ROW)) == contents(write(tmp_path / "c.json", ROW)) == ["x"]
+    (tmp_path / "d.json").write_bytes(b"\xef\xbb\xbf \n\t" + json.dumps([ROW, ROW]).encode())
+    assert contents(str(tmp_path / "d.json")) == ["x", "x"]
+    write(tmp_path / "e.txt", ROW)
+    with pytest.raises(DataError, match=r"e\.txt: ends in '\.txt'; expected one of \.jsonl, \.json"):
+        load_rows(str(tmp_path / "e.txt"))
+
+
+def test_csv_cells_keep_their_line_ends_and_may_be_long(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    long = "y" * 200_000
+    file.write_bytes(f'prompt , ground_truth\r\n"a\r\nb",1\r\n{long},2\r\n'.encode())
+    assert contents(str(file)) == ["a\r\nb", long]
+    file.write_text("prompt\tground_truth\na;b,c\t1\n")
+    assert contents(str(file)) == ["a;b,c"]
+    file.write_text("prompt;ground_truth\na\tb,c;1\n")
+    assert contents(str(file)) == ["a\tb,c"]
+    file.write_text("prompt,ground;truth,ground_truth\na;b,1,2\n")
+    assert contents(str(file)) == ["a;b"]
+    file.write_text("prompt,ground_truth\nshort\n")
+    with pytest.raises(DataError, match=r"a\.csv:2: field 'reward_model\.ground_truth' is missing"):
+        load_rows(str(file))
+    for header in ("prompt,", "prompt, prompt "):
+        file.write_text(f"{header}\nx,1\n")
+        with pytest.raises(DataError, match=r"a\.csv:1: has the column names prompt, .*expected different names"):
+            load_rows(str(file))
+    file.write_bytes(b"prompt,ground_truth\nx,1\n\xff,2\n")
+    with pytest.raises(DataError, match=r"a\.csv:\d: or a line below is not UTF-8 \(byte 0xff\)"):
+        load_rows(str(file))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b'{"prompt": "x", "ground_truth": NaN}', r"is JSON that cannot be used \(NaN is not a JSON number\)"),
+        (b'{"prompt": "x", "ground_truth": -Infinity}', "-Infinity is not a JSON number"),
+        (b'{"prompt": "\xff"}', r"is not UTF-8 \(byte 13: invalid start byte\)"),
+        (b'{"prompt" "x"}', r"is not JSON \(column 11: .*\); expected one object per line"),
+        (b"[" * 100_000, "is JSON that cannot be used"),
+    ],
+)
+def test_a_line_that_cannot_be_used_says_why(tmp_path: Path, line: bytes, problem: str) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(json.dumps(ROW).encode() + b"\n" + line + b"\n")
+    with pytest.raises(DataError, match=rf"a\.jsonl:2: .*{problem}"):
+        load_rows(str(file))
+
+
+def test_what_has_a_held_out_part_of_its_own(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.jsonl", ROW)
+    for name in (file, f"gsm8k:{file}", f"jsonl:{file}", f"{tmp_path}/*.jsonl", "nowhere.parquet"):
+        assert not has_held_out(name, "test")
+    assert has_held_out("arithmetic", None) and has_held_out("reasoning_gym:chain_sum", None)
+    assert has_held_out("owner/name", "test") and not has_held_out("owner/name", None)
+    assert has_held_out(f"gsm8k:{tmp_path}", None)
+
+
+def test_names_are_tried_in_order_and_a_limit_is_over_all_files(tmp_path: Path) -> None:
+    for letter in "abc":
+        write(tmp_path / f"{letter}.jsonl", *({**ROW, "prompt": f"{letter}{i}"} for i in range(2)))
+    assert contents(f"{tmp_path}/*.jsonl", limit=3) == ["a0", "a1", "b0"]
+    assert contents(f"{tmp_path}/[bc].jsonl") == ["b0", "b1", "c0", "c1"]
+    for name, problem in (
+        ("jsonl:nowhere.jsonl", "is not a file"),
+        ("parquet:nowhere", "is not a file"),
+        ("/nowhere/at/all", "is not a dataset"),
+        ("a/b/c", "is not a dataset"),
+        ("nowhere", "is not a dataset"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            load_rows(name)
+
+
+def test_what_is_guessed_of_several_files_is_said_once(tmp_path: Path) -> None:
+    for letter in "ab":
+        write(tmp_path / f"{letter}.jsonl", {"question": letter, "label": 1})
+    said: list[str] = []
+    load_rows(f"{tmp_path}/*.jsonl", say=said.append)
+    assert len(said) == 1 and said[0].startswith(f"{tmp_path}/*.jsonl: the question is column 'question'")
