@@ -69,7 +69,7 @@ class AgentEpisodes(RolloutEngine):
         self._num_thinking += sum(s.is_thinking for s in live)
         if len(self._jobs):
             self._jobs.advance()
-        return self._take_finished(self._play)
+        return self._play.take_finished(self._engine.release)
 
     def generate(self, requests: Sequence[GroupRequest]) -> list[Group]:
         """Round by round: all agents make a request or end, then the engine generates all answers."""
@@ -84,7 +84,7 @@ class AgentEpisodes(RolloutEngine):
                 self._begin_posted(play, jobs)
                 if len(jobs):
                     jobs.advance()
-                groups |= {(g.submission, g.prompt.uid): g for g in self._take_finished(play)}
+                groups |= {(g.submission, g.prompt.uid): g for g in play.take_finished(self._engine.release)}
         finally:
             play.stop()
             self._num_timeouts += play.num_timeouts
@@ -187,13 +187,6 @@ class AgentEpisodes(RolloutEngine):
     def _begin_posted(self, play: Play, jobs: Jobs) -> None:
         for job in play.take_posted():
             jobs.begin(job)
-
-    def _take_finished(self, play: Play) -> list[Group]:
-        groups = play.take_finished()
-        for group in groups:
-            for index in range(len(group.rollouts)):
-                self._engine.release(group.submission, index)
-        return groups
 
 
 class _Rounds(RolloutEngine):

@@ -125,12 +125,14 @@ class Play:
             self._posted = [(session, job) for session, job in posted if session.due > self.tick]
         return [job for session, job in posted if session.due <= self.tick and not session.is_over]
 
-    def take_finished(self) -> list[Group]:
-        """The groups all of whose agents are over."""
+    def take_finished(self, release: Callable[[int, int], None]) -> list[Group]:
+        """The groups all of whose agents are over. `release` frees what the engine holds of a conversation."""
         for group in self.groups:
             for index, session in list(group.sessions.items()):
                 if session.is_over:
                     group.finished[index] = _finished(group.request.prompt, session)
+                    for conversation in session.conversations:
+                        release(*conversation.place)
                     del group.sessions[index]
                     self._agents.pop(session, None)
         over = [group for group in self.groups if not group.sessions]
