@@ -308,3 +308,11 @@ def test_a_repeated_answer_with_its_stop_text_is_shown_whole() -> None:
         agent = Agent(group_request(partial=(Rollout((), (), (), (), "aborted"), part)))
         agent.chat(HI, stop=(";",), include_stop=include)
         assert [u.text for (u,) in agent.got] == [text]
+
+
+def test_a_user_may_answer_an_inline_call_in_a_turn_of_their_own() -> None:
+    agent = Agent(fmt=TAG)
+    agent.answer(agent.chat(HI, tools=TOOLS), "<tool>1</tool>")
+    call = {"type": "function", "function": {"name": "f", "arguments": '{"x": "1"}'}}
+    job = agent.chat(HI, {"role": "assistant", "content": "", "tool_calls": [call]}, user("no"), tools=TOOLS)
+    assert TOKENIZER.decode(the_request(job).partial[0].token_ids) == "<tool>1</tool><eos>\nno\n"
