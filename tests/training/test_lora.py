@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from gspo.models.output_head import UnsupportedModel
 from gspo.training.batch.batching import collate
 from gspo.training.lora import Adapters, LoraSettings, num_trained
+from gspo.training.parallel.sharded_lora import ShardedAdapters
 from gspo.training.policy import TokenScorer
 from gspo.training.reference import Reference
 from gspo.training.roles import LocalRoles
@@ -188,3 +189,25 @@ def test_the_digest_names_the_base_weights_and_not_the_adapters():
         model.model.layers[1].self_attn.q_proj.base_layer.weight[0, 0] += 1.0
     assert roles.frozen_digest() != digest
     assert not roles.saves_in_background
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])  # the weights of gpt2 are transposed
+def test_adapters_of_a_sharded_model_merge_to_the_same_weights(family):
+    model, adapters = adapted(family)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+
+    class Whole:
+        """A rank that holds the whole model."""
+
+        def full_tensors(self):
+            yield from ((name, tensor.detach()) for name, tensor in model.state_dict().items())
+
+    before = base_weights(model)
+    got = dict(ShardedAdapters(adapters, Whole()).merged_tensors())
+    assert all(torch.equal(before[n], w) for n, w in base_weights(model).items())
+    with adapters.merged() as want:
+        assert got.keys() == want.keys()
+        for name in want:
+            torch.testing.assert_close(got[name], want[name])
