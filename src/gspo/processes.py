@@ -23,6 +23,11 @@ class WorkerError(RuntimeError):
     """Another process raised an error that cannot be raised as itself here; its traceback is in the text."""
 
 
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+
+
 def python_environment(*path: str, **variables: str) -> dict[str, str]:
     """This process's environment plus `variables`; a new Python process finds gspo and what lies in `path`."""
     root = str(Path(__file__).resolve().parents[1])

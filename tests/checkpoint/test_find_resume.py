@@ -83,6 +83,8 @@ def test_a_checkpoint_or_a_run_that_is_named_by_its_path(tmp_path):
         return find_resume(settings(other, f"trainer.resume_mode={path}", *words))
 
     assert found(start(home, UNNAMED)) == (home, 2, False)
+    assert found(find_resume(settings(tmp_path / "home", f"trainer.resume_mode={home}", NAMED))) == (home, 2, False)
+    assert found(start(home, "trainer.experiment_name=new")) == (other / "new", 2, True)
     resume = start(first, UNNAMED)
     assert found(resume) == (home, 1, True) and resume.notes == [f"going on from {first} in {home}"]
     resume = start(first, "trainer.experiment_name=new")
@@ -94,6 +96,9 @@ def test_a_checkpoint_or_a_run_that_is_named_by_its_path(tmp_path):
     damage(home, 1)
     with pytest.raises(checkpoint.CheckpointError, match=r"config\.json"):
         start(first)
+    damage(home, 2)
+    with pytest.raises(checkpoint.CheckpointError, match="no intact checkpoint to go on from"):
+        start(home, "trainer.experiment_name=new")
 
 
 def unnamed(tmp_path: Path, *overrides: str) -> ResolvedConfig:

@@ -148,3 +148,14 @@ def test_a_file_that_sets_nothing_is_refused(tmp_path):
 )
 def test_words_of_the_shell(text, value):
     assert expand(text, {"SET": "given", "NUM": "4"}) == value
+
+
+def test_a_variable_that_grows(tmp_path):
+    """Text is joined as it is, an array gets further words."""
+    path = tmp_path / "run.sh"
+    lines = ["MODEL=org/base", "MODEL+=-0.5B", "MORE=(data.seed=3)", "MORE+=(trainer.seed=4)"]
+    command = 'python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$MODEL "${MORE[@]}"'
+    path.write_text("\n".join([*lines, command]) + "\n")
+    values = yaml.safe_load(import_file(path))
+    assert values["actor_rollout_ref"]["model"]["path"] == "org/base-0.5B"
+    assert (values["data"]["seed"], values["trainer"]["seed"]) == (3, 4)

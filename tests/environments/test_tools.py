@@ -188,6 +188,11 @@ def test_discrete_actions_are_numbers_of_the_text() -> None:
     Space.start = 1
     later = as_environment(Bandit(), "bandit")
     assert [later.step(Action(f"arm {arm}")).num_errors for arm in (0, 1, 3, 4)] == [1, 0, 0, 1]
+    assert later.step(Action("arms 1-2")).metrics == {"arm": 2.0}
+    Space.start = -1
+    below = as_environment(Bandit(), "bandit")
+    assert [below.step(Action(f"arm {arm}")).num_errors for arm in (-2, -1, 1, 2)] == [1, 0, 0, 1]
+    assert below.step(Action("arm -1")).metrics == {"arm": -1.0}
 
 
 def test_an_unknown_shape_is_refused_by_name() -> None:

@@ -28,6 +28,7 @@ READ = [
     ({"score": 0.5, "acc": 0}, Reward(0.5, 0.0)),
     ({"score": 0.5, "acc": True, "style": 2, "note": "text", "none": None, "list": [1]}, Reward(0.5, 1.0, {"style": 2.0})),
     (Reward(0.5, extra={"x": 1}), Reward(0.5, None, {"x": 1.0})),
+    (Reward(1, noise=0.25, notes={"why": "short", 3: [1]}), Reward(1.0, noise=0.25, notes={"why": "short", "3": "[1]"})),
     ({"score": np.int64(2), "b": b"text", "t": (1,), "m": {"a": 1}, "on": True, 3: 4}, Reward(2.0, None, {"on": 1.0, "3": 4.0})),
 ]  # fmt: skip
 REFUSED = [
@@ -64,7 +65,19 @@ def test_other_results_are_refused(value, message):
 
 
 @pytest.mark.parametrize(
-    "item", [None, 1, [], {}, {"score": "1"}, {"score": None}, {"score": 1.0, "extra": 3}, {"score": 1.0, "acc": "x"}]
+    "item",
+    [
+        None,
+        1,
+        [],
+        {},
+        {"score": "1"},
+        {"score": None},
+        {"score": 1.0, "extra": 3},
+        {"score": 1.0, "acc": "x"},
+        {"score": 1.0, "notes": "x"},
+        {"score": 1.0, "noise": "x"},
+    ],
 )
 def test_a_worker_that_answers_something_else_is_a_failure(item):
     assert isinstance(from_json(item), str)

@@ -157,6 +157,32 @@ def test_prompts_skipped_while_working_ahead_are_counted_once_and_survive_a_resu
     assert ours.pack(0) == theirs.pack(0)
 
 
+def test_groups_reserved_while_working_ahead_survive_a_resume():
+    def world(state=None) -> World:
+        return World(
+            mixed_when(lambda p: p % 8 == 0),
+            max_staleness=2,
+            max_in_flight=2,
+            max_num_gen_batches=3,
+            on_limit="keep_unfiltered",
+            state=state,
+        )
+
+    whole = world()
+    groups, _ = whole.sampler.next_batch()
+    while whole.sampler.work_ahead():
+        if len(whole.sampler.state_dict()["reserve"]) == 3:
+            break
+    whole.engine.load_weights(None, whole.sampler.version + 1)
+    whole.sampler.release(groups)
+    state, recorded = json.loads(json.dumps(whole.sampler.state_dict())), len(whole.records)
+    resumed = world(state)
+    (ours, counts), (theirs, same_counts) = whole.sampler.next_batch(), resumed.sampler.next_batch()
+    assert counts.num_unfiltered >= 3 and [g.prompt.uid for g in ours] == [g.prompt.uid for g in theirs]
+    assert counts.pack(0) == same_counts.pack(0)
+    assert whole.records[recorded:] == resumed.records
+
+
 def counted(*groups: Group, **values: Any) -> SamplingCounts:
     counts = SamplingCounts(**{"version": 4, "gen_batch_size": 4, "num_needed": 2, **values})
     for group in groups:

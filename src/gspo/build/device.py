@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from gspo.processes import num_cores
+
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -15,7 +17,7 @@ def default_threads() -> int:
     named = os.environ.get("OMP_NUM_THREADS", "")
     if named.isdigit() and int(named):
         return int(named)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
+    return num_cores()
 
 
 class DeviceError(ValueError):

@@ -12,13 +12,13 @@ data of a job calls `wait` first.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 
+from gspo.processes import num_cores
 from gspo.runs.clock import Clock
 
 Job = Callable[[Callable[[], None]], None]  # calls its argument, `beat`, now and then as a sign of progress
@@ -162,4 +162,4 @@ class BackgroundWriter:
         except BaseException as error:
             return error
         finally:
-            self.charge(stage, (time.thread_time() - start) / len(os.sched_getaffinity(0)))
+            self.charge(stage, (time.thread_time() - start) / num_cores())

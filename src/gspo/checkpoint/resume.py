@@ -81,14 +81,19 @@ def _resume_run(resolved: ResolvedConfig, run: RunFolder) -> Resume:
 
 def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
     """From a checkpoint, or the newest one of a run folder, into its run or trainer.experiment_name."""
-    trainer = resolved.config.trainer
-    if (path / "checkpoints").is_dir():
+    trainer, is_run = resolved.config.trainer, (path / "checkpoints").is_dir()
+    own = path if is_run else path.parent.parent
+    name = trainer.experiment_name
+    home = RunFolder(own if name is None else Path(trainer.default_local_dir) / name)
+    if is_run and home.path.resolve() == own.resolve():
         return _resume_run(resolved, RunFolder(path))
+    if is_run:
+        newest, _ = checkpoint.latest(path / "checkpoints")
+        if newest is None:
+            raise checkpoint.CheckpointError(f"{path} has no intact checkpoint to go on from in {home.path}")
+        path = newest
     loaded = checkpoint.load(path)
     resolved = _going_on(resolved, loaded)
-    home = RunFolder(path.parent.parent)
-    if trainer.experiment_name and (Path(trainer.default_local_dir) / trainer.experiment_name) != home.path:
-        home = RunFolder(Path(trainer.default_local_dir) / trainer.experiment_name)
     return Resume(home, resolved, loaded, [f"going on from {path} in {home.path}"], chosen=True)
 
 

@@ -78,7 +78,7 @@ class Gymnasium:
         chosen: Any = str(action)
         if self._num_actions is not None:
             first, last = self._first_action, self._first_action + int(self._num_actions) - 1
-            numbers = [int(number) for number in re.findall(r"\d+", chosen)]
+            numbers = [int(number) for number in re.findall(r"-?\d+" if first < 0 else r"\d+", chosen)]
             if not numbers or not first <= numbers[-1] <= last:
                 answer = f"error: expected a number from {first} to {last}"
                 return Step(({"role": "user", "content": answer},), num_errors=1)

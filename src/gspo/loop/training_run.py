@@ -197,10 +197,10 @@ class TrainingRun(ABC, Generic[P]):
         if action == "rollback":
             recovery.roll_back(self)
             return
+        self.counters.count_step(bad=skipped_updates(metrics))
         if action == "pause":
             key = f"trainer.on_alarm={self.config.trainer.on_alarm}"
             raise Paused(f"an alarm paused the run at step {self.step} ({key})")
-        self.counters.count_step(bad=skipped_updates(metrics))
         limit = self.config.trainer.max_skipped_steps
         check_numbers(self.step, metrics, self.counters.bad_steps_in_row, limit, self.console.warn)
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gspo.rewards.protocol import Graded, RewardError
@@ -36,7 +37,8 @@ def as_reward(value: Any) -> Reward:
     Other numeric keys of a dict become metrics; texts and None among them are left out, since a metric is a number.
     """
     if isinstance(value, Reward):
-        value = {**value.extra, "score": value.score, "acc": value.acc}
+        reward = as_reward({**value.extra, "score": value.score, "acc": value.acc})
+        return replace(reward, noise=as_number(value.noise, "noise"), notes=_plain(value.notes))
     if not isinstance(value, Mapping):
         return Reward(as_number(value))
     if "score" not in value:
@@ -49,17 +51,20 @@ def to_json(graded: Graded) -> dict[str, Any]:
     """Plain data for JSON, never a pickle: a worker must not be able to run code in the trainer's process."""
     if isinstance(graded, str):
         return {"failure": graded}
-    return {"score": graded.score, "acc": graded.acc, "extra": dict(graded.extra)}
+    more = {"noise": graded.noise} if graded.noise else {}
+    more |= {"notes": dict(graded.notes)} if graded.notes else {}
+    return {"score": graded.score, "acc": graded.acc, "extra": dict(graded.extra), **more}
 
 
 def from_json(item: Any) -> Graded:
     """The reverse of `to_json`, checked as strictly as the result of a reward function."""
     if isinstance(item, dict) and isinstance(item.get("failure"), str):
         return item["failure"]
-    if not isinstance(item, dict) or "score" not in item or not isinstance(item.get("extra", {}), dict):
+    parts = [item.get(name, {}) for name in ("extra", "notes")] if isinstance(item, dict) and "score" in item else []
+    if not parts or not all(isinstance(part, dict) for part in parts):
         return f"a reward worker answered {_show(item)}, expected a score"
     try:
-        return as_reward(Reward(item["score"], item.get("acc"), item.get("extra", {})))
+        return as_reward(Reward(item["score"], item.get("acc"), parts[0], noise=item.get("noise", 0.0), notes=parts[1]))
     except RewardError as error:
         return f"a reward worker's answer was refused: {error}"
 
@@ -70,6 +75,11 @@ def _metrics(values: Mapping[str, Any]) -> dict[str, float]:
         for key, value in values.items()
         if key not in ("score", "acc") and not isinstance(value, (str, bytes, type(None), list, tuple, Mapping))
     }
+
+
+def _plain(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Notes as plain data: texts, numbers, true and false; anything else as its text."""
+    return {str(key): v if isinstance(v, (str, bool, int, float, type(None))) else str(v) for key, v in notes.items()}
 
 
 def _show(value: Any) -> str:

@@ -10,12 +10,12 @@ A job always ends: with a result, at its deadline, or when its worker has died t
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeGuard, get_args
 
+from gspo.processes import num_cores
 from gspo.rewards import builtin
 from gspo.rewards.compose import (
     DEFAULT,
@@ -60,7 +60,7 @@ class PoolScorer:
         self._specs = list(specs)
         self._finishing = finishing
         self._in_threads = any(isinstance(spec, RewardFunction) for spec in specs)
-        self._num_workers = num_workers or (1 if self._in_threads else _num_cores())
+        self._num_workers = num_workers or (1 if self._in_threads else num_cores())
         self._timeout, self._memory, self._retries = timeout, memory, retries
         self.pool: WorkerPool | None = None  # starts with the first group that needs it
         self._cheap = Grader(specs) if all(map(_is_builtin, specs)) else None
@@ -227,10 +227,6 @@ def _preloads(specs: Sequence[AnyReward], data_source: str) -> list[str]:
     if DEFAULT.name in names and data_source:
         entries.append(builtin.by_source(data_source))
     return [*builtin.registering_modules(), *sorted({module for entry in entries for module in entry.preload})]
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def dry_run(scorer: Scorer, prompt: Prompt, response: str | None = None) -> Reward:

@@ -162,6 +162,7 @@ class DynamicSampler:
             "next_submission": self._next_submission,
             "kept": [pack_group(g) for g in [*self._taken, *self._queue.groups()]],
             "scored": [pack_group(g) for g in self._scored],
+            "reserve": [[pack_group(g), reason] for g, reason in self._reserve.held()],
             "unfinished": [pack_request(r) for r in self._engine.unfinished() if r.submission in self._in_flight],
             "dropped_since_kept": dict(self._dropped_since_kept),
             "last_judged": list(self._admission.last_judged),
@@ -190,6 +191,8 @@ class DynamicSampler:
         self._pending_versions.update(g.version for g in self._scored)
         for packed in state["kept"]:
             self._queue.push(unpack_group(packed, find))
+        for packed, reason in state.get("reserve", ()):
+            self._reserve.add(unpack_group(packed, find), reason)
         for packed in state["unfinished"]:
             request = unpack_request(packed, find, self._settings.params, self._rollout_seed)
             self._start(request)

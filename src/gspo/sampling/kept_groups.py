@@ -74,6 +74,10 @@ class Reserve:
         taken, self._held = self._held[:count], self._held[count:]
         return taken
 
+    def held(self) -> list[Filtered]:
+        """All that are held, in the order in which they came."""
+        return list(self._held)
+
     def clear(self) -> list[Filtered]:
         """Remove and return all."""
         held, self._held = self._held, []

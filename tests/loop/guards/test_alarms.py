@@ -9,6 +9,7 @@ import random
 import pytest
 
 from gspo.exit_codes import EXIT_PAUSED
+from gspo.loop import training_run
 from gspo.loop.guards import alarms
 from gspo.loop.guards.alarms import RULES, AlarmWatch
 from gspo.loop.run import run_program as run_train
@@ -223,6 +224,14 @@ def test_pause_saves_stops_with_its_exit_code_and_goes_on_to_the_same_bits(tmp_p
     assert run_train(resolved, **given) == 0
     assert on_file(tmp_path / "paused") == [(2, "made", "pause")]
     assert final_state(tmp_path / "paused" / "run") == final_state(tmp_path / "warned" / "run")
+
+
+def test_the_step_of_a_pause_is_counted_among_the_bad_ones(tmp_path, model, monkeypatch):
+    monkeypatch.setitem(RULES, "made", at_step(1))
+    monkeypatch.setattr(training_run, "skipped_updates", lambda metrics: True)
+    run = trainer(tmp_path, model, "trainer.on_alarm=pause")
+    assert run.fit()["steps"] == 1
+    assert trainer(tmp_path, model, "trainer.on_alarm=pause").counters.bad_steps_in_row == 1
 
 
 def test_a_run_and_its_continuation_judge_the_same_rows_from_the_evaluation_before_training_on(

@@ -65,15 +65,16 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _assign(variables: dict[str, str], name: str, adds: bool, text: str) -> None:
-    value = text.strip()
+    value, before = text.strip(), variables.get(name, "") if adds else ""
     if value.startswith("(") and value.endswith(")"):
+        before += " " * adds
         value = expand(value[1:-1], variables)  # kept quoted, as words
     else:
         try:
             value = " ".join(shlex.split(expand(value, variables)))
         except ValueError:
             value = UNKNOWN
-    variables[name] = f"{variables.get(name, '')} {value}" if adds else value
+    variables[name] = before + value
 
 
 def expand(text: str, variables: dict[str, str]) -> str:

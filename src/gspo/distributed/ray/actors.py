@@ -10,7 +10,7 @@ from ray.actor import ActorClass
 
 from gspo.distributed.rank_stacks import StackAnswers
 from gspo.distributed.ray.tensors import send_as_arrays
-from gspo.processes import free_port, portable_error
+from gspo.processes import free_port, num_cores, portable_error
 
 THREADS = "OMP_NUM_THREADS"
 
@@ -54,4 +54,4 @@ def prepare_rank(worker: Any, folder: str, num_threads: str | None, num_local: i
     """
     enter_folder(folder)
     send_as_arrays()
-    os.environ[THREADS] = num_threads or str(max(1, len(os.sched_getaffinity(0)) // num_local))
+    os.environ[THREADS] = num_threads or str(max(1, num_cores() // num_local))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from gspo.environments.host import Job
 from gspo.environments.loading import EnvironmentSpec
 from gspo.environments.pool import EpisodePool, open_pool
 from gspo.environments.protocol import EnvironmentProblem
+from gspo.processes import num_cores
 from gspo.rewards.pool.worker_pool import JobFailed
 from gspo.rewards.protocol import RewardError
 from gspo.rollout.engine import RolloutEngine
@@ -46,7 +46,7 @@ class EpisodeSettings:
         try:
             return open_pool(
                 self.spec,
-                num_workers=self.num_workers or len(os.sched_getaffinity(0)),
+                num_workers=self.num_workers or num_cores(),
                 timeout=self.timeout,
                 tool_timeout=self.tool_timeout,
                 memory=self.memory,
