@@ -182,3 +182,52 @@ def test_a_span_is_padded_and_back_with_the_gradient_of_each_token_once(starts, 
     wanted = torch.zeros(12, 2, dtype=torch.float64)
     wanted[tokens] = weights.expand(-1, 2)
     assert torch.equal(values.grad, wanted)
+
+
+def rows_of_lengths(*groups: tuple[int, Sequence[int]]) -> TrainBatch:
+    """Groups of (prompt tokens, tokens of each response that are run), which are one fewer than it has."""
+
+    def part(size: int) -> Rollout:
+        return Rollout((5,) * (size + 1), (0.0,) * (size + 1), (1,) * (size + 1), (0,), "stop", reward=Reward(1.0))
+
+    made = [(Prompt(str(i), (), (i,) * num), [part(size) for size in sizes]) for i, (num, sizes) in enumerate(groups)]
+    return collate([Group(prompt, tuple(rollouts), i, 0) for i, (prompt, rollouts) in enumerate(made)])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "blocks"),
+    [
+        ((9, 9, 9), [(9, 9, 9)]),
+        ((9, 6), [(9, 6)]),  # padding adds less than half
+        ((9, 4, 4, 4), [(9,), (4, 4, 4)]),
+        ((2, 9, 7, 2), [(9, 7), (2, 2)]),  # the longest first
+        ((9, 6, 1, 1), [(9,), (6,), (1, 1)]),  # 6 padded to 9 would be half more
+    ],
+)
+def test_sequences_are_apart_where_padding_would_be_costly(lengths, blocks, monkeypatch):
+    batch = rows_of_lengths((1, [length - 1 for length in lengths]))
+    rows = list(range(len(lengths)))
+
+    def found() -> list[tuple[int, ...]]:
+        layout = micro_batch(batch, rows, "cpu", "packed").layout
+        assert layout is not None
+        return [block.queries.lengths for block in layout.blocks]
+
+    assert found() == [lengths]  # a small block is never cut
+    monkeypatch.setattr(packing, "CHEAP_SCORES", 0)
+    assert found() == blocks
+
+
+@pytest.mark.parametrize(("prompts", "num_blocks"), [((2, 2), 1), ((2, 3), 2)])
+def test_groups_are_apart_where_each_needs_a_mask_of_its_own(prompts, num_blocks, monkeypatch):
+    """Responses after prompts of one length share a mask; after other lengths only small blocks do."""
+    batch = rows_of_lengths(*((num, (3, 3)) for num in prompts))
+
+    def answers() -> int:
+        layout = micro_batch(batch, [0, 1, 2, 3], "cpu", "shared").layout
+        assert layout is not None
+        return sum(block.prefix is not None for block in layout.blocks)
+
+    assert answers() == 1
+    monkeypatch.setattr(packing, "MASKED_SCORES", 0)
+    assert answers() == num_blocks
