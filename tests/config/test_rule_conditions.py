@@ -45,7 +45,7 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("must divide data.train", MINI, {TRAIN: 12, MINI: 4}, {MINI: 5}, "error"),
     ("is larger than", MICRO, {TRAIN: 4, MINI: 4, N: 3, DYNAMIC: False, MICRO: 12}, {MICRO: 13}, "error"),
     ("is larger than", MICRO, {TRAIN: 4, MINI: 4, N: 3, DYNAMIC: True, MICRO: 13}, {DYNAMIC: False}, "error"),
-    ("must divide", "critic.ppo_mini_batch_size", {TRAIN: 12, MINI: 4}, {"critic.ppo_mini_batch_size": 5}, "error"),
+    ("must divide", "critic.ppo_mini_batch_size", {TRAIN: 12, MINI: 4, "critic.ppo_mini_batch_size": 3}, {"critic.ppo_mini_batch_size": 5}, "error"),
     ("fewer prompts", "data.num_train_samples", {TRAIN: 8, MINI: 2, "data.num_train_samples": 8}, {"data.num_train_samples": 7}, "error"),
     ("fewer than the 7", MINI, {**RANKS, GPUS: 6}, {GPUS: 7}, "warning"),
     ("fewer than the 7", MINI, {**RANKS, GPUS: 7, STRATEGY: "local"}, {STRATEGY: "fsdp2"}, "warning"),
