@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from gspo.cli import app
 from gspo.config import ConfigErrors, load
 from gspo.config.imports.importer import import_file
-from gspo.config.imports.shell import UNKNOWN, expand
+from gspo.config.imports.shell import UNKNOWN, expand, read_shell
 
 A, M, R = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 SCRIPT = """#!/bin/bash
@@ -159,3 +159,67 @@ def test_a_variable_that_grows(tmp_path):
     values = yaml.safe_load(import_file(path))
     assert values["actor_rollout_ref"]["model"]["path"] == "org/base-0.5B"
     assert (values["data"]["seed"], values["trainer"]["seed"]) == (3, 4)
+
+
+KNOWN = {"a": "1", "b": "two words", "e": "", "list": "x=1 'y=2 3'"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("$a-${a}", "1-1"),
+        ("'$a' \"$a\"", "'$a' \"1\""),
+        ('"it\'s $a"', '"it\'s 1"'),
+        (r"\$a $", r"\$a $"),
+        ("${c:-$a}", "1"),
+        ("${a:-2}", "1"),
+        ("${c-}${c:=3}", "3"),
+        ("${a:+set}${c:+set}", "set"),
+        ("${c}", UNKNOWN),
+        ("$c", UNKNOWN),
+        ("${a#x}", UNKNOWN),
+        ("$@${@}", ""),
+        ('"${list[@]}"', "x=1 'y=2 3'"),
+        ("${c:-${d:-deep}}!", "deep!"),
+        ("$(echo $(date))x`date`", UNKNOWN + "x" + UNKNOWN),
+        ("$((2 * (a + 3)))", "8"),
+        ("$((7 / 2))$((7 % 4))$((2 ** 3))$((-a))$((a - 3))", "338-1-2"),
+        ("$((c + 1))", UNKNOWN),
+        ("$((1 / 0))", UNKNOWN),
+        ("$((1 < 2))", UNKNOWN),
+        ("'open", "'open"),
+    ],
+)
+def test_words_of_a_script_are_expanded(text, value):
+    assert expand(text, dict(KNOWN)) == value
+
+
+def test_the_arguments_of_a_script_with_arrays_continuations_and_comments(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "export n=4 # a remark\n"
+        "  # python main_ppo trainer.seed=9\n"
+        "n+=2\n"
+        "local more=(\n  data.seed=3\n  'data.prompt_key=my key'\n)\n"
+        "more+=(data.shuffle=False)\n"
+        "other=$(nproc)\n"
+        "broken='open\n"
+        "python -m main_ppo \\\n"
+        "  trainer.seed=$((n / 2)) word plain=1 \\\n"
+        '  "${more[@]}" trainer.project_name=$other trainer.logger=[a\n'
+        "n=8\n"
+        "python scripts/main_ppo.py trainer.nnodes=$n 'unclosed\n"
+    )
+    found = read_shell(path)
+    assert found.system == "verl"
+    assert [(s.name, s.value, s.origin.text) for s in found.settings] == [
+        ("trainer.seed", 21, "run.sh:11"),
+        ("data.seed", 3, "run.sh:11"),
+        ("data.prompt_key", "my key", "run.sh:11"),
+        ("data.shuffle", False, "run.sh:11"),
+        ("trainer.logger", "[a", "run.sh:11"),
+    ]
+    assert found.unknown == [
+        "run.sh:11: trainer.project_name: its value is known only when the script runs",
+        "run.sh:15: the command cannot be read",
+    ]

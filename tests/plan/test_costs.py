@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import random
@@ -14,11 +15,13 @@ from gspo.config import TrainerConfig, load
 from gspo.config.loading import tree
 from gspo.plan import constants
 from gspo.plan.constants import DEVICES, Chip, in_float32
-from gspo.plan.decode import EXCHANGE, HEAD, LAUNCH, WEIGHTS, DecodeCost
+from gspo.plan.decode import EXCHANGE, HEAD, LAUNCH, WEIGHTS, DecodeCost, generate, steady
 from gspo.plan.lengths import Lengths
 from gspo.plan.memory import ModelSize, engine_memory, parameter_bytes, trainer_memory
+from gspo.plan.predict import predict, shard_sizes, tensor_parallel, trainer_counts
 from gspo.plan.seconds_by_part import SecondsByPart
 from gspo.plan.split import Split, is_offloaded
+from gspo.plan.train_time import TrainCost
 from gspo.plan.transfers import (
     checkpoint_bytes,
     daly_interval,
@@ -353,3 +356,111 @@ def test_what_a_rank_and_an_engine_hold_by_hand(shape) -> None:
     }
     assert parameter_bytes(model, 2, work(four_bit=True)) == 2 * (1400 - 2 * 656) + 0.5625 * 2 * 656
     assert ModelSize.of(shape, 2).other_kept == 3 * 8 * 2 and ModelSize.of(shape, 2).trained == shape.parameters
+
+
+def test_the_choices_of_a_search(seven, h200) -> None:
+    assert seven.heads == 28 and h200.per_machine == 8
+    assert [tensor_parallel(seven, h200, n) for n in (1, 2, 3, 8, 12, 16)] == [
+        [1],
+        [1, 2],
+        [1],
+        [1, 2, 4],
+        [1, 2, 4],
+        [1, 2, 4],
+    ]
+    assert [shard_sizes(n) for n in (1, 2, 6, 8, 12)] == [[1], [1, 2], [1, 2, 6], [1, 2, 4, 8], [1, 2, 4, 12]]
+    assert trainer_counts(1, 8) == [] and trainer_counts(16, 8) == list(range(1, 16))
+    assert trainer_counts(17, 8) == [8, 16] and trainer_counts(24, 8) == [8, 16]
+    assert trainer_counts(33 * 8, 8) == [8 * n for n in range(1, 33)]
+    many = trainer_counts(100 * 8, 8)
+    assert many[0] == 8 and many[-1] == 99 * 8 and 32 <= len(many) <= 40 and all(n % 8 == 0 for n in many)
+    assert {8 * 2**i for i in range(7)} <= set(many)
+
+
+def test_a_synchronous_step_is_the_sum_of_its_stages(seven, h200) -> None:
+    asked = Workload(
+        64, 8, 128.0, 128, Lengths(700.0, 2048, 0.8), mini_batches=4, score_share=0.75, reference=True, critic=True
+    )
+    split = Split(8, 8, False, 1, 8, True)
+    found = predict(seven, h200, asked, split)
+    assert found is not None and set(found.stages) == {
+        "gen",
+        "old_log_prob",
+        "update_actor",
+        "ref",
+        "values",
+        "update_critic",
+        "update_weights",
+    }
+    assert found.step_s == pytest.approx(sum(found.stages.values())) == pytest.approx(found.parts.total)
+    train = TrainCost(seven, h200, split)
+    assert found.stages["old_log_prob"] == pytest.approx(train.score(asked).total)
+    assert found.stages["ref"] == found.stages["values"] == pytest.approx(train.reference(asked).total)
+    assert found.stages["update_critic"] == pytest.approx(
+        train.update(dataclasses.replace(asked, compiled=False)).total
+    )
+    assert found.stages["update_weights"] == pytest.approx(publish_seconds(seven, h200, 8, 8, False))
+    rows = 64 * 8 / 8
+    engine = DecodeCost(seven, h200)
+    assert found.slots == rows == found.rollout.rows
+    assert found.stages["gen"] == pytest.approx(generate(engine, rows, 8, 64, asked.lengths, 128.0, 8).total)
+    context = 128.0 + asked.lengths.residual_mean
+    assert found.rollout.step_s == pytest.approx(engine.step(rows, context).total)
+    assert found.rollout.single_s == pytest.approx(engine.step(8, context).total)
+    assert found.group_s == pytest.approx(asked.lengths.longest_of(8) * found.rollout.step_s)
+    assert found.tokens_per_s == pytest.approx(512 * 700.0 / found.step_s) and found.mode == "one pool, sync"
+    assert found.limit == max(found.parts, key=lambda name: found.parts[name])
+
+
+def test_with_rounds_each_is_waited_for_and_running_ahead_the_slowest_side_decides(seven, h200) -> None:
+    asked = Workload(64, 8, 128.0, 128, Lengths(700.0, 2048, 0.8), mini_batches=4, slots=512)
+    split = Split(8, 8, True, 2, 8, True)
+    halved = predict(seven, h200, dataclasses.replace(asked, keep_rate=0.5), split)
+    engine = DecodeCost(seven, h200, 2)
+    rows = [64 * 8 / 4 / 2**i for i in range(8) if 64 / 2**i >= 0.5]
+    assert halved is not None and halved.mode == "two pools, sync"
+    wanted = sum(generate(engine, n, 4, halved.slots, asked.lengths, 128.0, 8).total for n in rows)
+    assert halved.stages["gen"] == pytest.approx(wanted)
+    ahead = predict(seven, h200, dataclasses.replace(asked, eta=2), split)
+    assert ahead is not None and ahead.mode == "two pools, async, η=2"
+    train = ahead.stages["old_log_prob"] + ahead.stages["update_actor"] + ahead.stages["update_weights"]
+    bound = (ahead.rollout.longest_s + train) / 3
+    assert ahead.stages["staleness bound"] == pytest.approx(bound)
+    assert ahead.step_s == pytest.approx(max(ahead.stages["gen"], train, bound))
+    running = 2 * 64 * 8 * asked.running_share
+    assert ahead.rollout.rows == pytest.approx(min(ahead.slots, running / 4))
+    decode = steady(engine, ahead.rollout.rows, 128.0, asked.lengths, 8).total
+    pause = seven.parameters * 2 / 2 / constants.HOST_COPY
+    engines = min(4.0, running / ahead.rollout.rows)
+    assert ahead.stages["gen"] == pytest.approx(512 * 700.0 * decode / (engines * ahead.rollout.rows) + pause)
+    assert ahead.rollout.longest_s == pytest.approx(asked.lengths.longest_of(512) * decode)
+
+
+def test_a_forward_and_an_update_by_hand_on_a_cpu(shape) -> None:
+    cpu = DEVICES["cpu"]
+    asked = Workload(
+        2, 4, 10.0, 10, Lengths(20.0, 20, 0.0), layout="packed", mini_batches=2, epochs=3, token_budget=1 << 20
+    )
+    tokens, pairs, targets = 4 * 30, 4 * (50 + 200 + 200), 4 * 20
+    share, rate = cpu.train_share, cpu.reached_bandwidth
+    forward = {
+        "matrix products of training": tokens * 2 * (2 * 656 + 8) / cpu.matmul / share,
+        "attention in training": shape.attention_operations(pairs) / cpu.attention_rate,
+        "output head in training": 2 * targets * 80 / cpu.head_rate / share,
+    }
+    kept = tokens * 2 * shape.kept_bytes(cpu.number_bytes)
+    passes, logits = constants.TRAFFIC_PASSES, constants.LOGIT_PASSES
+    trainer = TrainCost(shape, cpu)
+    one = trainer.reference(asked)
+    for name, seconds in forward.items():
+        assert one[name] == pytest.approx(2 * seconds, rel=1e-3)
+    assert one["memory traffic of training"] == pytest.approx(
+        2 * (passes * kept + logits * targets * 10 * 4) / rate / share
+    )
+    update = trainer.update(asked)
+    assert update["matrix products of training"] == pytest.approx(3 * 3 * one["matrix products of training"])
+    assert update["output head in training"] == pytest.approx(3 * 3 * one["output head in training"])
+    optimizer = constants.OPTIMIZER_BYTES * shape.parameters / rate / share
+    assert update["optimiser"] == pytest.approx(3 * 2 * optimizer)
+    assert trainer.score(dataclasses.replace(asked, score_share=0.5)).total == pytest.approx(one.total / 2)
+    assert trainer.score(dataclasses.replace(asked, score_share=0.0)) == {}

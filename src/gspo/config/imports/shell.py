@@ -18,6 +18,7 @@ from gspo.config.loading.settings import Layer, Origin, Setting
 from gspo.config.loading.sources import OVERRIDE, parse_value
 
 ASSIGNMENT = re.compile(r"\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+ARRAY = re.compile(r"\s*(?:(?:export|local|readonly)\s+)?\w+\+?=\(")
 PROGRAM = re.compile(r"(?:^|[\s/.])main_\w+(?:\.py)?(?=\s|$)")
 PARAMETER = re.compile(r"(\w+|@)(?:\[[@*]\])?(?:(:?[-=+])(.*))?", re.DOTALL)
 UNKNOWN = "\x00"
@@ -51,7 +52,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             continue
         start = start if pending else number
         pending += re.sub(r"\s#\s.*$", "", line)
-        is_open = re.match(r"\s*(?:export\s+)?\w+\+?=\(", pending) and pending.count("(") > pending.count(")")
+        is_open = ARRAY.match(pending) and pending.count("(") > pending.count(")")
         if pending.endswith("\\"):
             pending = pending[:-1] + " "
         elif is_open:
