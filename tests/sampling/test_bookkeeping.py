@@ -242,3 +242,49 @@ def test_counts_come_back_from_a_checkpoint_field_by_field():
     assert back == dataclasses.replace(counts, num_skipped=77)
     back.fates["new"] += 1
     assert back.num_generated == 4
+
+
+def test_what_was_being_scored_at_the_end_of_a_step_is_there_at_the_begin_of_the_next():
+    world = World(always_mixed, max_in_flight=5)
+    world.step()
+    num_steps = world.engine.num_steps
+    groups, report = world.step()
+    assert [g.submission for g in groups] == [4, 5, 6, 7] and report.num_generated == 5
+    assert world.engine.num_steps == num_steps
+
+
+def test_rewards_collected_at_the_begin_of_a_step_leave_no_earlier_deadline_behind():
+    world = World(always_mixed, reward_lag=2, max_in_flight=1, train_batch_size=1, max_staleness=9)
+    num_steps = [(world.step(), world.engine.num_steps)[1] for _ in range(4)]
+    # Two groups are being scored when the first batch is ready; the fourth group is waited for from its own end on.
+    assert num_steps == [3, 3, 3, 6]
+
+
+def test_a_step_that_carries_nothing_does_not_wait_for_groups_behind_its_last():
+    lengths = lambda request, i: 90 if request.submission >= 7 else 1  # noqa: E731
+    world = World(mixed_when(lambda p: p % 2 == 0), max_staleness=0, lengths=lengths)
+    groups, report = world.step()
+    assert [g.submission for g in groups] == [0, 2, 4, 6] and world.engine.num_steps < 10
+    assert report.discarded["surplus"] >= 1 and world.engine.num_in_flight == 0
+
+
+def test_groups_of_others_in_the_engine_are_no_part_of_the_state_and_forbid_a_load():
+    world = World(always_mixed, lengths=lambda request, i: 9, max_staleness=1)
+    world.sampler.work_ahead()
+    foreign = GroupRequest(Prompt("other", (), (1,)), 10**6, 2, 0, PARAMS, seed=0)
+    world.engine.submit(foreign)
+    state = world.sampler.state_dict()
+    assert [r["submission"] for r in state["unfinished"]] == [0, 1, 2, 3]
+    busy = World(always_mixed)
+    busy.engine.submit(foreign)
+    with pytest.raises(RuntimeError, match="nothing in flight"):
+        busy.sampler.load_state_dict(state)
+
+
+def test_a_state_without_the_share_of_its_last_step_knows_none():
+    world = World(mixed_when(lambda p: p % 2 == 0), max_staleness=0)
+    world.step()
+    state = world.sampler.state_dict()
+    assert state["last_judged"] == [4, 8]
+    del state["last_judged"]
+    assert World(always_mixed, max_staleness=0, state=state).sampler.state_dict()["last_judged"] == [0, 0]

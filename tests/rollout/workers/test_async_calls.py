@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gspo.rollout.engine import GroupRequest
-from gspo.rollout.workers import async_fleet
+from gspo.rollout.workers import async_fleet, worker_slot
 from gspo.rollout.workers.async_fleet import AsyncFleet
 from gspo.types import Group
 from tests.rollout.models import make_request
@@ -22,7 +22,8 @@ def group_of(request: GroupRequest) -> Group:
 class Office:
     """A fleet of two workers that answer pumps when told."""
 
-    def __init__(self, num_workers: int = 2) -> None:
+    def __init__(self, num_workers: int = 2, building: int | None = None) -> None:
+        self._building = building  # the worker whose engine is not built
         self.connections: list[HandConnection] = []
         self.store, self.messages = NoWeights(), []
         self.fleet = AsyncFleet(
@@ -32,6 +33,8 @@ class Office:
     def _connect(self, index: int) -> HandConnection:
         nothing = dict.fromkeys(("load_weights", "submit"), lambda *_: None)
         answers = {"ping": lambda: 1, "unfinished": dict, "take_back": dict, "generate": scripted().generate, **nothing}
+        if index == self._building:
+            answers = {name: answer for name, answer in answers.items() if name not in ("ping", "load_weights")}
         self.connections.append(HandConnection(index, answers))
         return self.connections[-1]
 
@@ -159,3 +162,36 @@ def test_a_worker_that_was_removed_leaves_its_groups_to_the_others() -> None:
     with pytest.raises(ValueError, match=r"there is no rollout worker 0; there are \[1, 2\]"):
         office.fleet.remove_worker(0)
     assert office.fleet.remove_worker() == 2
+
+
+def test_groups_wait_in_a_slot_without_a_worker_and_are_sent_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_slot, "BACKOFF", (3600.0,))
+    office = Office()
+    office.fleet.submit(make_request(0))
+    office.connections[0].answer("pump", RuntimeError("struck"))
+    office.fleet.step()
+    assert len(office.connections) == 2
+    office.fleet.submit(make_request(5, n=9))
+    assert office.submitted(1) == [5], "a slot in its back-off gets nothing while another has a worker"
+    office.connections[1].answer("pump", RuntimeError("struck"))
+    office.fleet.step()
+    office.fleet.submit(make_request(6))
+    assert office.submitted(1) == [5] and office.fleet.num_in_flight == 3
+    for slot in office.fleet.slots:
+        slot.restart_at = 0.0
+    office.fleet.step()
+    assert [office.submitted(worker) for worker in (2, 3)] == [[0, 6], [5]]
+
+
+def test_a_version_that_a_worker_still_reads_is_kept() -> None:
+    """The second worker is still being built: it is not waited for, and reads the versions later."""
+    office = Office(building=1)
+    office.fleet.submit(make_request(0))
+    held = []
+    for version in (5, 6):
+        office.fleet.load_weights(None, version)
+        held.append(set(office.store.held))
+    for _ in (4, 5, 6):
+        office.connections[1].answer("load_weights")
+    office.fleet.load_weights(None, 7)
+    assert [*held, office.store.held] == [{4, 5}, {4, 5, 6}, {7}]
