@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from gspo.build import rewards, sizes
+from gspo.build import engines, rewards, sizes
 from gspo.build.data import rows
 from gspo.build.data.given import Inputs
 from gspo.build.data.training_data import (
@@ -523,3 +524,76 @@ def test_the_largest_part_that_may_shrink_is_halved_down_to_its_least() -> None:
         prefill: default[prefill] // 2
     }
     assert smaller({"prefill": 1.0}, f"data.max_prompt_length={default[prefill] // 2 + 1}") == {}
+
+
+def test_how_engines_are_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {
+        f"{R}.max_num_batched_tokens": 11,
+        f"{R}.gpu_memory_utilization": 0.3,
+        f"{R}.enforce_eager": True,
+        f"{R}.free_cache_engine": True,
+        f"{R}.tensor_model_parallel_size": 2,
+        f"{R}.enable_chunked_prefill": False,
+        f"{R}.enable_prefix_caching": False,
+        f"{R}.engine_kwargs": {"x": 1},
+    }
+    ahead = {f"{R}.mode": "async", f"{R}.max_head_offpolicyness": 1}
+    native = {"prefill_tokens": 11, "memory_utilization": 0.3, "eager": True, "free_cache": True, "keep_cache": False}
+    assert engines.native_options(config(keys)) == native
+    kept = engines.native_options(config({**keys, f"{R}.keep_cache": True}))
+    assert (kept["free_cache"], kept["keep_cache"]) == (False, True)
+    assert not engines.native_options(config({**keys, **ahead}))["free_cache"]
+    assert not engines.native_options(config({**keys, f"{R}.free_cache_engine": False}))["free_cache"]
+    vllm = {
+        "tensor_parallel_size": 2,
+        "gpu_memory_utilization": 0.3,
+        "max_num_batched_tokens": 11,
+        "enforce_eager": True,
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": False,
+        "sleep": True,
+        "engine_kwargs": {"x": 1},
+    }
+    monkeypatch.setattr(engines, "load_generation_config", lambda *args, **more: SimpleNamespace(eos_token_id=[7, 3]))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 9)
+    tokenizer = SimpleNamespace(eos_token_id=5, pad_token_id=0)
+
+    def spec(values: dict[str, Any], count: int = 1) -> Any:
+        return engines.engine_spec(config({**keys, **values}), tokenizer, torch.device("cpu"), count)
+
+    found = spec(
+        {f"{R}.name": "vllm", f"{M}.tokenizer_path": "tok", f"{R}.max_num_seqs": 6, "trainer.plugins": ["p.py"]}, 2
+    )
+    assert (found.kind, found.model, found.tokenizer, found.num_slots) == ("vllm", "some/model", "tok", 6)
+    assert (found.eos_token_ids, found.pad_token_id, found.plugins, found.options) == ((3, 5, 7), 0, ("p.py",), vllm)
+    assert found.num_threads == 4 and spec({**ahead}, 2).num_threads == 3 and spec({}, 20).num_threads == 1
+    assert spec({f"{R}.name": "mine:engine"}).options == {"x": 1} and spec({}).options == native
+    assert spec({f"{M}.attn_implementation": "flex_attention"}).attn_implementation is None
+    assert spec({f"{M}.attn_implementation": "sdpa"}).attn_implementation == "sdpa"
+    assert spec({}).tokenizer == "some/model" and spec({}).dtype == "float32"
+    lengths = {"data.max_prompt_length": 10, "data.max_response_length": 20}
+    assert spec(lengths).max_length == 30 and spec({**lengths, f"{R}.max_model_len": 50}).max_length == 50
+
+
+@pytest.mark.parametrize(
+    ("own", "models", "stops"),
+    [(5, None, [5]), (5, 5, [5]), (5, [7, 3], [3, 5, 7]), (None, 4, [4]), (None, None, []), (0, (0, 2), [0, 2])],
+)
+def test_tokens_that_end_a_response(own: int | None, models: Any, stops: list[int]) -> None:
+    assert engines.stop_tokens(SimpleNamespace(eos_token_id=models), SimpleNamespace(eos_token_id=own)) == stops
+    assert engines.stop_tokens(None, SimpleNamespace(eos_token_id=5)) == [5]
+
+
+def test_the_token_that_fills_up_and_tied_weights_once() -> None:
+    for own, stops, wanted in ((0, [5], 0), (3, [], 3), (None, [5, 7], 5), (None, [], 0)):
+        assert engines.pad_token(SimpleNamespace(pad_token_id=own), stops) == wanted
+    tied, empty = torch.ones(2, 3), torch.empty(0)
+    tensors = {"a": tied, "b": tied, "c": tied.view(3, 2), "d": tied.clone(), "e": empty, "f": empty}
+    assert list(engines._drop_tied_duplicates(tensors)) == ["a", "c", "d", "e", "f"]
+    lengths = {
+        "data.max_prompt_length": 10,
+        "data.max_response_length": 20,
+        f"{R}.prompt_length": 1,
+        f"{R}.response_length": 2,
+    }
+    assert engines._max_length(config(lengths)) == 3
