@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from statistics import mean, variance
+from statistics import mean, stdev, variance
 
 import pytest
 import torch
@@ -42,9 +42,11 @@ def batch(**changes: object) -> ScoredBatch:
     return dataclasses.replace(whole, **changes)  # type: ignore[arg-type]
 
 
-def objective(estimator: str = "dr_grpo", aggregation: str = "token-mean", **changes: object) -> Objective:
+def objective(
+    estimator: str = "dr_grpo", aggregation: str = "token-mean", std_level: str = "group", **changes: object
+) -> Objective:
     settings = LossSettings(clip_low=0.1, clip_high=0.3, aggregation=aggregation, level="sequence")
-    advantage = functools.partial(compute_advantage, estimator)
+    advantage = functools.partial(compute_advantage, estimator, std_level=std_level)
     return Objective("gspo", settings, advantage, ClipController(None), **changes)  # type: ignore[arg-type]
 
 
@@ -70,6 +72,25 @@ def test_rows_of_a_rollout_share_its_weight_by_their_tokens_where_rows_are_avera
     scores = [1.0 - 0.25, 0.0 - 0.75, 0.5 - 0.5, 2.0, 0.0, 0.75]
     torch.testing.assert_close(got.advantages, by_row(scores) * shares[:, None])
     torch.testing.assert_close(got.returns, by_row(scores))
+
+
+def test_branches_are_in_no_deviation_baseline_or_value() -> None:
+    """Rows of branches have the scores, groups and values of their own, which no estimator may see."""
+    spread = stdev([1.0, 0.0, 0.5, 2.0]) + 1e-6
+    centred = objective("grpo", std_level="batch").with_advantages(batch()).advantages
+    torch.testing.assert_close(centred, by_row([0.5 / spread, -0.5 / spread, 0.0, 2.0, 0.0, 0.5 / spread]))
+    baselines = torch.tensor([0.25, 0.5, 1.0, 3.0], dtype=torch.float64)
+    remax = objective("remax").with_advantages(batch(), baselines=baselines).advantages
+    torch.testing.assert_close(remax, by_row([0.75, -0.5, -0.5, -1.0, -0.5, 0.75]))
+    values = torch.full((6, 4), 7.0, dtype=torch.float64)
+    values[:4] = torch.rand(4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    whole = objective("gae").with_advantages(batch(values=values))
+    alone = objective("gae").with_advantages(batch(values=values).without_branches())
+    assert torch.equal(whole.advantages[:4], alone.advantages) and torch.equal(whole.returns[:4], alone.returns)
+    for row, rollout in ((4, 2), (5, 0)):
+        own = whole.advantages[row][MASK[row] == 1]
+        wanted = alone.advantages[rollout][MASK[rollout] == 1].mean()
+        torch.testing.assert_close(own, wanted.expand(len(own)))
 
 
 def test_a_rollout_without_trained_tokens_has_advantages_of_0_in_all_its_rows() -> None:
@@ -140,6 +161,11 @@ def test_turns_are_credited_by_the_discounted_rewards_that_follow(discount: floa
     got = objective(turn_discount=discount).with_advantages(with_turns(), weights)
     torch.testing.assert_close(got.advantages, wanted * weights[:, None])
     torch.testing.assert_close(got.returns, returns)
+    penalties = torch.ones(4, 4, dtype=torch.float64)  # which the rewards of turns have in them already
+    again = objective(turn_discount=discount).with_advantages(
+        dataclasses.replace(with_turns(), kl_penalties=penalties), weights
+    )
+    assert torch.equal(again.advantages, got.advantages)
 
 
 def test_without_turns_or_without_credit_by_turn_the_estimator_decides() -> None:
