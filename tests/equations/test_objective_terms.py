@@ -119,6 +119,16 @@ def test_a_teacher_is_added_after_whitening_and_weights() -> None:
     torch.testing.assert_close(both - plain, 0.5 * (TEACHER - OLD)[:4] * MASK[:4])
 
 
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_every_token_of_a_branch_has_the_opinion_of_the_teacher_on_itself(aggregation: str) -> None:
+    """Scaled like the rest of its row where rows are averaged: rollouts 0 and 2 have rows of 3 + 3 and 3 + 2 tokens."""
+    plain = objective(aggregation=aggregation).with_advantages(batch())
+    both = objective(aggregation=aggregation, distill_weight=0.5).with_advantages(batch())
+    shares = [3 / 6, 1.0, 3 / 5, 1.0, 2 / 5, 3 / 6] if aggregation == "seq-mean-token-mean" else [1.0] * 6
+    torch.testing.assert_close(both.advantages - plain.advantages, 0.5 * (TEACHER - OLD) * by_row(shares))
+    assert torch.equal(both.returns, plain.returns)
+
+
 def test_teacher_metrics_are_a_mean_over_trained_tokens_and_absent_without_a_teacher() -> None:
     gap = [float(o - t) for o, t in zip(OLD[MASK == 1], TEACHER[MASK == 1])]
     for distils in (objective(distill_weight=0.5), objective(reads_teacher=True)):

@@ -89,18 +89,17 @@ class Objective:
         self, batch: ScoredBatch, weights: Tensor | None = None, baselines: Tensor | None = None
     ) -> AdvantageBatch:
         """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
+        by_token = self.distill_weight * distillation(*_teacher(batch), batch.mask) if self.distill_weight else None
         if batch.branch_of:
-            alone = self.with_advantages(batch.without_branches(), weights, baselines)
-            return with_branches(batch, alone, self.settings.aggregation)
+            rewarded = dataclasses.replace(self, distill_weight=0.0)
+            alone = rewarded.with_advantages(batch.without_branches(), weights, baselines)
+            return with_branches(batch, alone, self.settings.aggregation, by_token)
         advantages, returns = self._estimate(batch, baselines)
         if self.normalize:
             advantages = whiten(advantages, batch.mask.bool())
         if weights is not None:
             advantages = advantages * weights[:, None]
-        if self.distill_weight:
-            old, teacher = _teacher(batch)
-            advantages = advantages + self.distill_weight * distillation(old, teacher, batch.mask)
-        return batch.with_advantages(advantages, returns)
+        return batch.with_advantages(advantages if by_token is None else advantages + by_token, returns)
 
     def _estimate(self, batch: ScoredBatch, baselines: Tensor | None) -> tuple[Tensor, Tensor]:
         """Advantages and returns, by turn where `turn_discount` is set.
