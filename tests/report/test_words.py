@@ -120,6 +120,10 @@ def test_without_recorded_questions_a_change_is_clear_where_the_intervals_are_ap
     ends = dict(zip(("start_ci", "final_ci"), intervals)) if intervals else {}
     run = run_of(tmp_path / "run", {"x": 1}, result={"start_acc": 0.2, "final_acc": 0.4, "steps": 1, **ends})
     assert judge(run).tone == tone
+    if intervals:  # the same fall, told the other way round
+        ends = dict(zip(("final_ci", "start_ci"), intervals))
+        run = run_of(tmp_path / "run", {"x": 1}, result={"start_acc": 0.4, "final_acc": 0.2, "steps": 1, **ends})
+        assert judge(run).tone == {"good": "bad", "flat": "flat"}[tone]
 
 
 def with_evals(folder: Path, *evals: list[dict[str, Any]]) -> None:

@@ -48,6 +48,14 @@ def test_accuracy_counts_before_the_score_and_missing_rewards_do_not_count(tmp_p
     assert [row.messages[0]["content"] for row in run_pairs(run)] == ["question 0", "question 1"]
 
 
+def test_pairs_come_in_the_order_of_the_steps_however_many_digits_they_have(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    for number, step in enumerate((999_999, 1_000_000)):
+        write_records(run / "groups", step, [group(number, (f"right {step}", 1, 1), ("wrong", 0, 0))])
+    assert [chosen for chosen, _ in texts(run)] == ["right 999999", "right 1000000"]
+    assert [(row.uid, row.data_source) for row in run_pairs(run)] == [("run/0/0", "mine"), ("run/1/0", "mine")]
+
+
 def test_a_share_of_the_questions_is_held_out_of_all_runs(tmp_path: Path) -> None:
     pair = ("a", 1.0, 1.0), ("b", 0.0, 0.0)
     runs = [make_run(tmp_path / name, [group(n, *pair) for n in range(20)]) for name in ("one", "two")]

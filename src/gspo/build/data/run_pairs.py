@@ -12,6 +12,7 @@ from gspo.build.data.rows import held_out_share
 from gspo.config import TrainerConfig
 from gspo.data.held_out import split_rows
 from gspo.data.rows import DataError, Row
+from gspo.runs.folder import step_of
 from gspo.runs.group_log import read_groups
 from gspo.runs.run import is_run
 
@@ -46,7 +47,7 @@ def _rows_of(key: str, files: str | list[str] | None) -> list[Row] | None:
 
 def run_pairs(run: Path) -> list[Row]:
     """A run's pairs, in the order of its steps. Each has the columns `chosen` and `rejected`."""
-    files = sorted((run / "groups").glob("step-*.jsonl.gz"))
+    files = sorted((run / "groups").glob("step-*.jsonl.gz"), key=lambda file: step_of(file.name))
     if not files:
         raise DataError(str(run), "has no groups; train it with trainer.save_groups=true")
     rows = [row for file in files for group in read_groups(file) for row in _group_pairs(run, group)]
