@@ -216,8 +216,8 @@ def test_the_figures_of_a_supervised_run(tmp_path: Path) -> None:
 
 
 def test_samples_are_the_questions_that_improved_most(tmp_path: Path) -> None:
-    before = [asked("a", 1.0), asked("b", None, 0.25, "old b"), asked("c", 0.5), asked("d", None), asked("e", 0.0)]
-    after = [asked("a", 1.0), asked("b", None, 1.0, "new b"), asked("c", 0.25), asked("d", 1.0), asked("f", 1.0)]
+    before = [asked("a", 1.0), asked("b", None, 0.25, "old b"), asked("c", 0.5, 0.0), asked("d", None), asked("e", 0.0)]
+    after = [asked("a", 1.0), asked("b", None, 1.0, "new b"), asked("c", 0.25, 1.0), asked("d", 1.0), asked("f", 1.0)]
     with_evals(tmp_path / "run", before, [asked("b", 0.0)], after)
     samples = overview(run_of(tmp_path / "run", {"x": 1}))["samples"]
     assert [(s["question"], s["scores"]) for s in samples] == [
