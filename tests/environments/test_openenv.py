@@ -94,7 +94,8 @@ def test_a_text_becomes_the_action_that_the_server_describes(monkeypatch, schema
 def test_a_text_that_is_no_action_is_answered_without_the_server(monkeypatch, schema, text, says) -> None:
     environment, wire = session(monkeypatch, schema)
     step = environment.step(Action(text))
-    assert step.messages[0]["content"].startswith(says) and step.num_errors == 1
+    (message,) = step.messages
+    assert message["role"] == "user" and message["content"].startswith(says) and step.num_errors == 1
     assert (step.reward, step.done, len(wire.sent)) == (None, False, 1)
 
 

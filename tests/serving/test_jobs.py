@@ -130,6 +130,12 @@ def test_an_answer_that_a_stop_text_ends_leaves_the_engine() -> None:
     assert jobs.counts.generated_tokens == 2 and engine.cancelled == [(1, 0)] and engine.num_in_flight == 0
 
 
+def test_a_stop_text_may_be_shown_and_a_tool_call_ends_an_answer_too() -> None:
+    for ask in ({"stop": ("b",), "include_stop": True}, {"call_end": lambda text: 2 if len(text) >= 2 else None}):
+        engine, _, updates = watched((97, 98, 99, 100), **ask)
+        assert "".join(update.text for update in updates) == "ab" and engine.cancelled == [(1, 0)]
+
+
 def test_an_answer_at_its_length_limit_says_so() -> None:
     _, _, updates = watched((97,) * 9)
     assert updates[-1].reason == "length" and sum(len(update.token_ids) for update in updates) == 4
