@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gspo.config import ConfigErrors, load, load_supervised
+from gspo.config.checks.supervised import drop_unused
 from gspo.config.loading import tree
+from gspo.config.loading.settings import Layer, Origin, Settings
 
 A = "actor_rollout_ref.actor"
 R = "actor_rollout_ref.rollout"
@@ -97,3 +99,64 @@ def test_a_budget_below_the_longest_example_is_said():
 def test_gspo_train_names_the_keys_of_gspo_sft(word):
     (warning,) = [w for w in load(overrides=[word]).warnings if w.key == word.partition("=")[0]]
     assert warning.message == "has no effect: only gspo sft uses it"
+
+
+@pytest.mark.parametrize(
+    ("key", "plain", "with_accuracy"),
+    [
+        ("data.train_files", True, True),
+        ("data.gen_batch_size", False, False),
+        ("data.sft_files", False, False),
+        ("data.sft_batch_size", False, False),
+        ("data.max_prompt_length", False, True),
+        ("data.val_batch_size", False, True),
+        ("data.ground_truth_key", False, True),
+        ("trainer.total_epochs", True, True),
+        ("trainer.critic_warmup", False, False),
+        ("trainer.save_groups", False, False),
+        ("trainer.log_val_generations", False, True),
+        (f"{A}.optim.lr", True, True),
+        (f"{A}.grad_clip", True, True),
+        (f"{A}.strategy", True, True),
+        (f"{A}.ppo_max_token_len_per_gpu", True, True),
+        (f"{A}.ulysses_sequence_parallel_size", True, True),
+        (f"{A}.clip_ratio", False, False),
+        (f"{A}.fsdp_config.fsdp_size", True, True),
+        ("actor_rollout_ref.model.lora_rank", True, True),
+        (f"{R}.val_kwargs.n", False, True),
+        (f"{R}.max_num_seqs", False, True),
+        (f"{R}.temperature", False, False),
+        ("reward.timeout", False, True),
+        ("reward_model.enable", False, True),
+        ("custom_reward_function.path", False, True),
+        ("algorithm.gamma", False, False),
+        ("critic.optim.lr", False, False),
+    ],
+)
+def test_which_keys_gspo_sft_uses(key, plain, with_accuracy):
+    default = tree.leaves()[key].default
+    for accuracy, used in ((False, plain), (True, with_accuracy)):
+        settings = Settings()
+        for name, leaf in tree.leaves().items():
+            settings.put(name, leaf.default, Origin(Layer.DEFAULT, "default"))
+        settings.put("trainer.val_accuracy", accuracy, Origin(Layer.FILE, "here"))
+        settings.put(key, "other", Origin(Layer.FILE, "here"))
+        said = [problem.key for problem in drop_unused(settings)]
+        assert (said, settings[key].value) == (([], "other") if used else ([key], default)), accuracy
+
+
+def test_a_step_is_one_mini_batch_whatever_was_set():
+    settings = Settings()
+    for name, leaf in tree.leaves().items():
+        settings.put(name, leaf.default, Origin(Layer.RECIPE, "recipe"))
+    settings.put("data.train_batch_size", 12, Origin(Layer.FILE, "here"))
+    assert drop_unused(settings) == []
+    assert settings[f"{A}.ppo_mini_batch_size"].value == 12
+    assert settings[f"{A}.ppo_mini_batch_size"].origin == Origin(Layer.DERIVED, "a step is one mini-batch")
+    settings.put(f"{A}.ppo_mini_batch_size", 12, Origin(Layer.FILE, "here"))
+    assert drop_unused(settings) == []
+    settings.put(f"{A}.ppo_mini_batch_size", 4, Origin(Layer.FILE, "here"))
+    (problem,) = drop_unused(settings)
+    assert problem.key == f"{A}.ppo_mini_batch_size" and problem.level == "warning"
+    settings.put(f"{A}.clip_ratio", 0.5, Origin(Layer.RECIPE, "recipe"))
+    assert drop_unused(settings) == [] and settings[f"{A}.clip_ratio"].value is None
