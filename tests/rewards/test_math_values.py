@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 
 import pytest
 
 from gspo.rewards.graders import math as grader
+from gspo.rewards.graders import symbolic
 from gspo.rewards.graders.answers import MAX_ANSWER, MAX_TAIL, extract_answer, extract_marked
 from gspo.rewards.graders.math import compare_values, grade_math, is_symbolic, same_answer
 from gspo.rewards.graders.values import Items, Number, clean, read_number, read_value
+from gspo.rewards.pool.worker_pool import JobFailed
 from gspo.rewards.protocol import RewardError
 from gspo.types import Reward
 
@@ -345,3 +349,43 @@ def test_the_reward_of_an_answer() -> None:
     assert grade_math("#### 5", ("4", "6"), symbolic=False) == wrong
     assert grade_math("#### 5", "3 more than 2 is\n#### 5", symbolic=False) == right
     assert grade_math("nothing", ["4", "5"], symbolic=False) == silent
+
+
+def test_a_verdict_under_an_alarm_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    for verdict in (True, False):
+        monkeypatch.setattr(
+            symbolic, "_compare", lambda answer, truth, verdict=verdict: verdict and (answer, truth) == ("a", "b")
+        )
+        assert symbolic._limited("a", "b") is verdict
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+    def failing(answer: str, truth: str) -> bool:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(symbolic, "_compare", failing)
+    with pytest.raises(ZeroDivisionError):
+        symbolic._limited("a", "b")
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL)[0] == 0.0
+
+
+def test_a_worker_compares_itself_and_others_ask_the_verifying_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Pool:
+        def submit(self, pair: tuple[str, str]) -> Future[bool]:
+            asked.append(pair)
+            future: Future[bool] = Future()
+            future.set_result(True) if pair[0] == "a" else future.set_exception(JobFailed("it hung"))
+            return future
+
+    monkeypatch.setattr(symbolic, "_verifier", Pool)
+    monkeypatch.setattr(symbolic, "_limited", lambda answer, truth: (answer, truth) == ("x", "y"))
+    monkeypatch.delenv("GSPO_REWARD_WORKER", raising=False)
+    assert symbolic.symbolic_equal("a", "b") and asked == [("a", "b")]
+    with pytest.raises(RewardError, match="math-verify gave no verdict on 'c' against 'd': it hung"):
+        symbolic.symbolic_equal("c", "d")
+    monkeypatch.setenv("GSPO_REWARD_WORKER", "1")
+    assert symbolic.symbolic_equal("x", "y") and not symbolic.symbolic_equal("y", "x") and len(asked) == 2
+    with ThreadPoolExecutor(1) as threads:  # an alarm works in the main thread only
+        assert threads.submit(symbolic.symbolic_equal, "a", "b").result() and asked[-1] == ("a", "b")
