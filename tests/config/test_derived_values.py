@@ -148,6 +148,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]
     ({}, {BETAS: [0.1, 0.2]}, {"adam_beta2": 0.5}, {BETAS: [0.1, 0.5]}),
     ({}, {}, {"actor.optimizer.beta1": 0.5, "critic.optimizer.beta2": 0.4}, {BETAS: [0.5, 0.999], "critic.optim.betas": [0.9, 0.4]}),
     ({}, {FUNCTIONS: [{"name": "a"}, {"name": "b", "weight": 3}]}, {"reward_weights": [0.5, 2]}, {FUNCTIONS: [{"name": "a", "weight": 0.5}, {"name": "b", "weight": 2}]}),
+    (SIZES, {FUNCTIONS: [{"name": "a"}]}, {"update_frequency": 2, "adam_beta1": 0.5, "reward_weights": [3]}, {FUNCTIONS: [{"name": "a", "weight": 3}], MINI: 16, BETAS: [0.5, 0.999]}),
     # what excludes a recipe's choice
     ({FILTER: True, KL_LOSS: True}, {N: 1}, {}, {FILTER: False, KL_LOSS: True}),
     ({FILTER: True, KL_LOSS: True}, {N: 2}, {}, {FILTER: True, KL_LOSS: True}),
@@ -159,8 +160,9 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_what_follows_from_what_was_set(number: int) -> None:
     recipe, written, later, expected = CASES[number]
-    table, _ = derived(recipe, written, later)
+    table, problems = derived(recipe, written, later)
     assert {key: table[key].value for key in expected} == expected
+    assert not [problem for problem in problems if problem.level == "error"]
     assert all(table[key].value == value for key, value in written.items() if key not in expected)
 
 

@@ -288,6 +288,8 @@ UNUSED: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
       for name, value in (("predict_weight", True), ("predict_min_prob", 0.7), ("predict_discount", 0.5))],
     ("algorithm.kl_penalty", "k3", {KL: True}, {KL: False}),
     ("algorithm.kl_ctrl.kl_coef", 0.5, {KL: True}, {KL: False}),
+    ("algorithm.kl_penalty", "k3", {"algorithm.kl_ctrl.kl_coef": 0.0}, {"algorithm.kl_ctrl.kl_coef": 0.1}),
+    (f"{A}.kl_loss_type", "k1", {f"{A}.kl_loss_coef": 0.0}, {f"{A}.kl_loss_coef": 0.1}),
     ("algorithm.kl_ctrl.target_kl", 0.5, {KL: True, "algorithm.kl_ctrl.type": "adaptive"}, {"algorithm.kl_ctrl.type": "fixed"}),
     ("algorithm.kl_ctrl.horizon", 5, {KL: True, "algorithm.kl_ctrl.type": "adaptive"}, {"algorithm.kl_ctrl.type": "fixed"}),
     (REF, "org/other", {KL_LOSS: True}, {KL_LOSS: False}),
@@ -342,7 +344,8 @@ UNUSED: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     (f"{R}.max_concurrent_rollouts", 3, ASYNC, {MODE: "sync"}),
     *[(f"{R}.val_kwargs.{key}", value, {f"{R}.val_kwargs.do_sample": True}, {f"{R}.val_kwargs.do_sample": False}) for key, value in (("temperature", 0.5), ("top_k", 5), ("top_p", 0.5), ("n", 3))],
     ("algorithm.turn_discount", 0.5, ON_TURNS, {"algorithm.turn_rewards": "outcome"}),
-    (ESTIMATOR, "rloo", {LEVEL: "turn"}, ON_TURNS),
+    *[(key, value, {LEVEL: "turn", ESTIMATOR: name}, ON_TURNS)
+      for key, value, name in ((ESTIMATOR, "rloo", "rloo"), ("algorithm.gamma", 0.5, "gae"), ("algorithm.lam", 0.5, "gae"), ("algorithm.norm_adv_by_std_in_grpo", False, "grpo"), ("algorithm.std_level", "batch", "grpo"))],
     ("environment.name", "guess", {}, {f"{R}.multi_turn.enable": False}),
     ("environment.name", "guess", {}, {f"{R}.multi_turn.function_tool_path": "tools.py"}),
     ("environment.name", "guess", {}, {f"{R}.multi_turn.tool_config_path": "tools.yaml"}),

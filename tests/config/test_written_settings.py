@@ -112,7 +112,7 @@ def test_overrides_become_settings_and_others_are_named() -> None:
     found = read_overrides(["a.b=1", "+c=x", "++d=[1,2]", "~gone", "~gone=1", "word", "e=[1"], problems)
     assert [(s.name, s.value, s.text) for s in found] == [("a.b", 1, "1"), ("c", "x", "x"), ("d", [1, 2], "[1,2]")]
     assert found[0].origin == Origin(Layer.OVERRIDE, "override a.b=1")
-    assert [(p.key, p.value) for p in problems] == [("word", None), ("e", "[1")]
+    assert [(p.level, p.key, p.value) for p in problems] == [("error", "word", None), ("error", "e", "[1")]
 
 
 def test_hydras_deletions_remove_keys_and_sections_of_that_name_alone() -> None:
@@ -224,6 +224,15 @@ def test_names_are_translated_and_layers_keep_their_order() -> None:
     assert translated(setting("data", 3))[2] == [("error", "data")]
     assert translated(setting("trainer.seed", None)) == ([], [], [])  # a null that the key cannot be
     assert translated(setting("data.seed", None)) == ([("data.seed", None)], [], [])
+
+
+def test_the_text_of_a_value_stays_where_the_value_does() -> None:
+    def typed(name: str, value: Any) -> str | None:
+        (found, *_), _ = names.translate([Setting(name, value, Origin(FLAG, "flag"), "as typed")], [])
+        return found.text
+
+    assert typed("group_size", 4) == typed("trainer.seed", 4) == typed(f"{ARGS}.vllm.seed", 4) == "as typed"
+    assert typed("beta", 4) is typed(f"{A}.strategy", "fsdp") is None
 
 
 def test_what_an_alias_sets_beside_its_key_gives_way_within_a_layer() -> None:

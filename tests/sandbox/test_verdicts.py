@@ -284,8 +284,10 @@ def test_a_pipe_keeps_the_first_bytes_and_hands_out_lines() -> None:
         os.write(reader.child_fd, b"one\ntwo\n")
         reader.drain()
         assert not reader.truncated and [reader.take_line() for _ in range(3)] == [b"one\n", b"two\n", None]
-        os.write(reader.child_fd, b"123456789")
-        reader.drain()
+        for part in (b"12345", b"6789"):
+            assert not reader.truncated
+            os.write(reader.child_fd, part)
+            reader.drain()
         assert reader.truncated and bytes(reader.data) == b"12345678"
         os.close(reader.child_fd)
         assert not reader.read() and reader.closed

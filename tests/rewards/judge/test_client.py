@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -326,6 +327,8 @@ def test_only_a_comparison_with_the_truth_is_an_accuracy_and_the_budget_ends_a_r
         reward = scorer.collect()[0].rollouts[0].reward
         assert reward is not None and reward.acc == reward.score == 1.0, number
     assert "used 20 tokens" in str(scorer.over_budget())
+    scorer.settings = dataclasses.replace(scorer.settings, max_tokens_spent=0)
+    assert scorer.over_budget() is None  # without a limit
     scorer.close()
     scorer.close()  # nothing more to end
 
