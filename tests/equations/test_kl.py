@@ -171,6 +171,7 @@ def test_kl_of_tokens():
     assert not kl_BT.requires_grad  # a reward has no gradient
     assert kl_BT.dtype == torch.float64 and kl_BT.sum(-1).tolist() == pytest.approx([-0.8, 0.2])
     assert kl_BT[mask == 0].tolist() == [0.0, 0.0, 0.0]
+    assert token_kl("k1", new.detach().float(), ref.float(), mask).dtype == torch.float64
 
 
 class _Scored:

@@ -148,6 +148,10 @@ def test_penalties_of_tokens_are_kept_by_token_and_a_sum_lies_on_the_last():
     assert batch.kl_penalties is not None
     assert batch.kl_penalties.tolist() == [[0.5, 0.25, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
     assert collate([Group(Prompt("p", (), (9,)), rollouts[2:], 0, 0)]).kl_penalties is None
+    empty = Rollout((), (), (), (), "stop", reward=Reward(0.1, kl_penalty=0.1))
+    exact = collate([Group(Prompt("p", (), (9,)), (empty, rollouts[0].with_reward(Reward(0.1, kl_penalty=0.3))), 0, 0)])
+    assert exact.kl_penalties is not None and exact.kl_penalties.tolist() == [[0.0, 0.0, 0.0], [0.0, 0.0, 0.3]]
+    assert exact.scores.tolist() == [0.0, 0.1 - 0.3]  # to the last bit
 
 
 def part(size: int, first: int, context: tuple[int, ...] = (), mask: tuple[int, ...] = ()) -> Rollout:
