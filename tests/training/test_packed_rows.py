@@ -164,7 +164,7 @@ def test_the_prefix_of_each_row_is_expanded_for_it():
 
 
 @pytest.mark.parametrize(
-    ("starts", "lengths"), [((2, 5, 8), (3, 3, 3)), ((0, 3, 9), (3, 3, 3)), ((1, 4, 5), (3, 1, 2)), ((4,), (2,))]
+    ("starts", "lengths"), [((2, 5, 8), (3, 3, 3)), ((0, 3, 9), (3, 3, 3)), ((0, 3, 4), (3, 1, 2)), ((4,), (2,))]
 )
 def test_a_span_is_padded_and_back_with_the_gradient_of_each_token_once(starts, lengths):
     """Sequences that follow each other without a gap, with a gap, and of different lengths."""
