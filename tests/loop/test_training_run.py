@@ -46,7 +46,7 @@ def weight_after(step: int, start: int = 0, rate: float = RATE) -> float:
 
 def test_what_is_evaluated_saved_and_kept_follows_from_the_keys():
     choose = random.Random(3)
-    for number in range(9):
+    for number in range(6):
         total = choose.choice((1, 5, 6))
         before, after = choose.random() < 0.5, choose.random() < 0.5
         test, save = choose.choice((-1, 0, 1, 2, 3)), choose.choice((-1, 0, 1, 2, 3))
