@@ -129,6 +129,26 @@ def test_every_token_of_a_branch_has_the_opinion_of_the_teacher_on_itself(aggreg
     assert torch.equal(both.returns, plain.returns)
 
 
+@pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean"])
+def test_distillation_alone_gives_every_token_of_a_branch_its_own_advantage(aggregation: str) -> None:
+    weights = torch.tensor([2.0, 4.0, 0.5, 0.25], dtype=torch.float64)
+    got = objective("opd", aggregation, reads_teacher=True).with_advantages(batch(), weights)
+    shares = [3 / 6, 1.0, 3 / 5, 1.0, 2 / 5, 3 / 6] if aggregation == "seq-mean-token-mean" else [1.0] * 6
+    by_rollout = torch.tensor([2.0, 4.0, 0.5, 0.25, 0.5, 2.0], dtype=torch.float64)[:, None]
+    torch.testing.assert_close(got.advantages, (TEACHER - OLD) * by_rollout * by_row(shares))
+
+
+@pytest.mark.parametrize("estimator", ["dr_grpo", "rloo"])
+def test_a_branch_has_the_advantage_of_a_rollout_whose_own_row_is_masked(estimator: str) -> None:
+    mask = MASK.clone()
+    mask[0] = 0
+    whole = objective(estimator).with_advantages(batch())
+    got = objective(estimator).with_advantages(batch(mask=mask.float()))
+    assert not got.advantages[0].any() and not got.returns[0].any()
+    assert got.advantages[5].any() and torch.equal(got.advantages[1:], whole.advantages[1:])
+    assert torch.equal(got.mask, mask.float())
+
+
 def test_teacher_metrics_are_a_mean_over_trained_tokens_and_absent_without_a_teacher() -> None:
     gap = [float(o - t) for o, t in zip(OLD[MASK == 1], TEACHER[MASK == 1])]
     for distils in (objective(distill_weight=0.5), objective(reads_teacher=True)):

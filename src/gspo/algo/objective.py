@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gspo.algo.advantages import distillation, whiten
 from gspo.algo.aggregation import aggregate
-from gspo.algo.branches import with_branches
+from gspo.algo.branches import rollout_of_rows, rollouts_alone, weight_of_rows, with_branches
 from gspo.algo.controllers import ClipController
 from gspo.algo.kl import kl_loss
 from gspo.algo.losses import get_policy_loss
@@ -90,16 +90,20 @@ class Objective:
     ) -> AdvantageBatch:
         """The batch with advantages and returns; `weights` [B] scale a sequence's advantage, `baselines` [B] are remax's."""
         by_token = self.distill_weight * distillation(*_teacher(batch), batch.mask) if self.distill_weight else None
-        if batch.branch_of:
+        if batch.branch_of and not self.reads_teacher:
             rewarded = dataclasses.replace(self, distill_weight=0.0)
-            alone = rewarded.with_advantages(batch.without_branches(), weights, baselines)
+            alone = rewarded.with_advantages(rollouts_alone(batch), weights, baselines)
             return with_branches(batch, alone, self.settings.aggregation, by_token)
         advantages, returns = self._estimate(batch, baselines)
         if self.normalize:
             advantages = whiten(advantages, batch.mask.bool())
         if weights is not None:
-            advantages = advantages * weights[:, None]
-        return batch.with_advantages(advantages if by_token is None else advantages + by_token, returns)
+            advantages = advantages * weights[rollout_of_rows(batch)][:, None]
+        if by_token is not None:
+            advantages = advantages + by_token
+        if batch.branch_of:  # each token has an advantage of its own
+            advantages = advantages * weight_of_rows(batch, self.settings.aggregation)
+        return batch.with_advantages(advantages, returns)
 
     def _estimate(self, batch: ScoredBatch, baselines: Tensor | None) -> tuple[Tensor, Tensor]:
         """Advantages and returns, by turn where `turn_discount` is set.
