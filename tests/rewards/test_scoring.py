@@ -216,7 +216,7 @@ def test_a_reward_is_tried_on_the_rows_own_truth_or_on_a_text() -> None:
 def test_threads_grade_functions_of_this_process_with_one_worker_unless_more_are_asked_for() -> None:
     assert PoolScorer([wrap_function(length)])._num_workers == 1
     assert PoolScorer([wrap_function(length)], num_workers=3)._num_workers == 3
-    assert PoolScorer([RewardSpec("code")])._num_workers == scoring._num_cores() >= 1
+    assert PoolScorer([RewardSpec("code")])._num_workers == scoring.num_cores() >= 1
     scorer = make_scorer(length)
     scorer.submit(group("a", "bbb"))
     assert found(scorer.collect()) == [1.0, 3.0]
