@@ -46,4 +46,6 @@ def test_asynchronous_rollouts_with_turns_keep_the_bound(model: Path, tmp_path: 
     train(tmp_path, model, *TURNS, *ASYNC)
     assert len(rows(tmp_path)) == 4 and num_turns(tmp_path) > 1
     assert max(token_lags(tmp_path / "run")) <= 2
-    assert all(row["environment/failures"] == 0 and row["num_turns/mean"] >= 1 for row in rows(tmp_path))
+    assert all(row["num_turns/mean"] >= 1 for row in rows(tmp_path))
+    failures = [row["environment/failures"] for row in rows(tmp_path) if "environment/failures" in row]
+    assert failures and not any(failures)  # a step that trains on earlier groups may have judged none
