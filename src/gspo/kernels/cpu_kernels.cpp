@@ -17,9 +17,14 @@ typedef float loose __attribute__((vector_size(64), aligned(4), may_alias));
 
 #ifdef __AVX512F__
 constexpr int ROWS = 6, WIDE = 4, HIGH = 16;  // sizes of a tile: at most 24 of 32 registers hold sums
+typedef vec reg;
+typedef loose loose_reg;
 #else
-constexpr int ROWS = 6, WIDE = 1, HIGH = 6;
+constexpr int ROWS = 6, WIDE = 1, HIGH = 6;  // 12 of 16 registers hold sums
+typedef float reg __attribute__((vector_size(32)));  // a wider one than the processor has would live in memory
+typedef float loose_reg __attribute__((vector_size(32), aligned(4), may_alias));
 #endif
+constexpr int REG = sizeof(reg) / sizeof(float), PARTS = LANES / REG;  // numbers in a register, registers in a vec
 constexpr long BLOCK = 48;  // queries whose scores are in memory at a time, at most
 
 #define UNROLL _Pragma("GCC unroll 16")
@@ -77,19 +82,20 @@ inline vec exponential(vec x) {
 // c[m][0 … 16·N) (+)= Σ_k a[m·am + k·ak] · b[k·ldb + 0 … 16·N)
 template <int M, int N>
 inline void tile(long depth, const float* a, long am, long ak, const float* b, long ldb, float* c, long ldc, bool add) {
-    vec sums[M][N];
+    constexpr int W = N * PARTS;
+    reg sums[M][W];
     UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int n = 0; n < N; n++) sums[m][n] = add ? load(c + m * ldc + n * LANES) : vec{};
+        UNROLL for (int n = 0; n < W; n++) sums[m][n] = add ? *(const loose_reg*)(c + m * ldc + n * REG) : reg{};
     for (long k = 0; k < depth; k++) {
-        vec row[N];
-        UNROLL for (int n = 0; n < N; n++) row[n] = load(b + k * ldb + n * LANES);
+        reg row[W];
+        UNROLL for (int n = 0; n < W; n++) row[n] = *(const loose_reg*)(b + k * ldb + n * REG);
         UNROLL for (int m = 0; m < M; m++) {
-            const vec x = broadcast(a[m * am + k * ak]);
-            UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
+            const reg x = reg{} + a[m * am + k * ak];
+            UNROLL for (int n = 0; n < W; n++) sums[m][n] += x * row[n];
         }
     }
     UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int n = 0; n < N; n++) store(c + m * ldc + n * LANES, sums[m][n]);
+        UNROLL for (int n = 0; n < W; n++) *(loose_reg*)(c + m * ldc + n * REG) = sums[m][n];
 }
 
 template <int N, int M>
@@ -213,19 +219,20 @@ inline void mask_unseen(const Shape& s, const Sequence& q, long row, float* scor
 // `tile` over M consecutive rows of weights; the rows after them are prefetched meanwhile.
 template <int M, int N>
 inline void stream(long depth, const float* w, const float* transposed, float* c) {
-    vec sums[M][N] = {};
+    constexpr int W = N * PARTS;
+    reg sums[M][W] = {};
     const float* ahead = w + M * depth;
     for (long k = 0; k < depth; k++) {
-        vec row[N];
+        reg row[W];
         __builtin_prefetch(ahead + k * LANES, 0, 2);
-        UNROLL for (int n = 0; n < N; n++) row[n] = load(transposed + (k * N + n) * LANES);
+        UNROLL for (int n = 0; n < W; n++) row[n] = *(const loose_reg*)(transposed + k * N * LANES + n * REG);
         UNROLL for (int m = 0; m < M; m++) {
-            const vec x = broadcast(w[m * depth + k]);
-            UNROLL for (int n = 0; n < N; n++) sums[m][n] += x * row[n];
+            const reg x = reg{} + w[m * depth + k];
+            UNROLL for (int n = 0; n < W; n++) sums[m][n] += x * row[n];
         }
     }
     UNROLL for (int m = 0; m < M; m++)
-        UNROLL for (int n = 0; n < N; n++) store(c + (m * N + n) * LANES, sums[m][n]);
+        UNROLL for (int n = 0; n < W; n++) *(loose_reg*)(c + m * N * LANES + n * REG) = sums[m][n];
 }
 
 constexpr long COLUMNS = 48;  // computed together: a multiple of every M below
