@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gspo.loop import ending
+from gspo.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -12,3 +15,11 @@ def without_report():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ending, "write_report", lambda console, run: None)
         yield
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    """An empty run folder that nobody holds."""
+    run = RunFolder(tmp_path / "run").open()
+    run.close()
+    return run

@@ -14,18 +14,10 @@ from gspo.loop.best import best_steps, held_out_figure, why_stop
 from gspo.loop.counters import Counters
 from gspo.loop.ending import write_report
 from gspo.loop.guards.alarms import Paused
-from gspo.runs.folder import RunFolder
 from gspo.runs.group_log import write_records
 from tests.loop.test_when import Heard
 
 ACCURACY, REWARD = "val-core/a/acc/mean@4", "val-core/a/reward/mean@4"
-
-
-@pytest.fixture
-def run(tmp_path) -> RunFolder:
-    run = RunFolder(tmp_path / "run").open()
-    run.close()
-    return run
 
 
 def test_a_run_without_evaluations_has_a_result_without_accuracies(run):

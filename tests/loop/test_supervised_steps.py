@@ -45,13 +45,6 @@ def make(kind: type, run: RunFolder, step: int = 0, out: Any = None, **parts: An
     return trainer
 
 
-@pytest.fixture
-def run(tmp_path) -> RunFolder:
-    run = RunFolder(tmp_path / "run").open()
-    run.close()
-    return run
-
-
 def test_the_result_has_means_of_ten_losses_and_the_ends_of_the_evaluations(run):
     run.append_metrics(0, {"val/loss": 9.0, "val-core/a/acc/mean@1": 0.25})
     for step, loss in enumerate(LOSSES, 1):

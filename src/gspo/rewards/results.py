@@ -60,11 +60,12 @@ def from_json(item: Any) -> Graded:
     """The reverse of `to_json`, checked as strictly as the result of a reward function."""
     if isinstance(item, dict) and isinstance(item.get("failure"), str):
         return item["failure"]
-    parts = [item.get(name, {}) for name in ("extra", "notes")] if isinstance(item, dict) and "score" in item else []
-    if not parts or not all(isinstance(part, dict) for part in parts):
+    has_score = isinstance(item, dict) and "score" in item
+    if not has_score or not all(isinstance(item.get(name, {}), dict) for name in ("extra", "notes")):
         return f"a reward worker answered {_show(item)}, expected a score"
+    extra, notes = item.get("extra", {}), item.get("notes", {})
     try:
-        return as_reward(Reward(item["score"], item.get("acc"), parts[0], noise=item.get("noise", 0.0), notes=parts[1]))
+        return as_reward(Reward(item["score"], item.get("acc"), extra, noise=item.get("noise", 0.0), notes=notes))
     except RewardError as error:
         return f"a reward worker's answer was refused: {error}"
 

@@ -124,8 +124,8 @@ class SlotCache(Cache):
 
 def _untouched_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Zeros whose pages the system provides when they are first written; torch.zeros writes all of them."""
-    pages = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, flags=_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype)[: math.prod(shape)].view(*shape)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
 
 
 def layers_of(cache: DynamicCache) -> list[LayerKV]:
