@@ -1,8 +1,8 @@
 """What a server costs: tokens per second of 64 clients over HTTP, and of the engine alone with the same prompts.
 
-    python benchmarks/serve.py --model embedded --device cpu python benchmarks/serve.py --model
-    Qwen/Qwen2.5-0.5B-Instruct --device cuda --max-tokens 512 python benchmarks/serve.py --url http://127.0.0.1:8001/v1
-    --served-model NAME …   (another server, such as `vllm serve`)
+    python benchmarks/serve.py --model embedded --device cpu
+    python benchmarks/serve.py --model Qwen/Qwen2.5-0.5B-Instruct --device cuda --max-tokens 512
+    python benchmarks/serve.py --url http://127.0.0.1:8001/v1 --served-model NAME    # another server, such as vllm serve
 
 Clients are a process of their own with a plain HTTP/1.1 client over asyncio: it needs no package. Each client sends its
 next request when it has the answer to the last one. The share is the median of `--rounds` pairs, each engine then

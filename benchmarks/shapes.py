@@ -17,6 +17,10 @@ SHAPES: dict[str, Any] = {
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
         num_attention_heads=9, num_key_value_heads=3,
     ),
+    "qwen0.5b": lambda: Qwen2Config(
+        vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
+        num_attention_heads=14, num_key_value_heads=2,
+    ),
     "qwen1.5b": lambda: Qwen2Config(
         vocab_size=151936, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28,
         num_attention_heads=12, num_key_value_heads=2,
