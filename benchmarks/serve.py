@@ -51,7 +51,7 @@ async def client(url: str, bodies: list[bytes], key: str) -> int:
 def load(url: str, model: str, prompts: list[list[int]], a: argparse.Namespace, answers: Any) -> None:
     """The clients' process."""
     options = {"model": model, "max_tokens": a.max_tokens, "temperature": 1.0, "ignore_eos": True}
-    bodies = [json.dumps({**options, "prompt": prompt, "seed": i}).encode() for i, prompt in enumerate(prompts)]
+    bodies = [json.dumps({**options, "prompt": prompt}).encode() for prompt in prompts]
 
     async def run() -> int:
         return sum(await asyncio.gather(*(client(url, bodies[i :: a.clients], a.key) for i in range(a.clients))))
