@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from gspo.build.settings import build_objective
-from gspo.build.supervised import build_supervised
+from gspo.build.supervised.examples import build_supervised
 from gspo.config import TrainerConfig, load_supervised
 from gspo.training.sft import example_batch
 from gspo.types import AdvantageBatch, ScoredBatch
