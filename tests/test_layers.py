@@ -14,7 +14,7 @@ import gspo
 SOURCE = Path(gspo.__file__).parent
 MAX_MODULES = 15  # of one folder, beside its __init__.py
 
-BASE = ("types", "metrics", "seeding", "registry", "plugins", "processes", "openmp", "exit_codes", "untrusted")
+BASE = ("types", "metrics", "seeding", "registry", "plugins", "processes", "openmp", "exit_codes", "untrusted", "paths")
 # Package or module → what it may import beside itself and BASE, lazily or at load time.
 ALLOWED: dict[str, set[str]] = {
     **{name: set() for name in BASE},

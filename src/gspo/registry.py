@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, cast
 
+from gspo.paths import user_path
+
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -124,7 +126,7 @@ def import_file(path: str | Path) -> ModuleType:
 
     The file may import its neighbours: its folder goes to the end of `sys.path`.
     """
-    file = Path(path).expanduser().resolve()
+    file = user_path(path).resolve()
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file}")
     name = f"gspo_file_{file.stem}_{hashlib.blake2b(bytes(file), digest_size=4).hexdigest()}"

@@ -72,6 +72,8 @@ NOT_RUN |= {f"judge/{name}" for name in ("calls", "cache_hits", "failures", "tok
 NOT_RUN |= {"reward_model/disagreement"}
 # With an engine on pages (tests/rollout/native/test_held.py).
 NOT_RUN |= {"rollout/prefix_saved"}
+# With rewards that fail in an evaluation (tests/evaluation/test_evaluator.py).
+NOT_RUN |= {"val-aux/{source}/reward_failures/share"}
 
 
 def documented() -> dict[str, re.Pattern[str]]:

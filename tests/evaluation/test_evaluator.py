@@ -179,6 +179,21 @@ def test_failed_rewards_are_counted_and_the_first_is_named():
     )
 
 
+def test_an_evaluation_says_its_share_of_missing_rewards_and_when_that_is_too_large_to_be_a_best_one():
+    def mixed(source: str, present: int, missing: int) -> Group:
+        lost = Rollout((1,), (0.0,), (1,), (0,), "stop", "x", None, "it broke")
+        there = Rollout((1,), (0.0,), (1,), (0,), "stop", "x", Reward(1.0, 1.0))
+        return Group(Prompt(source, (), (1,), source), (*[there] * present, *[lost] * missing), 0, 0)
+
+    whole = summarise([mixed("a", 2, 0)])
+    assert not any(name.endswith("reward_failures/share") for name in whole.metrics)
+    found = summarise([mixed("a", 3, 1), mixed("a", 0, 1), mixed("b", 1, 0), mixed("org/c", 2, 2)])
+    shares = {name: m.result() for name, m in found.metrics.items() if name.endswith("reward_failures/share")}
+    assert shares == {"val-aux/a/reward_failures/share": 0.4, "val-aux/org/c/reward_failures/share": 0.5}
+    assert "never a best one" not in (found.problem() or "")
+    assert "more than half of a data source: it is never a best one" in (summarise([mixed("a", 1, 2)]).problem() or "")
+
+
 def test_the_length_of_an_answer_counts_the_tokens_of_the_model_alone():
     masks = (1, 1, 1, 1), (0, 1, 0, 0)
     rollouts = tuple(Rollout((1,) * 4, (0.0,) * 4, mask, (0,) * 4, "stop", "x", Reward(1.0, 1.0)) for mask in masks)
@@ -213,7 +228,8 @@ def test_questions_without_any_reward_count_as_failures_only():
     assert found.interval == bounds == wilson(0.5, 2)
     assert values["val-core/a/acc/best@2"] == values["val-core/a/acc/maj@2"] == 0.5
     assert (values["val-aux/a/reward_failures"], values["val-aux/b/reward_failures"]) == (3, 1)
-    assert {name for name in values if "/b/" in name} == {"val-aux/b/reward_failures", "val-aux/b/response_length/mean"}
+    failures = {"val-aux/b/reward_failures", "val-aux/b/reward_failures/share"}
+    assert {name for name in values if "/b/" in name} == failures | {"val-aux/b/response_length/mean"}
     assert found.metrics["val-aux/a/reward_failures"].kind == "sum"
     empty = summarise([])
     assert (empty.metrics, empty.accuracy, empty.interval, empty.problem()) == ({}, None, None, None)

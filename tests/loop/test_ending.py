@@ -150,6 +150,30 @@ def test_a_row_is_judged_by_accuracy_else_reward_else_loss_or_by_the_named_metri
     assert held_out_figure({"step": 1, **row}, metric) == figure
 
 
+MISSING = "val-aux/{}/reward_failures/share"
+
+
+@pytest.mark.parametrize(
+    ("shares", "metric", "figure"),
+    [
+        ({"a": 0.5}, None, 0.25),  # half of the rewards are enough
+        ({"a": 0.51}, None, None),
+        ({"a": 0.1, "org/code": 0.75}, None, None),  # the mean of all sources needs each of them
+        ({"org/code": 0.75}, ACCURACY, 0.25),
+        ({"a": 0.75}, ACCURACY, None),
+        ({"a": 0.75}, "mine", 1.0),
+    ],
+)
+def test_an_evaluation_without_most_of_its_rewards_is_not_judged(shares, metric, figure):
+    row = {ACCURACY: 0.25, "mine": 1.0, **{MISSING.format(source): share for source, share in shares.items()}}
+    assert held_out_figure({"step": 1, **row}, metric) == figure
+    known = [{"step": 0, ACCURACY: 0.125}, {"step": 1, **row}]
+    assert metric or best_steps(known, 1) == ([0] if figure is None else [1])
+    settings = EarlyStopConfig(patience=1, metric=metric)
+    worse = [{"step": 0, ACCURACY: 0.5, "mine": 1.0}, {"step": 1, **row}]
+    assert (why_stop(worse, settings) is None) == (figure is None)
+
+
 def rows(*values: float | None) -> list[dict]:
     return [{"step": 2 * number, **({} if v is None else {ACCURACY: v})} for number, v in enumerate(values)]
 

@@ -13,6 +13,7 @@ from gspo.config.reward_parts import RewardParts, split_rewards
 from gspo.config.schema.fields import explicit_fields
 from gspo.config.schema.reward import JudgeConfig
 from gspo.models.load import load_config, load_tokenizer
+from gspo.paths import user_path
 from gspo.rewards import Overlong, RewardError, RewardSpec, Scorer, dry_run, make_scorer
 from gspo.rewards.builtin import by_source
 from gspo.rewards.compose import DEFAULT, Finishing, RewardScale, unique_name
@@ -174,16 +175,17 @@ def judge_settings(judge: JudgeConfig, folder: Path | None, *, held_out: bool = 
 
 def _read_prompt(path: str) -> str:
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8").strip()
+        return user_path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise RewardError(f"reward.judge.prompt={path!r} cannot be read: {error}") from error
 
 
 def _cache_path(name: str | None, folder: Path | None) -> str | None:
     """Where the verdicts are; None: in memory, for a name without a run folder."""
-    if name is None or (folder is None and not Path(name).is_absolute()):
+    path = None if name is None else user_path(name)
+    if path is None or (folder is None and not path.is_absolute()):
         return None
-    return str(folder / name) if folder is not None else name
+    return str(path if folder is None else folder / path)
 
 
 def reward_lag(config: TrainerConfig, scorer: Scorer, prompts: Sequence[Prompt], *, on_gpu: bool) -> int:

@@ -12,6 +12,7 @@ from gspo import untrusted
 from gspo.checkpoint import folder as checkpoint
 from gspo.config import ResolvedConfig, TrainerConfig
 from gspo.config.loading import tree
+from gspo.paths import user_path
 from gspo.runs.folder import RunFolder
 
 
@@ -49,8 +50,8 @@ def find_resume(resolved: ResolvedConfig, prefix: str = "") -> Resume:
     """
     trainer = resolved.config.trainer
     if trainer.resume_mode not in ("auto", "disable"):
-        return _from_path(resolved, Path(trainer.resume_mode))
-    runs = Path(trainer.default_local_dir)
+        return _from_path(resolved, user_path(trainer.resume_mode))
+    runs = user_path(trainer.default_local_dir)
     if trainer.experiment_name is None:
         return _unnamed(resolved, runs, prefix + base_name(resolved.config))
     run = RunFolder(runs / trainer.experiment_name)
@@ -84,7 +85,7 @@ def _from_path(resolved: ResolvedConfig, path: Path) -> Resume:
     trainer, is_run = resolved.config.trainer, (path / "checkpoints").is_dir()
     own = path if is_run else path.parent.parent
     name = trainer.experiment_name
-    home = RunFolder(own if name is None else Path(trainer.default_local_dir) / name)
+    home = RunFolder(own if name is None else user_path(trainer.default_local_dir) / name)
     if is_run and home.path.resolve() == own.resolve():
         return _resume_run(resolved, RunFolder(path))
     if is_run:

@@ -12,6 +12,7 @@ from gspo.commands import refuse
 from gspo.commands.arguments import PASS_THROUGH, load_arguments
 from gspo.config import TrainerConfig
 from gspo.exit_codes import EXIT_PROBLEM
+from gspo.paths import user_path
 from gspo.runs.console import waiting
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _find_run(name: str) -> Path | None:
     """The run folder of that name; None for a model."""
     from gspo.runs.run import is_run
 
-    path = Path(name).expanduser()
+    path = user_path(name)
     return path if is_run(path) else None
 
 

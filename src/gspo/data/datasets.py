@@ -24,6 +24,7 @@ from gspo.data.tasks.math import load_math
 from gspo.data.tasks.mixed import load_mixed
 from gspo.data.tasks.reasoning import load_reasoning
 from gspo.data.tasks.reasoning_gym import load_reasoning_gym
+from gspo.paths import user_path
 from gspo.registry import Registry
 
 Split = Literal["train", "val"]
@@ -107,7 +108,7 @@ def _tables(name: str, split: str) -> Iterable[Iterator[tuple[str, Any]]]:
         return [read_records(path)]
     if is_saved(path):
         return [read_saved(path, split)]
-    if Path(name).expanduser().is_dir():
+    if user_path(name).is_dir():
         raise DataError(
             name,
             "is a folder; expected a file, a pattern such as FOLDER/*.jsonl, or a folder of save_to_disk "
@@ -123,7 +124,7 @@ def _is_task(name: str) -> bool:
 
 
 def _is_files(path: str) -> bool:
-    return is_pattern(path) or Path(path).suffix in SUFFIXES or Path(path).expanduser().is_file()
+    return is_pattern(path) or Path(path).suffix in SUFFIXES or user_path(path).is_file()
 
 
 def _load_task(name: str, split: str, limit: int | None, seed: int) -> list[Row]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.data.rows import DataError
+from gspo.paths import user_path
 
 SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet")
 KINDS = "a jsonl, json, csv, tsv or parquet file"
@@ -19,7 +20,7 @@ MAX_CELL = 32 << 20  # characters of one cell of a csv file
 
 def read_records(path: str | Path) -> Iterator[tuple[str, Any]]:
     """`(file:line, record)` of a file, by its suffix; rows of parquet and items of a JSON array count from 1."""
-    file = Path(path).expanduser()
+    file = user_path(path)
     if not file.is_file():
         raise DataError(str(path), f"is not a file; expected {KINDS}")
     if file.suffix == ".parquet":
@@ -35,12 +36,12 @@ def read_records(path: str | Path) -> Iterator[tuple[str, Any]]:
 
 def is_pattern(name: str) -> bool:
     """Whether a name is a pattern of files, such as `data/*.jsonl`, and not a file with such a name."""
-    return glob.has_magic(name) and not Path(name).expanduser().exists()
+    return glob.has_magic(name) and not user_path(name).exists()
 
 
 def matching_files(pattern: str) -> list[str]:
     """The files of a pattern in the order of their names; `**` matches folders of any depth."""
-    found = glob.glob(str(Path(pattern).expanduser()), recursive=True)
+    found = glob.glob(str(user_path(pattern)), recursive=True)
     files = sorted(name for name in found if Path(name).is_file())
     if not files:
         raise DataError(pattern, "matches no file")

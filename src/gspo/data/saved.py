@@ -8,19 +8,20 @@ from typing import Any
 
 from gspo import untrusted
 from gspo.data.rows import DataError
+from gspo.paths import user_path
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
 def is_saved(path: str | Path) -> bool:
     """Whether a path is such a folder."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     return (folder / _STATE).is_file() or (folder / _SPLITS).is_file()
 
 
 def saved_splits(path: str | Path) -> list[str]:
     """The names of the folder's splits; none for a single table."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not (folder / _SPLITS).is_file():
         return []
     return [str(name) for name in _read(folder / _SPLITS, "splits")]
@@ -28,7 +29,7 @@ def saved_splits(path: str | Path) -> list[str]:
 
 def read_saved(path: str, split: str) -> Iterator[tuple[str, Any]]:
     """`(folder:number, record)` of a saved table, or of one split of several; counted from 1."""
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     splits = saved_splits(path)
     if splits and split not in splits:
         raise DataError(path, f"has no split {split!r}; it has {', '.join(splits)} (data.train_split, data.val_split)")

@@ -19,6 +19,7 @@ from typing import Any
 from gspo import untrusted
 from gspo.environments.protocol import Action, EnvironmentProblem, Message, Step
 from gspo.environments.tools import Tool, ToolEnvironment, function_tool, schema_of
+from gspo.paths import user_path
 from gspo.registry import import_name
 from gspo.types import Prompt
 
@@ -85,7 +86,7 @@ class VerlTools(ToolEnvironment):
 def load_tools(config_path: str | None, function_module: Callable[[], ModuleType] | None) -> Callable[..., VerlTools]:
     """A factory of episodes with the tools of a YAML file and of a file of functions."""
     with standing_in():
-        lasting = _configured(Path(config_path)) if config_path is not None else []
+        lasting = _configured(user_path(config_path)) if config_path is not None else []
         functions = tool_functions(function_module()) if function_module is not None else []
     return lambda **_: VerlTools(lasting, functions)
 

@@ -13,7 +13,7 @@ from gspo.rewards.graders.answers import extract_answer
 from gspo.rewards.protocol import Scorer
 from gspo.rollout.engine import GroupRequest, RolloutEngine, SamplingParams
 from gspo.runs.group_log import turn_record
-from gspo.runs.metric_names import aux_name, core_name
+from gspo.runs.metric_names import MISSING_SHARE, aux_name, core_name, incomplete_sources
 from gspo.runs.turn_metrics import turn_metrics
 from gspo.types import Group, Prompt, Reward
 
@@ -35,8 +35,10 @@ class Evaluation:
         failed = [rollout for rollout in rollouts if rollout.reward is None]
         if not failed:
             return None
+        incomplete = incomplete_sources({name: metric.result() for name, metric in self.metrics.items()})
+        doubt = " (more than half of a data source: it is never a best one)" if incomplete else ""
         return (
-            f"{len(failed)} of {len(rollouts)} rewards of the evaluation failed and its accuracy leaves them out; "
+            f"{len(failed)} of {len(rollouts)} rewards of the evaluation failed and its accuracy leaves them out{doubt}; "
             f"the first: {failed[0].failure}"
         )
 
@@ -117,6 +119,8 @@ def summarise(groups: Sequence[Group]) -> Evaluation:
         metrics[aux_name(source, "response_length/mean")] = Metric.mean(sum(lengths), len(lengths))
         failed = sum(r.reward is None for g in members for r in g.rollouts)
         metrics[aux_name(source, "reward_failures")] = Metric("sum", failed)
+        if failed:
+            metrics[aux_name(source, MISSING_SHARE)] = Metric.mean(failed, len(lengths))
         turns = turn_metrics([r for g in members for r in g.rollouts])
         metrics |= {aux_name(source, name): metric for name, metric in turns.items() if name.endswith(TURN_FIGURES)}
     means = [sum(v) / len(v) for v in _values(groups).get("acc", []) if v]

@@ -10,14 +10,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gspo.config.schema.trainer import EarlyStopConfig
-from gspo.runs.metric_names import held_out_score
+from gspo.runs.metric_names import held_out_score, held_out_source, incomplete_sources
 
 Row = Mapping[str, Any]
 LOSSES = ("loss", "perplexity")  # ends of names of metrics that should fall
 
 
 def held_out_figure(row: Row, metric: str | None = None) -> float | None:
-    """What a row is judged by, larger is better: held-out accuracy, else reward, else minus the loss; or a named metric."""
+    """What a row is judged by, larger is better: held-out accuracy, else reward, else minus the loss; or a named metric.
+
+    None where the figure is of a data source with fewer than half of its rewards.
+    """
+    incomplete = incomplete_sources(row)
+    if incomplete and (metric is None or held_out_source(metric) in incomplete):
+        return None
     if metric is None:
         score = held_out_score(row)
         return score if score is not None else held_out_figure(row, "val/loss")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gspo.paths import user_path
+
 EMBEDDED = ("embedded", "embedded-turns")
 
 
@@ -20,5 +22,5 @@ def resolve(path: str | Path) -> str:
     """The argument for `from_pretrained`: the packaged folder of an embedded model, a local folder, or a hub name."""
     if str(path) in EMBEDDED:
         return str(embedded_path(str(path)))
-    local = Path(path).expanduser()
+    local = user_path(path)
     return str(local) if local.is_dir() else str(path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo.models import resolve
+from gspo.paths import user_path
 
 UNGATED = {"gpt2", "gpt_neox", "gptj", "opt", "phi", "falcon", "bloom", "starcoder2"}
 
@@ -173,7 +174,7 @@ def shape_of(model: str) -> ModelShape:
         return SHAPES[model.lower()]
     if "=" in model:
         return _from_words(model)
-    path = Path(resolve(model)).expanduser()
+    path = user_path(resolve(model))
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         file = _from_hub(model)

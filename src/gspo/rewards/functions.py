@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from gspo.paths import user_path
 from gspo.registry import import_file
 from gspo.rewards.protocol import Graded, RewardError
 from gspo.rewards.results import as_reward
@@ -171,12 +172,12 @@ def _awaited(value: Any) -> Any:
 
 def load_module(path: str, key: str = "reward") -> Any:
     """Import a Python file by its path, or a module by its name; RewardError names the key and says what went wrong."""
-    if not path.endswith(".py") and not Path(path).exists():
+    if not path.endswith(".py") and not user_path(path).exists():
         try:
             return importlib.import_module(path)
         except ModuleNotFoundError as error:
             raise RewardError(f"{key}={path!r} is neither a file nor an importable module: {error}") from error
-    if not Path(path).expanduser().is_file():
+    if not user_path(path).is_file():
         raise RewardError(f"{key}={path!r}: there is no such file")
     try:
         return import_file(path)

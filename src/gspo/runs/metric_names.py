@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 CORE, AUX = "val-core/", "val-aux/"
 _MEAN = rf"{CORE}(.+)/{{kind}}/mean@\d+"
 ACCURACY = _MEAN.format(kind="acc")
+MISSING_SHARE = "reward_failures/share"  # of the rewards of a data source; only in rows where some are missing
 LONE_MEASURES = ("reward_failures",)  # the others have two parts, as in `acc/ci_low`
 
 
@@ -72,6 +73,12 @@ def accuracy_interval(row: Mapping[str, Any]) -> tuple[float, float] | None:
         return None
     low, high = (row.get(aux_name(sources[0], f"acc/{end}")) for end in ("ci_low", "ci_high"))
     return (low, high) if _is_number(low) and _is_number(high) else None
+
+
+def incomplete_sources(row: Mapping[str, Any]) -> set[str]:
+    """The data sources with fewer than half of their held-out rewards: their figures say little about the model."""
+    shares = {h.source: v for name, v in row.items() if (h := held_out(name)) and h.measure == MISSING_SHARE}
+    return {source for source, share in shares.items() if _is_number(share) and share > 0.5}
 
 
 def tool_call_share(row: Mapping[str, Any]) -> float | None:

@@ -12,6 +12,7 @@ from gspo.build.data.rows import held_out_share
 from gspo.config import TrainerConfig
 from gspo.data.held_out import split_rows
 from gspo.data.rows import DataError, Row
+from gspo.paths import user_path
 from gspo.runs.folder import step_of
 from gspo.runs.group_log import read_groups
 from gspo.runs.run import is_run
@@ -37,7 +38,7 @@ def pairs_of_runs(config: TrainerConfig) -> tuple[list[Row] | None, list[Row] | 
 def _rows_of(key: str, files: str | list[str] | None) -> list[Row] | None:
     """The pairs of the run folders in `files`, one run after another; None when there is none among them."""
     names = [files] if isinstance(files, str) else files or []
-    runs = [path for name in names if is_run(path := Path(name).expanduser())]
+    runs = [path for name in names if is_run(path := user_path(name))]
     if not runs:
         return None
     if len(runs) < len(names):

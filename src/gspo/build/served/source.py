@@ -9,6 +9,7 @@ from typing import Any
 
 from gspo.checkpoint import folder as checkpoint
 from gspo.models import ModelError
+from gspo.paths import user_path
 from gspo.runs.reading import read_config
 
 
@@ -24,7 +25,7 @@ class ModelSource:
 
 def find_source(words: str) -> ModelSource:
     """A model's folder or hub name, a run folder (its newest checkpoint), or a checkpoint in one."""
-    path = Path(words).expanduser()
+    path = user_path(words)
     if _is_run(path):
         newest, damaged = checkpoint.latest(path / "checkpoints")
         if newest is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gspo import untrusted
+from gspo.paths import user_path
 from gspo.seeding import derive_seed
 
 KEYS = ("base", "folder", "set", "grid", "random", "backend", "gpus_per_run", "cpus_per_run")
@@ -71,7 +72,7 @@ def read_sweep(path: Path) -> Sweep:
     trials = _trials(path, _mapping(path, content, "grid"), _mapping(path, content, "random"))
     return Sweep(
         base=base,
-        folder=Path(content.get("folder") or Path("runs") / path.stem),
+        folder=user_path(content.get("folder") or Path("runs") / path.stem),
         common=_mapping(path, content, "set"),
         trials=trials,
         backend=backend,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gspo.compat.trl.config import OF_TRAINER, fields_of
 from gspo.config import load
+from gspo.paths import user_path
 from gspo.rewards.functions import RewardFunction, RewardSpec, wrap_function
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class GRPOTrainer:
         if self._run is None:
             raise RuntimeError("save_model comes after train")
         newest = max((self._run / "checkpoints").glob("step-*"))
-        target = Path(output_dir or self.config.config.trainer.default_local_dir)
+        target = user_path(output_dir or self.config.config.trainer.default_local_dir)
         target.mkdir(parents=True, exist_ok=True)
         for file in newest.iterdir():
             if file.is_file():
@@ -138,7 +139,7 @@ def _model_path(model: Any, output_dir: str) -> str:
         return str(model)
     if not hasattr(model, "save_pretrained"):
         raise TypeError(f"model={model!r}: expected a folder, a hub name or a transformers model")
-    folder = Path(output_dir) / "initial_model"
+    folder = user_path(output_dir) / "initial_model"
     model.save_pretrained(folder)
     return str(folder)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from gspo.config.problems import Problem
 from gspo.config.reward_parts import entry_problem, reward_parts
 from gspo.config.schema import TrainerConfig
 from gspo.config.schema.reward import JudgeConfig
+from gspo.paths import user_path
 
 JUDGE = "reward.judge"
 OWN = "policy"  # the model that the run starts from
@@ -32,7 +32,7 @@ def rewards(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         yield report("reward_model.reward_manager", message, "set reward_model.reward_manager=dapo", "warning")
     yield from _entries(c, report)
     path = c.custom_reward_function.path
-    if path is not None and path.endswith(".py") and not Path(path).expanduser().is_file():
+    if path is not None and path.endswith(".py") and not user_path(path).is_file():
         yield report(
             "custom_reward_function.path", "no such file", "give the path of a Python file, or the name of a module"
         )

@@ -17,6 +17,7 @@ from gspo.config.loading.settings import Settings
 from gspo.config.problems import Problem
 from gspo.config.resolved_loss import resolved_loss
 from gspo.config.schema import TrainerConfig
+from gspo.paths import user_path
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -271,13 +272,13 @@ def files(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         key, value = f"data.{name}", getattr(c.data, name)
         for name in value if isinstance(value, list) else [value] if value else []:
             path = re.sub(r"^(gsm8k|jsonl|parquet):", "", name)  # the format may precede the path
-            pattern = str(Path(path).expanduser())
+            pattern = str(user_path(path))
             if path.endswith(DATA_SUFFIXES) and "://" not in path and not (Path(pattern).is_file() or glob(pattern)):
                 yield report(key, f"no such file: {name}", "give a file that exists, a built-in task or a hub name")
     if c.data.train_files == []:
         yield report("data.train_files", "no training data", "e.g. data.train_files=arithmetic")
     path = c.actor_rollout_ref.model.path
-    if path.startswith(("/", "./", "../", "~")) and not Path(path).expanduser().is_dir():
+    if path.startswith(("/", "./", "../", "~")) and not user_path(path).is_dir():
         yield report("actor_rollout_ref.model.path", "no such folder", "give a Hugging Face folder or a hub name")
 
 
@@ -287,7 +288,7 @@ def run_settings(c: TrainerConfig, report: Report) -> Iterator[Problem]:
     if isinstance(trainer.save_freq, str) and trainer.save_freq != "auto":
         yield report("trainer.save_freq", "expected a number of steps, or auto", "e.g. trainer.save_freq=10")
     mode = trainer.resume_mode
-    if mode not in ("auto", "disable") and not Path(mode).expanduser().exists():
+    if mode not in ("auto", "disable") and not user_path(mode).exists():
         remedy = nearest_choice(mode, ("auto", "disable")) or "give the folder of a run or of a checkpoint"
         yield report("trainer.resume_mode", "expected auto, disable or the path of a checkpoint", remedy)
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", trainer.device):

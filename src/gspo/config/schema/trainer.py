@@ -108,7 +108,8 @@ class PPOTrainerConfig(Section):
     keep_best: int = key(
         default=0,
         doc="Keep this many of the best checkpoints too, by held-out accuracy (else reward): an evaluation that is among "
-        "the best saves one. `gspo eval RUN` uses the best.",
+        "the best saves one. `gspo eval RUN` uses the best. An evaluation in which a data source has fewer than half of "
+        "its rewards is never a best.",
         ge=0,
         may_change_on_resume=True,
     )

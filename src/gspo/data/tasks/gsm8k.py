@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from gspo.data.files import SUFFIXES, read_records
 from gspo.data.hub_records import hub_records
 from gspo.data.rows import DataError, Row, user_message
+from gspo.paths import user_path
 
 HUB_NAME = "openai/gsm8k"
 INSTRUCTION = "Think step by step, then write the final number on the last line after ####."
@@ -59,7 +59,7 @@ def load_gsm8k(split: str = "train", *, limit: int | None = None, seed: int = 0,
 
 
 def _file(path: str, name: str) -> str:
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not folder.is_dir():
         return path
     for suffix in SUFFIXES:

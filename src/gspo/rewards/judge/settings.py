@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from gspo.paths import user_path
 from gspo.rewards.protocol import RewardError
 
 Kind = Literal["reference", "rubric", "score", "rank"]
@@ -51,7 +51,7 @@ class JudgeSettings:
 def read_rubric(path: str) -> tuple[Criterion, ...]:
     """The criteria of a TOML file: `[[criteria]]` with name, text, choices from worst to best, and weight (1)."""
     try:
-        table = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        table = tomllib.loads(user_path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise RewardError(f"{RUBRIC}={path!r} cannot be read: {error}") from error
     criteria = table.get("criteria")
