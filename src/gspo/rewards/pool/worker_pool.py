@@ -92,7 +92,7 @@ class WorkerPool:
             if self._closing:
                 raise RewardError(self._closed_because)
             self._queue.append(job)
-        self._wake_in.send(b"x")
+        self._wake()
         return job.future
 
     def close(self) -> None:
@@ -100,8 +100,12 @@ class WorkerPool:
         with self._lock:
             first, self._closing = not self._closing, True
         if first:
-            self._wake_in.send(b"x")
+            self._wake()
         self._thread.join()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # the pool's thread may have ended meanwhile
+            self._wake_in.send(b"x")
 
     def _run(self) -> None:
         try:
