@@ -1,4 +1,4 @@
-"""An MCP server on standard input and output, with three tools. For tests."""
+"""An MCP server on standard input and output, with four tools. For tests."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ def sleep(seconds: float) -> str:
     """Answer late."""
     time.sleep(seconds)
     return "late"
+
+
+@server.tool()
+def leave() -> str:
+    """End without an answer."""
+    os._exit(1)
 
 
 if __name__ == "__main__":

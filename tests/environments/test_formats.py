@@ -23,6 +23,20 @@ def test_hermes_reads_several_calls_and_names_what_is_wrong() -> None:
     assert HERMES.parse(named_otherwise) == (ToolCall("look", {"at": "door"}), ToolCall("wait", {}))
 
 
+def test_a_call_that_is_nested_too_deeply_is_a_call_with_an_error() -> None:
+    """A model may write thousands of brackets, which can neither be read nor be sent to a worker."""
+
+    def errors(depth: int) -> list[str | None]:
+        nested = "[" * depth + "]" * depth
+        texts = (f'{{"at": {nested}}}', f'"{{\\"at\\": {nested}}}"')  # an object, and one as text
+        return [HERMES.parse(f'<tool_call>{{"name": "look", "arguments": {text}}}')[0].error for text in texts]
+
+    assert errors(62) == [None, None]
+    assert errors(63) == ["the tool call is not valid JSON: it is nested deeper than 64 levels", None]
+    assert None not in errors(64) and None not in errors(100_000)
+    assert "not valid JSON" in (HERMES.parse("<tool_call>" + "[" * 100_000)[0].error or "")
+
+
 def test_python_blocks_end_at_their_fence() -> None:
     text = "First:\n```python\nprint(1)\n```\nand then"
     assert PYTHON.parse(text) == (ToolCall("python", {"input": "print(1)"}),)

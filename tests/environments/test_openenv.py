@@ -65,6 +65,7 @@ def fields(*names: str, kind: str = "string", **more: Any) -> dict[str, Any]:
         ({"properties": {"message": {}}}, {}, "go", {"message": "go"}),
         (fields("move", kind="integer"), {}, "not 4 but -3", {"move": -3}),
         (fields("move", kind="number"), {}, "2", {"move": 2}),
+        (fields("move", kind="number"), {}, "7" * 18, {"move": int("7" * 18)}),
         (fields("a", "b", required=["b"]), {}, "go", {"b": "go"}),
         (fields("a", "b", required=["b"]), {"action_field": "a"}, "go", {"a": "go"}),
         (fields("a", "b"), {}, '{"a": 1, "b": 2}', {"a": 1, "b": 2}),
@@ -89,6 +90,8 @@ def test_a_text_becomes_the_action_that_the_server_describes(monkeypatch, schema
         (fields("move", kind="integer"), "left", "error: expected a number"),
         (fields("a", "b"), "go", "error: expected an action as a JSON object"),
         (fields("a", "b"), "[1]", "error: expected an action as a JSON object"),
+        (fields("a", "b"), "[" * 100_000, "error: expected an action as a JSON object"),
+        (fields("move", kind="integer"), "7" * 5000, "error: expected a number"),
     ],
 )
 def test_a_text_that_is_no_action_is_answered_without_the_server(monkeypatch, schema, text, says) -> None:
@@ -124,3 +127,14 @@ def test_what_a_server_refuses_is_an_answer_and_what_breaks_is_a_failure(monkeyp
         environment.step(Action("go"))
     with pytest.raises(EnvironmentProblem, match=r"action_field='x' .* the server's actions have message"):
         session(monkeypatch, fields("message"), action_field="x")
+
+
+def test_an_episode_whose_server_is_gone_can_be_closed(monkeypatch) -> None:
+    environment, wire = session(monkeypatch, fields("message"))
+
+    def fail(text: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(wire, "send", fail)
+    environment.close()
+    assert wire.closed

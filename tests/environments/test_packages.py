@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -80,7 +82,7 @@ class TestTextArena:
 def test_an_mcp_server_on_stdio_serves_a_pool() -> None:
     spec = EnvironmentSpec(f"mcp:{sys.executable} {HERE / 'mcp_server.py'}")
     with closing(in_workers(spec, tool_timeout=6.0)) as pool:
-        assert [tool["function"]["name"] for tool in pool.tools] == ["add", "where", "sleep"]
+        assert [tool["function"]["name"] for tool in pool.tools] == ["add", "where", "sleep", "leave"]
         calls = [ToolCall("add", {"a": 2, "b": 3}), ToolCall("add", {"a": "x"}), ToolCall("where"), ToolCall("where")]
         late = ToolCall("sleep", {"seconds": 30})
         first, second = (Action("", [*calls, late] if i else calls) for i in range(2))
@@ -97,6 +99,23 @@ def test_an_mcp_server_on_stdio_serves_a_pool() -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in servers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in servers), "no server outlives its pool"
+
+
+@pytest.mark.slow
+def test_an_mcp_process_that_ends_is_replaced() -> None:
+    environment = make(f"mcp:{sys.executable} {HERE / 'mcp_server.py'}")
+    environment.reset(PROMPT, 0)
+
+    def call(name: str, **arguments: Any) -> str:
+        return environment.step(Action("", [ToolCall(name, arguments)])).messages[0]["content"]
+
+    first = int(call("where"))
+    os.kill(first, signal.SIGKILL)
+    second = int(call("where"))
+    assert second != first, "the call that finds no server is made once more"
+    assert call("leave") == "error: the MCP server ended during the call"
+    assert int(call("where")) not in (first, second)
+    environment._server().close()
 
 
 def test_an_mcp_server_that_is_not_there_is_refused_by_name() -> None:
@@ -205,6 +224,28 @@ class Memory(BaseTool):
         released.append(instance_id)
         del self.told[instance_id]
 """
+COUNTER = """
+from verl.tools.base_tool import BaseTool
+
+class Counter(BaseTool):
+    counts = {}
+
+    async def create(self, instance_id=None, start=0, **kwargs):
+        instance_id, response = await super().create(instance_id)
+        self.counts[instance_id] = start
+        return instance_id, response
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        self.counts[instance_id] += 1
+        return str(self.counts[instance_id]), None, {}
+"""
+PLAIN = '''
+from types import SimpleNamespace
+
+def give(number: int):
+    """One of several values."""
+    return (0, 0.0, False, [], None, (SimpleNamespace(text="no text"), 2), {})[number]
+'''
 CONFIG = """
 tools:
   - class_name: verl_memory.Memory
@@ -257,6 +298,36 @@ class TestVerl:
         assert last.done and last.reward is None and last.metrics["tool_reward"] == 1.0
         episodes["ann"].close()
         assert sys.modules["verl_memory"].released == ["ann"]
+
+    def test_every_plain_answer_is_shown_as_it_is(self, folder: Path) -> None:
+        (folder / "plain.py").write_text(PLAIN)
+        environment = load_environment(EnvironmentSpec(function_tool_path=str(folder / "plain.py")))()
+        step = environment.step(Action("", [ToolCall("give", {"number": number}) for number in range(7)]))
+        assert [message["content"] for message in step.messages] == ["0", "0.0", "False", "[]", "", "no text", "{}"]
+        assert step.num_errors == 0 and step.metrics == {"tool_reward": 2.0}
+
+    def test_episodes_have_instances_of_their_own_with_what_their_row_says(self, folder: Path) -> None:
+        (folder / "verl_memory.py").write_text(COUNTER)
+        (folder / "tools.yaml").write_text(CONFIG.replace("Memory", "Counter"))
+        new = load_environment(EnvironmentSpec(tool_config_path=str(folder / "tools.yaml")))
+        rows: list[dict[str, Any]] = [
+            {},
+            {"tools_kwargs": None},
+            {"tools_kwargs": {"remember": None}},
+            {"tools_kwargs": {"remember": {"create_kwargs": None}, "other": {}}},
+            {"tools_kwargs": {"remember": {"create_kwargs": {"start": 5}}}},
+        ]
+        episodes = [new() for _ in rows]
+        for episode, row in zip(episodes, rows):
+            episode.reset(Prompt("p", (), (), extra=row), 0)
+        said = [
+            [
+                episode.step(Action("", [ToolCall("remember", {"word": "x"})])).messages[0]["content"]
+                for episode in episodes
+            ]
+            for _ in range(2)
+        ]
+        assert said == [["1", "1", "1", "1", "6"], ["2", "2", "2", "2", "7"]]
 
     def test_a_broken_list_of_tools_is_refused(self, folder: Path) -> None:
         (folder / "tools.yaml").write_text("tools: [{class_name: nowhere.Nothing}]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gspo.environments.builtin import GridWorld, Guess
@@ -33,7 +34,8 @@ class Recorder:
 
 
 def test_gymnasium_gets_a_seed_of_31_bits_and_the_text_where_its_actions_are_not_numbers() -> None:
-    made = Recorder("seen", 0.5, False, True, {"acc": True, "size": 3, "name": "x", "none": None})
+    info = {"acc": np.bool_(True), "size": np.int64(3), "won": False, "name": "x", "none": None, "board": np.zeros(2)}
+    made = Recorder("seen", 0.5, False, True, {**info, "odds": float("inf"), "gap": float("nan")})
     environment = as_environment(made, "recorder")
     assert environment.reset(ROW, seed=2**31 + 4) == ({"role": "user", "content": "7"},)
     step = environment.step(Action("arm 2"))
@@ -44,7 +46,7 @@ def test_gymnasium_gets_a_seed_of_31_bits_and_the_text_where_its_actions_are_not
         False,
         True,
     )
-    assert step.metrics == {"acc": 1.0, "size": 3.0} and step.num_errors == 0
+    assert step.metrics == {"acc": 1.0, "size": 3.0, "won": 0.0} and step.num_errors == 0
     environment.close()
 
 
@@ -84,9 +86,16 @@ def test_skyrl_may_add_messages_but_not_change_those_of_the_prompt() -> None:
     environment = as_environment(made, "sky")
     made.chat = lambda prompt: prompt
     assert environment.reset(ROW, seed=0) == ()
-    made.chat = lambda prompt: [{"role": "system", "content": "s"}, *prompt]
-    with pytest.raises(EnvironmentProblem, match="changed the messages"):
-        environment.reset(ROW, seed=0)
+    made.chat = lambda prompt: ([*prompt, {"role": "user", "content": "!"}], {})
+    assert environment.reset(ROW, seed=0) == ({"role": "user", "content": "!"},)
+    for changed in (
+        lambda prompt: [{"role": "system", "content": "s"}, *prompt],
+        lambda prompt: [prompt[0].update(content="another question") or prompt[0]],
+    ):
+        made.chat = changed
+        with pytest.raises(EnvironmentProblem, match="changed the messages"):
+            environment.reset(ROW, seed=0)
+    assert ROW.messages[0]["content"] == "?"
     step = environment.step(Action("so"))
     assert (step.reward, step.done, step.metrics) == (None, False, {})
     environment.close()

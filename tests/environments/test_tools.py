@@ -137,6 +137,20 @@ def test_python_keeps_its_names_and_shows_only_new_output() -> None:
     assert call(again, ToolCall("python", {"code": "import random\nrandom.random()"})).messages[0]["content"] == first
 
 
+def test_python_code_that_hangs_or_crashes_is_not_run_again() -> None:
+    environment = PythonTool()
+    environment.reset(PROMPT, seed=3)
+
+    def run(code: str, seconds: float) -> str:
+        environment.tool_timeout = seconds
+        return call(environment, ToolCall("python", {"code": code})).messages[0]["content"]
+
+    assert run("x = 1", 20.0) == ""
+    assert run("x = 2\nwhile True: pass", 0.4) == "error: no answer within 0.4 s"
+    assert run("import os\nx = 3\nos._exit(5)", 20.0) == "error: the program was stopped"
+    assert run("x", 20.0) == "1"
+
+
 def test_guess_answers_costs_and_ends() -> None:
     environment = Guess(high=64, guesses=3, cost=0.1)
     environment.reset(Prompt("p", (), (), ground_truth=20), seed=0)
@@ -178,7 +192,7 @@ def test_discrete_actions_are_numbers_of_the_text() -> None:
 
     environment = as_environment(Bandit(), "bandit")
     assert environment.reset(PROMPT, seed=2**40)[0]["content"] == "0"
-    for text in ("arm nine", "arm 3", "arm 2 or 3"):
+    for text in ("arm nine", "arm 3", "arm 2 or 3", "2" * 5000):
         wrong = environment.step(Action(text))
         assert wrong.num_errors == 1 and wrong.reward is None and "from 0 to 2" in wrong.messages[0]["content"]
     right = environment.step(Action("not arm 0 but arm 2"))

@@ -70,7 +70,7 @@ class PythonTool(ToolEnvironment):
     """One tool, `python`, that runs code in the sandbox. Names and values stay from call to call.
 
     Every call runs the earlier code of the episode again, without its output, and then the new code: no process lives
-    between two calls. Each run draws the same random numbers. `level` is the sandbox's isolation level, by default the
+    between two calls. Code that did not come to an end is left out. Each run draws the same random numbers. `level` is the sandbox's isolation level, by default the
     best available; with `allow_unsandboxed_code` code runs without isolation where no level is available.
     """
 
@@ -93,7 +93,8 @@ class PythonTool(ToolEnvironment):
         wall = self.tool_timeout or 10.0
         program = f"{_SESSION}\nrun_session({self._seed}, {self._cells!r}, {code!r})\n"
         result = self._sandbox.run(program, wall=wall * 0.9, memory=self._memory)
-        self._cells.append(code)
+        if not result.timed_out and result.exit_code in (0, 1):  # code that hangs or crashes would do so in every call
+            self._cells.append(code)
         text = result.stdout.decode(errors="replace").rstrip("\n")
         if result.timed_out:
             raise ToolError(f"no answer within {wall:g} s")

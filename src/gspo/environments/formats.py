@@ -13,12 +13,14 @@ need nothing of the chat template.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo import untrusted
 from gspo.environments.protocol import EnvironmentProblem, Message, ToolCall
 
 
@@ -67,9 +69,18 @@ def parse_hermes(text: str) -> tuple[ToolCall, ...]:
     return tuple(_read_json_call(body) for body in _HERMES.findall(text))
 
 
+def read_written_json(text: str) -> Any:
+    """The value of JSON that a model wrote; ValueError where it is none, or nested too deeply."""
+    with contextlib.suppress(RecursionError):
+        value = json.loads(text)
+        if untrusted.is_shallow(value):
+            return value
+    raise ValueError(f"it is nested deeper than {untrusted.MAX_DEPTH} levels")
+
+
 def _read_json_call(body: str) -> ToolCall:
     try:
-        call = json.loads(body)
+        call = read_written_json(body)
     except ValueError as error:
         return ToolCall("", error=f"the tool call is not valid JSON: {error}")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -81,7 +92,7 @@ def _with_arguments(name: str, arguments: Any) -> ToolCall:
     """A call whose arguments are an object, or one as text."""
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = read_written_json(arguments)
         except ValueError:
             return ToolCall(name, error="the arguments of the tool call are not valid JSON")
     if not isinstance(arguments, dict):

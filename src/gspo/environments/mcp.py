@@ -21,12 +21,20 @@ from gspo.environments.tools import Tool, ToolEnvironment, ToolError
 from gspo.types import Prompt
 
 START_TIMEOUT = 60.0
+_CONNECTION_CLOSED = -32000  # mcp_types.CONNECTION_CLOSED
 _SERVERS: dict[tuple[int, str], McpServer] = {}  # by process and target: a forked process has connections of its own
 _TOOLS: dict[str, list[dict[str, Any]]] = {}  # by target; known to forked workers
 
 
+class ServerEnded(ToolError):
+    """The server ended before it answered."""
+
+
 class McpTools(ToolEnvironment):
-    """The tools of a server, without state between episodes. A tool that answers with an error failed."""
+    """The tools of a server, without state between episodes. A tool that answers with an error failed.
+
+    A server that has ended is replaced, and the call that found out is made once more.
+    """
 
     def __init__(self, target: str, env: dict[str, str] | None = None) -> None:
         if target not in _TOOLS:
@@ -40,7 +48,10 @@ class McpTools(ToolEnvironment):
 
     def _runner(self, name: str) -> Any:
         def run(arguments: dict[str, Any]) -> str:
-            return self._server().call(name, arguments)
+            try:
+                return self._server().call(name, arguments)
+            except ServerEnded:
+                return self._server().call(name, arguments)
 
         return run
 
@@ -91,7 +102,13 @@ class McpServer:
         if schema is not None and set(arguments) == {"input"}:  # from a format that has one text per call
             known = list(schema["function"]["parameters"].get("properties", {}))
             arguments = arguments if "input" in known or not known else {known[0]: arguments["input"]}
-        result = self._wait(self._client.result().call_tool(name, arguments))
+        try:
+            result = self._wait(self._client.result().call_tool(name, arguments))
+        except Exception as error:
+            if getattr(error, "code", None) != _CONNECTION_CLOSED:
+                raise
+            self.close()
+            raise ServerEnded("the MCP server ended during the call") from error
         text = "\n".join(part.text for part in result.content if getattr(part, "text", None) is not None)
         if result.is_error:
             raise ToolError(text)

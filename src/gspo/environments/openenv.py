@@ -9,13 +9,16 @@ GET URL/schema describes actions; each episode is one WebSocket at URL/ws:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gspo.environments.formats import read_written_json
 from gspo.environments.protocol import Action, EnvironmentProblem, Message, Step
+from gspo.environments.shapes import MAX_DIGITS
 from gspo.environments.websocket import WebSocket
 from gspo.types import Prompt
 
@@ -58,8 +61,8 @@ class OpenEnv:
 
     def close(self) -> None:
         if self._socket is not None:
-            self._socket.send(json.dumps({"type": "close"}))
-            self._socket.close()
+            with contextlib.suppress(Exception), contextlib.closing(self._socket):  # the server may be gone
+                self._socket.send(json.dumps({"type": "close"}))
             self._socket = None
 
     def _ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -76,7 +79,7 @@ class OpenEnv:
     def _as_action(self, text: str) -> dict[str, Any]:
         if self._field is None:
             try:
-                found = json.loads(text)
+                found = read_written_json(text)
             except ValueError as error:
                 raise _Refused(f"expected an action as a JSON object: {error}") from None
             if not isinstance(found, dict):
@@ -86,7 +89,7 @@ class OpenEnv:
         if kind not in ("integer", "number"):
             return {name: text}
         numbers = re.findall(r"-?\d+", text)
-        if not numbers:
+        if not numbers or len(numbers[-1]) > MAX_DIGITS:
             raise _Refused("expected a number")
         return {name: int(numbers[-1])}
 

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +20,16 @@ from typing import Any
 from gspo.environments.protocol import Action, Environment, EnvironmentProblem, Message, Step
 from gspo.environments.tools import ToolEnvironment
 from gspo.environments.trl import TrlEnvironment, tool_methods
+from gspo.rewards.protocol import RewardError
+from gspo.rewards.results import as_number
 from gspo.types import Prompt
 
 _EXPECTED = (
     "expected reset(prompt, seed) and step(action); gymnasium's reset(seed=…) and step(action); skyrl-gym's init(prompt) and "
     "step(text); TRL's reset(**row) with methods as tools; or a list of functions"
 )
+
+MAX_DIGITS = 18  # of a number that a model writes as its action
 
 
 def as_environment(made: Any, title: str) -> Environment:
@@ -78,15 +83,15 @@ class Gymnasium:
         chosen: Any = str(action)
         if self._num_actions is not None:
             first, last = self._first_action, self._first_action + int(self._num_actions) - 1
-            numbers = [int(number) for number in re.findall(r"-?\d+" if first < 0 else r"\d+", chosen)]
-            if not numbers or not first <= numbers[-1] <= last:
+            found = re.findall(r"-?\d+" if first < 0 else r"\d+", chosen)
+            number = int(found[-1]) if found and len(found[-1]) <= MAX_DIGITS else None
+            if number is None or not first <= number <= last:
                 answer = f"error: expected a number from {first} to {last}"
                 return Step(({"role": "user", "content": answer},), num_errors=1)
-            chosen = numbers[-1]
+            chosen = number
         observation, reward, terminated, truncated, info = self._env.step(chosen)
-        numbers = {key: float(value) for key, value in info.items() if _is_number(value)}
         message = {"role": "user", "content": str(observation)}
-        return Step((message,), float(reward), bool(terminated), bool(truncated), numbers)
+        return Step((message,), float(reward), bool(terminated), bool(truncated), _numbers_of(info))
 
     def close(self) -> None:
         close = getattr(self._env, "close", None)
@@ -104,7 +109,7 @@ class SkyRl:
 
     def reset(self, prompt: Prompt, seed: int) -> Sequence[Message]:
         asked = [dict(message) for message in prompt.messages]
-        result = self._env.init(list(asked))
+        result = self._env.init([dict(message) for message in asked])
         chat = result[0] if isinstance(result, tuple) else result
         if list(chat[: len(asked)]) != asked:
             raise EnvironmentProblem("init changed the messages of the prompt; expected it to add messages at most")
@@ -112,7 +117,7 @@ class SkyRl:
 
     def step(self, action: Action) -> Step:
         answer = self._env.step(str(action))
-        found = {key: float(value) for key, value in (answer.get("metadata") or {}).items() if _is_number(value)}
+        found = _numbers_of(answer.get("metadata") or {})
         return Step(tuple(answer["observations"]), answer.get("reward"), bool(answer.get("done")), metrics=found)
 
     def close(self) -> None:
@@ -121,5 +126,10 @@ class SkyRl:
             close()
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float))
+def _numbers_of(values: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among values of all kinds, numpy's included."""
+    found = {}
+    for key, value in values.items():
+        with contextlib.suppress(RewardError):
+            found[key] = as_number(value)
+    return found

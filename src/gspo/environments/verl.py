@@ -11,6 +11,7 @@ import importlib.util
 import inspect
 import json
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -64,7 +65,8 @@ class VerlTools(ToolEnvironment):
 
     async def _execute(self, tool: Any, arguments: dict[str, Any]) -> Any:
         if tool.name not in self._instances:
-            options = (self._row.get("tools_kwargs") or {}).get(tool.name, {}).get("create_kwargs", {})
+            own = (self._row.get("tools_kwargs") or {}).get(tool.name) or {}  # columns of a table may be None
+            options = own.get("create_kwargs") or {}
             made = await tool.create(**_accepted(tool.create, {**options, "create_kwargs": options}))
             self._instances[tool.name] = tool, made[0] if isinstance(made, tuple) else made
         return await tool.execute(self._instances[tool.name][1], arguments)
@@ -80,7 +82,8 @@ class VerlTools(ToolEnvironment):
         self._reward += float(reward or 0.0)
         if isinstance(response, dict):
             return json.dumps(response, ensure_ascii=False)
-        return str(getattr(response, "text", response) or "")
+        text = getattr(response, "text", response)
+        return "" if text is None else str(text)
 
 
 def load_tools(config_path: str | None, function_module: Callable[[], ModuleType] | None) -> Callable[..., VerlTools]:
@@ -176,7 +179,7 @@ class BaseTool:
         return self.tool_schema
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, Any]:
-        return instance_id or "0", ToolResponse()
+        return instance_id or str(uuid.uuid4()), ToolResponse()
 
     async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs: Any) -> tuple[Any, float, dict]:
         return ToolResponse(text="Updated the tool state."), 0.0, {}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gspo.data.chat_append import ChatAppender
-from gspo.environments.formats import ToolFormat
+from gspo.environments.formats import ToolFormat, read_written_json
 from gspo.serving.errors import ApiError, bad_value
 
 MAX_PROMPTS = 128  # of one request
@@ -122,7 +121,7 @@ def _read_calls(calls: Any, where: str) -> list[dict[str, Any]]:
             raise ApiError(400, f"{where}: expected objects with function.name and function.arguments", param=where)
         arguments = function.get("arguments") or "{}"
         try:
-            found = json.loads(arguments) if isinstance(arguments, str) else arguments
+            found = read_written_json(arguments) if isinstance(arguments, str) else arguments
         except ValueError:
             found = None
         if not isinstance(found, dict):

@@ -246,8 +246,8 @@ class SlotPool:
     def _make_room(self, num_steps: int, version: int) -> None:
         """Free memory until every row left has room for `num_steps` more tokens.
 
-        First held caches are released, the oldest first, then contexts that were prefilled ahead, and then the rows
-        placed last are preempted.
+        First held caches are released, the oldest first, then contexts that were prefilled ahead, then rows that are
+        done are retired, and then the rows placed last are preempted.
         """
         while self._rows and not self._runner.reserve(num_steps):
             if self._held.release_oldest():
@@ -255,10 +255,10 @@ class SlotPool:
             if self._prefixes:
                 self._release_except(set())
                 continue
-            self._settle(version)
             last = len(self._rows) - 1
-            if last < 0:
-                return
+            self._settle(version)
+            if len(self._rows) <= last:
+                continue
             if not last:
                 raise CacheFull(
                     "the KV cache cannot hold one response; raise rollout.gpu_memory_utilization or lower "
