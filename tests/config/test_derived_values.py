@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gspo.config import ConfigErrors, load
 from gspo.config.compat import alias_values, areal_values, trl_values
 from gspo.config.loading import tree
 from gspo.config.loading.derive import derive
@@ -144,7 +145,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]
     (SIZES, {TRAIN: 16, GEN: 64}, {}, {GEN: 64}),
     # decay rates and weights of other systems
     ({}, {}, {"adam_beta1": 0.5}, {BETAS: [0.5, 0.999]}),
-    ({}, {}, {"adam_beta2": 0.5}, {BETAS: [0.9, 0.5]}),
+    ({}, {}, {"adam_beta2": "5e-1"}, {BETAS: [0.9, 0.5]}),
     ({}, {BETAS: [0.1, 0.2]}, {"adam_beta2": 0.5}, {BETAS: [0.1, 0.5]}),
     ({}, {}, {"actor.optimizer.beta1": 0.5, "critic.optimizer.beta2": 0.4}, {BETAS: [0.5, 0.999], "critic.optim.betas": [0.9, 0.4]}),
     ({}, {FUNCTIONS: [{"name": "a"}, {"name": "b", "weight": 3}]}, {"reward_weights": [0.5, 2]}, {FUNCTIONS: [{"name": "a", "weight": 0.5}, {"name": "b", "weight": 2}]}),
@@ -180,6 +181,10 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({N: 8}, {"generation_batch_size": 12, "gradient_accumulation_steps": 2}, "gradient_accumulation_steps", "12 responses per rollout batch and 12 per optimiser step"),
     ({FUNCTIONS: [{"name": "a"}]}, {"reward_weights": [1, 2]}, "reward_weights", "expected a list of 1 numbers"),
     ({FUNCTIONS: [{"name": "a"}]}, {"reward_weights": 2}, "reward_weights", "expected a list of 1 numbers"),
+    ({FUNCTIONS: [{"name": "a"}]}, {"reward_weights": ["x"]}, "reward_weights", "expected a list of 1 numbers"),
+    ({FUNCTIONS: [{"name": "a"}]}, {"reward_weights": [float("nan")]}, "reward_weights", "expected a list of 1 numbers"),
+    ({}, {"adam_beta1": "x"}, "adam_beta1", "expected a number in [0, 1)"),
+    ({}, {"adam_beta2": [0.9]}, "adam_beta2", "expected a number in [0, 1)"),
 ]  # fmt: skip
 
 
@@ -304,3 +309,17 @@ def test_a_value_of_another_system_as_ours(number: int) -> None:
 def test_a_value_without_a_meaning_is_refused(convert: Any, value: Any) -> None:
     with pytest.raises(ValueError, match="expected"):
         convert(value)
+
+
+def test_decay_rates_of_a_later_layer_replace_those_of_another_system(tmp_path) -> None:
+    file = tmp_path / "trl.yaml"
+    file.write_text("adam_beta1: 0.5\n")
+    assert load(file).get(BETAS) == [0.5, 0.999]
+    assert load(file, ["adam_beta2=0.25"]).get(BETAS) == [0.5, 0.25]
+    assert load(file, [f"{BETAS}=[0.1, 0.2]"]).get(BETAS) == [0.1, 0.2]
+
+
+@pytest.mark.parametrize("entry", ["{name: exact, weight: a}", "{judge: {}, weight: a}", "{name: exact, weight: .nan}"])
+def test_a_weight_that_is_no_number_is_refused_by_name(entry: str) -> None:
+    with pytest.raises(ConfigErrors, match=r"reward\.functions.*expected a number"):
+        load(None, [f"{FUNCTIONS}=[{entry}]"])

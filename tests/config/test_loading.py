@@ -20,6 +20,7 @@ from gspo.config import (
     load,
 )
 from gspo.config.loading import tree
+from gspo.config.loading.settings import Layer, Origin
 from gspo.config.loading.sources import parse_value
 from gspo.config.text.show import changed, scalar, to_yaml
 
@@ -78,6 +79,33 @@ def test_a_named_recipe_wins_over_the_embedded_models():
     assert load("gsm8k", [*words, f"{LR}=2e-6"]).get(LR) == 2e-6
     again = load(base=resolved)
     assert again.config == resolved.config and again.origins == resolved.origins
+
+
+def test_overrides_of_a_resolved_config_act_as_if_they_had_been_written_at_once(tmp_path):
+    model, more = f"actor_rollout_ref.model.path={tmp_path}", "trainer.total_epochs=2"
+    areal = write(tmp_path, "gconfig: {n_samples: 4}\nactor: {path: org/model, eps_clip: 0.3}\n")
+    for first, then in (
+        (("gsm8k", [LR + "=2e-6"]), [more]),
+        (("gsm8k", ["actor_rollout_ref.model.path=embedded"]), [model]),
+        ((None, []), [model]),  # the embedded model's recipe is not for another model
+        ((None, [model]), ["actor_rollout_ref.model.path=embedded"]),
+        ((areal, []), [more]),
+    ):
+        file, words = first
+        again, at_once = load(base=load(file, words), overrides=then), load(file, [*words, *then])
+        assert again.to_dict() == at_once.to_dict() and again.origins == at_once.origins and again == at_once
+    adapted = load(areal).adapted({"data.train_batch_size": 6}, "as a test wants it")
+    assert load(base=adapted, overrides=[more]).system == adapted.system == "AReaL"
+
+
+def test_what_is_assigned_to_a_resolved_config_counts_when_it_is_resolved_again():
+    resolved = load("gsm8k", ["trainer.seed=3"])
+    resolved.config.data.train_batch_size = 12
+    resolved.config.trainer.seed = 4
+    again = load(base=resolved, overrides=["trainer.total_epochs=2"])
+    assert (again.get("data.train_batch_size"), again.get("trainer.seed")) == (12, 4)
+    assert again.origins["data.train_batch_size"] == Origin(Layer.PYTHON, "Python")
+    assert again.origin("data.train_files") == "recipe gsm8k"
 
 
 def test_the_embedded_models_recipe_wins_over_the_defaults_of_a_program(tmp_path):

@@ -216,6 +216,8 @@ def test_rewards_are_sorted_by_kind():
         ({"model": "m", "name": "x"}, "has name; expected only model, weight"),
         ({"name": "a", "weight": True}, "has weight=True; expected a number"),
         ({"name": "a", "weight": "1"}, "has weight='1'; expected a number"),
+        ({"name": "a", "weight": float("nan")}, "has weight=nan; expected a number"),
+        ({"judge": {}, "weight": float("inf")}, "has weight=inf; expected a number"),
         ({"model": 3}, "has model=3; expected a folder"),
         ({"judge": "x"}, "has judge='x'; expected {} or keys"),
         ({"judge": {"model": 1, "z": 2, "y": 3}}, "has y, z in judge; its keys are model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,8 @@ def split_rewards(
     judges: list[JudgePart] = []
     models: list[float] = []
     for entry in entries:
-        weight = float(entry.get("weight", 1.0))
+        weight = entry.get("weight", 1.0)
+        weight = float(weight) if _is_number(weight) else 1.0  # refused by `entry_problem`
         if "judge" in entry:
             replaced = entry["judge"] if isinstance(entry["judge"], dict) else {}
             judges.append(JudgePart(str(entry.get("name", "judge")), weight, replaced))
@@ -67,6 +69,10 @@ def split_rewards(
     return RewardParts(functions, judges, models[0] if models else model, model_path)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def entry_problem(entry: dict[str, Any], judge_keys: tuple[str, ...]) -> str | None:
     """What is wrong with an entry of `reward.functions`; None if nothing."""
     kind = next((kind for kind in OTHER_KEYS if kind in entry), None)
@@ -77,7 +83,7 @@ def entry_problem(entry: dict[str, Any], judge_keys: tuple[str, ...]) -> str | N
     if unknown:
         return f"{entry} has {', '.join(unknown)}; expected only {', '.join(allowed)}"
     weight = entry.get("weight", 1.0)
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
+    if not _is_number(weight):
         return f"{entry} has weight={weight!r}; expected a number"
     value = entry.get(kind) if kind else None
     if kind == "model" and not isinstance(value, str | bool | dict | type(None)):

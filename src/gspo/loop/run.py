@@ -91,7 +91,7 @@ def train(
     elif isinstance(config, ResolvedConfig) and not overrides:
         resolved = config
     else:
-        resolved = load(base=config.config if isinstance(config, ResolvedConfig) else config, overrides=overrides)
+        resolved = load(base=config, overrides=overrides)
     return Trainer(resolved, **options).fit()
 
 

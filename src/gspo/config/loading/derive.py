@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ def derive(settings: Settings, deferred: Sequence[Setting], problems: list[Probl
     _clip_range(settings)
     _length_of_run(settings)
     _give_way(settings, problems)
-    deferred = _reward_weights(settings, _adam_betas(settings, deferred), problems)
+    deferred = _reward_weights(settings, _adam_betas(settings, deferred, problems), problems)
     bad = [setting for setting in deferred if not _is_count(setting.value)]
     for setting in bad:
         problems.append(setting.problem("expected a whole number of at least 1", f"e.g. {setting.name}=4"))
@@ -59,17 +60,22 @@ def follow_batch_size(settings: Settings) -> None:
     _gen_batch(settings)
 
 
-def _adam_betas(settings: Settings, deferred: Sequence[Setting]) -> list[Setting]:
-    """Put TRL's and AReaL's two decay rates into the list of ours; returns the other deferred settings."""
+def _adam_betas(settings: Settings, deferred: Sequence[Setting], problems: list[Problem]) -> list[Setting]:
+    """Put TRL's and AReaL's two decay rates into the list of ours; returns the other deferred settings.
+
+    A list that is set in a later layer replaces both.
+    """
     rest = []
     for setting in deferred:
         target = aliases()[setting.name].target
-        if target.endswith("optim.betas"):
-            betas = list(settings[target].value)
-            betas[0 if setting.name.endswith("beta1") else 1] = setting.value
-            settings.put(target, betas, setting.origin)
-        else:
+        if not target.endswith("optim.betas"):
             rest.append(setting)
+        elif not _is_number(setting.value):
+            problems.append(setting.problem("expected a number in [0, 1)", f"e.g. {setting.name}=0.9"))
+        elif settings[target].origin.layer <= setting.origin.layer:
+            betas = list(settings[target].value)
+            betas[0 if setting.name.endswith("beta1") else 1] = coerce(setting.value, float)
+            settings.put(target, betas, setting.origin)
     return rest
 
 
@@ -79,13 +85,20 @@ def _reward_weights(settings: Settings, deferred: Sequence[Setting], problems: l
         if setting.name != "reward_weights":
             continue
         entries, weights = settings[FUNCTIONS].value, setting.value
-        if not isinstance(weights, list) or len(weights) != len(entries):
+        if not isinstance(weights, list) or len(weights) != len(entries) or not all(map(_is_number, weights)):
             message = f"expected a list of {len(entries)} numbers, one for each entry of {FUNCTIONS}"
             problems.append(setting.problem(message, f"give each entry of {FUNCTIONS} its own `weight`"))
         else:
-            weighted = [{**entry, "weight": weight} for entry, weight in zip(entries, weights)]
+            weighted = [{**entry, "weight": coerce(weight, float)} for entry, weight in zip(entries, weights)]
             settings.put(FUNCTIONS, weighted, setting.origin)
     return [setting for setting in deferred if setting.name != "reward_weights"]
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return math.isfinite(coerce(value, float))
+    except WrongType:
+        return False
 
 
 def _is_count(value: Any) -> bool:

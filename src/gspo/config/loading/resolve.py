@@ -24,6 +24,7 @@ from gspo.config.loading.derive import derive, follow_batch_size
 from gspo.config.loading.flags import read_flags
 from gspo.config.loading.settings import Layer, Origin, Setting, Settings
 from gspo.config.loading.sources import (
+    EMBEDDED,
     embedded_recipe,
     named_recipe,
     read_overrides,
@@ -58,6 +59,7 @@ class ResolvedConfig:
     origins: dict[str, Origin]
     warnings: tuple[Problem, ...] = field(default=())
     for_sft: bool = False  # made by `load_supervised`
+    system: str | None = None  # whose defaults fill in what nobody set
 
     def origin(self, key: str) -> str:
         """Where the value of a key came from: `default`, `recipe embedded`, `file:line`, `flag --…`."""
@@ -100,7 +102,7 @@ class ResolvedConfig:
             raise ConfigErrors(found)
         known = {str(warning) for warning in self.warnings}
         warnings = (*self.warnings, *(p for p in found if str(p) not in known))
-        return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, warnings, self.for_sft)
+        return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, warnings, self.for_sft, self.system)
 
     def to_yaml(self, with_origins: bool = True) -> str:
         """The whole tree as YAML that loads again; origins are comments."""
@@ -132,7 +134,9 @@ def load(
         chosen = _full_keys(read_yaml(named, Layer.RECIPE, problems, f"recipe {config_path}"), problems)
         config_path = None
     if isinstance(base, ResolvedConfig):
-        chosen += [s for s in base.settings() if s.origin.layer == Layer.RECIPE]
+        # Not the embedded model's recipe: whether it applies depends on the model.
+        chosen += [s for s in base.settings() if s.origin.layer == Layer.RECIPE and s.origin.text != EMBEDDED]
+        system = system or base.system
     written = _read(config_path, overrides, flags, base, problems)
     return _resolve(written, problems, defaults, system or _system_of(written), chosen=chosen)
 
@@ -171,11 +175,18 @@ def _read(
     """What a person set: in a file, in Python, by flags and by overrides, in this order."""
     written = [] if config_path is None else read_yaml(Path(config_path), Layer.FILE, problems)
     if isinstance(base, ResolvedConfig):
-        written += [s for s in base.settings() if s.origin.explicit]
+        written += _read_resolved(base, problems)
     elif base is not None:
         written += read_python(base, problems)
     typed = [*read_flags(flags, problems), *read_overrides(overrides, problems)]
     return [*without_deleted(written, overrides), *typed]
+
+
+def _read_resolved(base: ResolvedConfig, problems: list[Problem]) -> list[Setting]:
+    """What a person set in a resolved config, before it was resolved or by assignment since."""
+    found = read_python(base.config, problems)
+    before = {key: origin for key, origin in base.origins.items() if origin.explicit}
+    return [Setting(s.name, s.value, before.get(s.name, s.origin)) for s in found]
 
 
 def _full_keys(settings: list[Setting], problems: list[Problem]) -> list[Setting]:
@@ -223,7 +234,7 @@ def _resolve(
     problems += _cross_field(config, table, problems, rules.SUPERVISED_RULES if for_sft else rules.RULES)
     if any(p.level == "error" for p in problems):
         raise ConfigErrors(problems)
-    return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems), for_sft)
+    return ResolvedConfig(config, {k: s.origin for k, s in table.items()}, tuple(problems), for_sft, system)
 
 
 def _model(written: list[Setting], recipe: list[Setting]) -> Any:

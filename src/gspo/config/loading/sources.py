@@ -23,6 +23,7 @@ RECIPE = Path(__file__).parents[1] / "embedded.yaml"
 SFT_RECIPE = Path(__file__).parents[1] / "sft.yaml"
 NAMED_RECIPES = Path(__file__).parents[1] / "recipes"
 WHOLE = ("model_init_kwargs",)  # mappings of other systems that one function converts
+EMBEDDED = "recipe embedded"  # the origin of the embedded model's defaults
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
@@ -97,7 +98,7 @@ def named_recipe(name: str | Path | None) -> Path | None:
 
 def embedded_recipe() -> list[Setting]:
     """The defaults of a run with the embedded model."""
-    return _package_recipe(RECIPE, "recipe embedded")
+    return _package_recipe(RECIPE, EMBEDDED)
 
 
 def sft_recipe() -> list[Setting]:
