@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import sys
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -193,3 +194,303 @@ def test_a_row_that_is_done_makes_room_before_anything_is_preempted_or_refused()
     assert rows[:3] == [((0, 0), (1, 0)), ((0, 0), (1, 0)), ((0, 0),)]
     for each, asked in zip(progress, (long, short)):
         assert each.group().rollouts[0].token_ids == tuple(Alone(asked, 0).tokens)
+
+
+def finish(world: World, *requests: GroupRequest, num_steps: int = 4) -> list[Rollout]:
+    """Run these alone to their ends."""
+    progress = [world.pool.submit(each) for each in requests]
+    while world.pool.num_groups:
+        world.pool.advance(num_steps, 0)
+    return [rollout for each in progress for rollout in each.group().rollouts]
+
+
+def follow(asked: GroupRequest, *tokens: int, **changes: Any) -> GroupRequest:
+    """The request that continues a held response with these tokens."""
+    params = dataclasses.replace(asked.params, max_tokens=len(tokens) + 4)
+    return dataclasses.replace(asked, params=params, partial=(part(tokens),), **changes)
+
+
+def tokens_alone(asked: GroupRequest) -> list[tuple[int, ...]]:
+    return [tuple(Alone(asked, index).tokens) for index in range(asked.n)]
+
+
+def test_a_moved_row_keeps_its_own_length_and_end() -> None:
+    """The short row ends first, and the long one takes its place with more pages to come."""
+    world = World(num_slots=3)
+    asked = [request(0, 1, max_tokens=3), request(1, 50, max_tokens=60), request(2, 2, max_tokens=100)]
+    assert [rollout.token_ids for rollout in finish(world, *asked)] == [t for each in asked for t in tokens_alone(each)]
+    assert world.num_used == 0
+
+
+def test_pages_are_reserved_for_the_tokens_that_come_and_no_more() -> None:
+    world = World(num_pages=9, num_slots=1)
+    world.pool.submit(request(0, 15, max_tokens=34))  # the cache will have 15 + 34 - 1 = 48 tokens at most
+    used = []
+    while world.pool.num_groups:
+        world.pool.advance(2, 0)
+        used.append(world.num_used)
+    assert used[:3] == [1, 2, 2] and max(used) == 3 and used[-1] == 0
+    assert used.index(3) == 9, "the 33rd token is fed in the tenth span"
+
+
+def test_a_sequence_may_use_every_page() -> None:
+    world = World(num_pages=4, num_slots=1)
+    (asked,) = [request(0, 5, max_tokens=60)]
+    assert finish(world, asked)[0].token_ids == tokens_alone(asked)[0]
+
+
+def test_rows_are_placed_while_each_finds_a_page_and_one_to_grow() -> None:
+    world = World(num_pages=7, num_slots=4)
+    world.pool.submit(request(0, 5, n=4, max_tokens=3))
+    world.pool.advance(1, 0)
+    assert len(world.pool.stats.rows) == 3, "seven pages, of which the prompt has one while it is shared"
+    world = World(num_pages=6, num_slots=4)
+    world.pool.submit(request(0, 5, n=4, max_tokens=3))
+    world.pool.advance(1, 0)
+    assert len(world.pool.stats.rows) == 2
+
+
+def test_the_share_of_rows_that_end_is_estimated_since_the_caches_were_forgotten() -> None:
+    world = World(num_slots=2)
+    assert world.pool.ended_per_token == 1 / 128
+    for number, max_tokens in ((0, 3), (1, 3), (2, 9)):
+        world.pool.submit(request(number, max_tokens=max_tokens))
+    world.pool.advance(3, 0)
+    assert world.pool.ended_per_token == 1 / (6 + 128)
+    world.pool.advance(1, 0)  # both are known to have ended now
+    assert world.pool.ended_per_token == 3 / (8 + 128)
+    world.pool.rewind(0)
+    assert world.pool.ended_per_token == 1 / 128
+
+
+def test_a_prompt_is_prefilled_once_also_when_a_begun_response_waits_between_its_group() -> None:
+    world = World(num_slots=1)
+    asked = request(0, n=3, max_tokens=4, partial=(part(()), part((5, 6))))
+    assert [r.token_ids for r in finish(world, asked)] == tokens_alone(asked)
+    assert world.pool.stats.num_contexts == 2
+    prompt = asked.prompt.token_ids
+    assert sorted(context for contexts in world.pages.prefills for context in contexts) == [prompt[:-1], (*prompt, 5)]
+
+
+def test_contexts_are_prefilled_for_free_slots_and_a_few_more() -> None:
+    world = World(num_slots=2, num_ahead=1)
+    world.pool.submit(request(0, max_tokens=30))
+    world.pool.advance(1, 0)
+    for number in range(1, 6):
+        world.pool.submit(request(number, max_tokens=30))
+    world.pool.advance(1, 0)
+    assert [len(contexts) for contexts in world.pages.prefills] == [1, 2]
+    assert (world.pool.num_responses, len(world.pool.stats.rows)) == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("packs", "lengths", "forwards"),
+    [
+        (True, (5, 5, 5), [2, 1]),  # 4 tokens each: two make 8
+        (True, (5, 6, 4), [1, 2]),
+        (True, (3, 6, 2), [3]),
+        (False, (3, 5, 5), [2, 1]),  # two of up to 4 tokens
+        (False, (3, 6, 5), [1, 1, 1]),
+        (True, (30, 3), [1, 1]),  # one that is longer runs alone
+    ],
+)
+def test_a_prefill_has_as_many_contexts_as_its_tokens_allow(
+    packs: bool, lengths: tuple[int, ...], forwards: list[int]
+) -> None:
+    world = World(num_slots=4, prefill_tokens=8)
+    world.rows.packs_prefill = packs
+    for number, length in enumerate(lengths):
+        world.pool.submit(request(number, length))
+    world.pool.advance(1, 0)
+    assert [len(contexts) for contexts in world.pages.prefills] == forwards
+    assert (world.pool.stats.num_prefills, world.pool.stats.num_contexts) == (len(forwards), len(lengths))
+
+
+def test_cancelling_frees_what_was_prefilled_for_nobody_else() -> None:
+    world = World(num_slots=1, num_ahead=4)
+    world.pool.submit(request(0, max_tokens=20))
+    two = request(1, 20, max_tokens=3)
+    for first in (0, 1):
+        world.pool.submit(dataclasses.replace(two, first_response=first))
+    world.pool.submit(request(2, 20, max_tokens=3))
+    world.pool.advance(1, 0)
+    assert [len(contexts) for contexts in world.pages.prefills] == [3] and world.num_used == 1 + 2 + 2
+    world.pool.cancel(1, 0, 0)
+    assert world.num_used == 5, "the other part of the group waits for it"
+    world.pool.cancel(1, 1, 0)
+    assert world.num_used == 3
+    world.pool.cancel(0, 0, 0)
+    assert world.num_used == 2 and world.pool.num_groups == 1
+    (group,) = [group for _ in range(3) for group in world.pool.advance(2, 0)]
+    assert group.rollouts[0].token_ids == tokens_alone(request(2, 20, max_tokens=3))[0]
+    assert len(world.pages.prefills) == 1 and world.num_used == 0
+
+
+def test_rows_that_move_into_a_cancelled_ones_place_report_their_own_tokens() -> None:
+    world = World(num_slots=2)
+    long, short = request(0, 50, max_tokens=9), request(1, 2, max_tokens=9, watch=True)
+    for each in (long, short):
+        world.pool.submit(each)
+    world.pool.advance(2, 0)
+    world.pool.cancel(0, 0, 0)
+    while world.pool.num_groups:
+        world.pool.advance(2, 0)
+    said = [token for written in world.pool.take_written() for token in written.token_ids]
+    assert tuple(said) == tokens_alone(short)[0]
+
+
+def test_new_weights_prefill_waiting_contexts_again_and_running_rows_keep_theirs_if_asked_to() -> None:
+    world = World(num_slots=1, num_ahead=1)
+    for number in range(2):
+        world.pool.submit(request(number, 20, max_tokens=6))
+    world.pool.advance(2, 0)
+    assert world.num_used == 2 + 2 and world.pool.holds_cache
+    world.pool.close_version(0)
+    assert world.num_used == 2 and len(world.pool.stats.rows) == 1
+    while world.pool.num_groups:
+        world.pool.advance(2, 1)
+    assert [len(contexts) for contexts in world.pages.prefills] == [2, 1] and not world.pool.holds_cache
+
+
+def test_after_new_weights_responses_are_placed_as_in_a_fresh_pool() -> None:
+    world, fresh = World(num_slots=2), World(num_slots=2)
+    for number in (5, 3, 4):
+        world.pool.submit(request(number, n=1, max_tokens=9))
+    world.pool.advance(2, 0)
+    assert world.pool.stats.rows == ((5, 0), (3, 0))
+    world.pool.rewind(0)
+    for each in world.pool.unfinished(0):
+        fresh.pool.submit(each)
+    for each in (world, fresh):
+        each.pool.advance(2, 1)
+    assert world.pool.stats.rows == fresh.pool.stats.rows == ((3, 0), (4, 0))
+
+
+def test_rewinding_frees_caches_that_are_held_or_prefilled_ahead() -> None:
+    world = World(num_slots=1, num_ahead=1)
+    finish(world, request(0, 20, hold=True))
+    assert world.pool.holds_cache and world.num_used == 2
+    world.pool.rewind(0)
+    assert not world.pool.holds_cache and world.num_used == 0
+    for number in (1, 2):
+        world.pool.submit(request(number, 20, max_tokens=2))
+    world.pool.advance(2, 0)
+    world.pool.cancel(1, 0, 0)
+    assert world.pool.stats.rows == () and world.pool.holds_cache, "the context of the other one"
+
+
+class TestHeldCaches:
+    def test_a_part_of_a_group_continues_its_own_response(self) -> None:
+        world = World()
+        asked = request(0, 20, n=2, max_tokens=6, hold=True, first_response=3)
+        held = finish(world, asked)
+        for index, rollout in enumerate(held):
+            one = dataclasses.replace(asked, n=1, first_response=3 + index)
+            after = follow(one, *rollout.token_ids, 7, 8)
+            assert finish(world, after)[0].token_ids == tokens_alone(after)[0]
+        stats = world.pool.stats
+        assert stats.num_continued == 2 * (20 + 8 - 1) and stats.num_reused == 2 * (20 + 5)
+        assert [len(new) for (new,) in world.pages.extensions] == [2, 2], "the last token drawn, and one of the new two"
+        for index in (3, 4):
+            world.pool.release(0, index)
+        assert world.num_used == 0
+
+    def test_a_context_without_the_whole_prompt_is_prefilled_and_leaves_the_shared_prompt_alone(self) -> None:
+        world = World()
+        asked = request(0, 20, n=2, max_tokens=6, hold=True)
+        first, second = finish(world, asked)
+        changed = (*asked.prompt.token_ids[:17], 12, 12, 12)
+        other = dataclasses.replace(asked, n=1, prompt=dataclasses.replace(asked.prompt, token_ids=changed))
+        after = follow(other, *first.token_ids)
+        assert finish(world, after)[0].token_ids == tokens_alone(after)[0]
+        assert world.pool.stats.num_reused == 0
+        beside = follow(dataclasses.replace(asked, n=1, first_response=1), *second.token_ids, 9)
+        assert finish(world, beside)[0].token_ids == tokens_alone(beside)[0]
+        assert world.pool.stats.num_reused == 20 + 5
+
+    @pytest.mark.parametrize(("keep", "reused"), [(0, 21), (1, 21), (3, 23)])
+    def test_a_response_that_was_cut_continues_from_the_tokens_that_are_left(self, keep: int, reused: int) -> None:
+        world = World()
+        asked = request(0, 20, max_tokens=6, hold=True)
+        (rollout,) = finish(world, asked)
+        after = follow(asked, *rollout.token_ids[: max(keep, 1)], *((12,) if keep != 0 else ()), 11)
+        assert finish(world, after)[0].token_ids == tokens_alone(after)[0]
+        assert world.pool.stats.num_reused == reused
+
+    def test_short_additions_to_long_contexts_are_computed_together(self) -> None:
+        world = World(prefill_tokens=45)
+        asked = [request(number, 20, max_tokens=3, hold=True) for number in range(3)]
+        rollouts = finish(world, *asked)
+        assert [len(contexts) for contexts in world.pages.prefills] == [2, 1]
+        finish(world, *[follow(each, *rollout.token_ids, 9) for each, rollout in zip(asked, rollouts)])
+        assert [len(new) for new in world.pages.extensions] == [3] and len(world.pages.prefills) == 2
+
+    def test_the_oldest_is_freed_first_and_before_contexts_that_were_prefilled_ahead(self) -> None:
+        world = World(num_pages=10, num_slots=1, num_ahead=1)
+        first, second = (request(number, 20, max_tokens=3, hold=True) for number in (0, 1))
+        rollouts = [finish(world, each)[0] for each in (first, second)]
+        assert world.num_used == 4
+        for each in (request(2, 3, max_tokens=90), request(3, 3, max_tokens=2)):
+            world.pool.submit(each)
+        while world.pool.num_groups == 2:
+            world.pool.advance(4, 0)
+        assert [len(contexts) for contexts in world.pages.prefills] == [1, 1, 2], "nothing was prefilled again"
+        while world.pool.num_groups:
+            world.pool.advance(4, 0)
+        reused = []
+        for each, rollout in zip((second, first), reversed(rollouts)):
+            before = world.pool.stats.num_reused
+            finish(world, follow(each, *rollout.token_ids, 9))
+            reused.append(world.pool.stats.num_reused - before)
+        assert reused == [22, 0]
+
+    def test_the_longest_shared_beginning_of_another_prompt_is_used_in_whole_pages(self) -> None:
+        world = World(share_prefixes=True)
+        base = request(0, 60, max_tokens=3, hold=True)
+        finish(world, dataclasses.replace(base, submission=7, prompt=prompt_of(base, 40, 12)))
+        finish(world, base)
+        finish(world, dataclasses.replace(base, submission=8, prompt=prompt_of(base, 45, 11)))
+        for number, size, reused in ((1, 60, 48), (2, 33, 32), (3, 32, 0), (4, 55, 48)):
+            before = world.pool.stats.num_reused
+            tokens = base.prompt.token_ids[:size]
+            asked = dataclasses.replace(
+                base, submission=number, prompt=dataclasses.replace(base.prompt, token_ids=tokens)
+            )
+            assert finish(world, asked)[0].token_ids == tokens_alone(asked)[0]
+            assert world.pool.stats.num_reused - before == reused, number
+        assert world.pool.stats.num_continued == 0
+
+
+def prompt_of(base: GroupRequest, size: int, token: int) -> Prompt:
+    """The prompt of a request up to `size`, and then another token until its end."""
+    kept = base.prompt.token_ids[:size]
+    return dataclasses.replace(base.prompt, token_ids=(*kept, *[token] * (len(base.prompt.token_ids) - size)))
+
+
+def test_contexts_prefilled_ahead_make_room_before_rows_do_and_preempted_rows_come_first_again() -> None:
+    world = World(num_pages=9, num_slots=2, num_ahead=1)
+    asked = [request(0, 3, max_tokens=70), request(1, 10, max_tokens=70), request(2, 3, max_tokens=70)]
+    progress = [world.pool.submit(each) for each in asked]
+    world.pool.advance(1, 0)
+    assert world.pool.stats.rows == ((0, 0), (1, 0)) and world.num_used == 3
+    seen = [world.pool.stats.rows]
+    while world.pool.num_groups:
+        world.pool.advance(1, 0)
+        seen.append(world.pool.stats.rows)
+    # The second row needs its fifth page in step 56 and gets that of the waiting context, the first one in step 63.
+    assert seen[:63] == [((0, 0), (1, 0))] * 62 + [((0, 0),)]
+    assert [rows for rows, _ in groupby(seen)][2:] == [(), ((1, 0), (2, 0)), ((2, 0),), ()]
+    assert [len(contexts) for contexts in world.pages.prefills] == [3, 1, 1]
+    assert [each.group().rollouts[0].token_ids for each in progress] == [tokens_alone(each)[0] for each in asked]
+
+
+def test_what_was_prefilled_for_others_makes_room_for_the_first_in_the_queue() -> None:
+    world = World(num_pages=6, num_slots=1, num_ahead=3)
+    asked = [request(0, 3, max_tokens=2), *(request(number, 14, max_tokens=2) for number in (1, 2))]
+    late = request(3, 60, max_tokens=10)
+    for each in asked:
+        world.pool.submit(each)
+    world.pool.advance(2, 0)
+    for each in asked[1:]:
+        world.pool.cancel(each.submission, 0, 0)
+    assert finish(world, late)[0].token_ids == tokens_alone(late)[0]
