@@ -130,6 +130,8 @@ def test_python_keeps_its_names_and_shows_only_new_output() -> None:
     assert run("y = x + 1\nraise ValueError('no')") == "error: ValueError: no"
     assert run("print(x, y)") == "6 7"
     assert run("open('/etc/passwd').read()").startswith("error:")
+    drawn = run("import numpy\nz = numpy.random.rand()\nz")
+    assert run("z") == drawn
     first = run("import random\nrandom.random()")
     again = PythonTool()
     again.tool_timeout = 20.0

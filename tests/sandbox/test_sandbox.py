@@ -109,6 +109,15 @@ def test_the_same_program_draws_the_same_numbers(box: Sandbox):
     assert box.run(source + "\n#", wall=WALL).stdout != first
 
 
+@pytest.mark.parametrize("draw", ["np.random.rand()", "getattr(np, 'random').permutation(9)"])
+def test_numpys_random_numbers_are_those_of_the_source(box: Sandbox, draw: str):
+    """numpy loads its generator at the first use, which is after the process was forked."""
+    source = f"import numpy as np\nprint({draw})"
+    first, again = (box.run(source, wall=WALL).stdout for _ in range(2))
+    assert first == again != b""
+    assert box.run(source + "  # another source", wall=WALL).stdout != first
+
+
 def test_nothing_of_an_earlier_program_is_left_in_memory(monkeypatch: pytest.MonkeyPatch):
     """Even a program that can read all its memory, at level 0, finds no earlier input, source or output there."""
     monkeypatch.delenv("CI", raising=False)

@@ -115,6 +115,8 @@ import ast, contextlib, io, random, sys, traceback
 
 def run_session(seed, earlier, code):
     random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed % 2**32)
     names = {"__name__": "__main__"}
     for cell in earlier:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):

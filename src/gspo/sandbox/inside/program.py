@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import hashlib
+import importlib
 import itertools
 import linecache
 import os
@@ -36,9 +37,9 @@ def seed_randomness(source: str) -> None:
         return
     digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
     random.seed(digest)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(int.from_bytes(digest[:4], "little"))
+    if "numpy" in source and "numpy" in sys.modules:
+        # numpy loads it when a program first uses it, and would then draw a seed of its own.
+        importlib.import_module("numpy.random").seed(int.from_bytes(digest[:4], "little"))
 
 
 def run_script(source: str) -> NoReturn:
