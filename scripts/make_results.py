@@ -56,17 +56,17 @@ def _means(results: Results) -> str:
         starts, ends = ([run["curve"][i]["acc"] for run in members] for i in (0, -1))
         pairs = [run["curve"][-1]["acc"] - firsts[run["seed"]] for run in members if number and run["seed"] in firsts]
         rows.append([
-            method, str(len(members)), _percent(statistics.fmean(starts)), _mean(ends, ".1f"),
+            method, str(len(members)), _percent(statistics.fmean(starts)), _mean(ends, ".1f", lowest=0.0),
             _mean([end - start for start, end in zip(starts, ends)], "+.1f"), _mean(pairs, "+.1f") if len(pairs) > 2 else "–",
         ])  # fmt: skip
     head = ["method", "seeds", "start, mean", "end, mean in % (95 % over seeds)", "change in points", f"points beyond {next(iter(results), '')}"]  # fmt: skip
     return table(head, rows) if rows else ""
 
 
-def _mean(shares: Sequence[float], form: str) -> str:
-    """The mean of shares in per cent, with Student's interval over the runs."""
+def _mean(shares: Sequence[float], form: str, lowest: float = -100.0) -> str:
+    """The mean of shares in per cent, with Student's interval over the runs, cut at what a share can be."""
     mean, half = 100 * statistics.fmean(shares), 100 * T95[len(shares)] * statistics.stdev(shares) / len(shares) ** 0.5
-    return f"{mean:{form}} ({mean - half:{form}} to {mean + half:{form}})"
+    return f"{mean:{form}} ({max(mean - half, lowest):{form}} to {min(mean + half, 100.0):{form}})"
 
 
 def _runs(runs: list[dict[str, Any]]) -> str:
