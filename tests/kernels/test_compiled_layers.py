@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from gspo.kernels import compiled_layers as compiled
 from gspo.kernels.compiled_layers import MAX_VARIANTS, CompiledLayers, has_cpp_compiler, worth_compiling
@@ -74,3 +76,61 @@ def test_torch_is_asked_to_keep_enough_variants_of_a_layer(before, after):
     with torch._dynamo.config.patch(recompile_limit=before):
         CompiledLayers(make_model("llama").base_model, backend="eager")
         assert torch._dynamo.config.recompile_limit == after
+
+
+calls: list[str] = []
+
+
+@torch.library.custom_op("gspo_tests::attention", mutates_args=())
+def attention(x: torch.Tensor) -> torch.Tensor:
+    calls.append("forward")
+    return x.sin()
+
+
+@attention.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("gspo_tests::attention_backward", mutates_args=())
+def attention_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    calls.append("backward")
+    return grad * x.cos()
+
+
+@attention_backward.register_fake
+def _(grad, x):
+    return torch.empty_like(x)
+
+
+attention.register_autograd(
+    lambda ctx, grad: attention_backward(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Layer(GradientCheckpointingLayer):
+    """Products around an operation that torch does not know, and cheap operations after it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.second(attention(self.first(x)).exp().tanh()).sigmoid()
+
+
+def test_the_backward_of_a_layer_does_not_compute_attention_again():
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(), Layer())
+    layers = CompiledLayers(model, backend="aot_eager_decomp_partition")
+    layers._recomputes = True  # as on a GPU
+    x = torch.randn(3, 4)
+    model(x).sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    calls.clear()
+    with layers.active():
+        model(x).sum().backward()
+    assert calls == ["forward", "forward", "backward", "backward"]
+    torch.testing.assert_close([p.grad for p in model.parameters()], expected)

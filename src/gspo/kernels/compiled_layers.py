@@ -52,12 +52,14 @@ class CompiledLayers:
         """Within this the layers run compiled.
 
         On a GPU the backward recomputes what is cheap to compute: that saves a tenth of a large model's memory for 3 %
-        of its step (docs/performance.md).
+        of its step (docs/performance.md). Attention is not: it is an operation that torch
+        does not know and is kept.
         """
         for layer in self._layers:
             layer.forward = partial(self._forwards[type(layer)], layer)
         try:
-            with _functorch_config.patch(aggressive_recomputation=self._recomputes):
+            recomputes = {"aggressive_recomputation": self._recomputes, "is_non_builtin_to_include": self._recomputes}
+            with _functorch_config.patch(recomputes):
                 yield
         finally:
             for layer in self._layers:
