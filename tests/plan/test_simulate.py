@@ -15,7 +15,7 @@ from gspo.plan.constants import DEVICES
 from gspo.plan.lengths import Lengths
 from gspo.plan.predict import search
 from gspo.plan.scenario import Scenario, scenario_of
-from gspo.plan.simulate import SimulationError, simulate
+from gspo.plan.simulate import Simulation, SimulationError, simulate
 
 CALM: dict[str, Any] = {"mtbf_s": math.inf, "sigma": 0.0, "slow_share": 0.0}
 ONE = Scenario(
@@ -86,7 +86,46 @@ def test_every_group_ends_in_one_place_and_none_is_too_old(seed, eta, keep, mtbf
     assert max(out.staleness) <= eta
     assert out.stale == 0  # the budget leaves none to grow too old
     assert out.steps == 12
-    assert 0 <= out.rollout_idle <= 1 and 0 <= out.trainer_idle <= 1
+    assert out.training_s + out.saving_s + out.down_s <= out.seconds * (1 + 1e-9)
+    assert 0 <= out.busy_slots_s <= out.group_slots * out.seconds * (1 + 1e-9)
+
+
+class FailingAt(Simulation):
+    """A run whose trainer fails at given times."""
+
+    def __init__(self, scenario: Scenario, *times: float) -> None:
+        super().__init__(scenario)
+        self._times = list(times)
+
+    def _schedule_failure(self, kind: str, num_devices: int, worker: int | None = None) -> None:
+        if kind == "trainer_failed" and self._times:
+            self._schedule(self._times.pop(0) - self.now, kind)
+
+
+# A second of generation (1.0 s), half a second of training, 0.1 s of saving, and two seconds until the trainer is back.
+@pytest.mark.parametrize(
+    ("changes", "times", "seconds", "training", "saving", "down", "busy"),
+    [
+        ({}, [], 3.0, 1.0, 0.0, 0.0, 2.0),
+        ({}, [0.5], 5.5, 1.0, 0.0, 2.0, 2.5),
+        ({}, [1.25], 6.25, 1.25, 0.0, 2.0, 3.0),  # in training: a quarter of a second is lost
+        ({}, [1.25, 2.25], 7.25, 1.25, 0.0, 3.0, 3.0),  # and again before the trainer is back
+        ({"save_interval_s": 0.0}, [], 3.1, 1.0, 0.1, 0.0, 2.0),
+        ({"save_interval_s": 0.0}, [1.55], 6.65, 1.5, 0.15, 2.0, 3.0),  # in the first checkpoint
+        # Two groups at once: one is paused while the other is trained on.
+        ({"workers": 2, "eta": 1, "steps": 1}, [], 1.5, 0.5, 0.0, 0.0, 2.0),
+        ({"workers": 2, "eta": 1, "steps": 1, "save_interval_s": 0.0}, [], 1.5, 0.5, 0.0, 0.0, 2.0),
+        ({"workers": 2, "eta": 1, "steps": 1}, [1.25], 4.75, 0.75, 0.0, 2.0, 4.0),
+        ({"workers": 2, "eta": 1, "steps": 1, "trainer_restart_s": 0.1}, [1.25, 1.4], 3.0, 0.75, 0.0, 0.2, 4.1),
+    ],
+)
+def test_every_second_of_the_trainer_and_of_a_slot_by_hand(changes, times, seconds, training, saving, down, busy):
+    settings = {"sync": True, "trainer_restart_s": 2.0, "steps": 2, "save_interval_s": math.inf, **changes}
+    out = FailingAt(dataclasses.replace(ONE, **settings), *times).run()
+    assert (out.seconds, out.training_s) == pytest.approx((seconds, training))
+    assert (out.saving_s, out.down_s, out.busy_slots_s) == pytest.approx((saving, down, busy))
+    assert out.trainer_idle == pytest.approx(1 - (training + saving + down) / seconds)
+    assert out.rollout_idle == pytest.approx(1 - busy / (settings.get("workers", 1) * seconds))
 
 
 def test_one_seed_gives_one_run_and_another_gives_another():

@@ -62,6 +62,8 @@ class Simulation:
         self.training: list[int] | None = None  # versions of the batch in training
         self.blocked = False  # the trainer saves a checkpoint or is down
         self.halted = False  # the trainer is down
+        self.phase_began = 0.0  # when the trainer last began to train, to save or to be down
+        self.pause_ends = 0.0  # until then nothing is generated, in a synchronous run
         self.saved_at, self.saved_version = 0.0, 0
         self.saved_ages: Counter[int] = Counter()
         self.out = Outcome(group_slots=scenario.workers * scenario.group_slots)
@@ -102,10 +104,11 @@ class Simulation:
         return out
 
     def _count_busy(self, groups: Iterable[_Group]) -> None:
-        """Add the time that these groups have held a slot."""
+        """Add the time that these groups have held a slot, without pauses: their start is moved by whole ones."""
+        until = max(self.now, self.pause_ends)
         for group in groups:
             if group.worker >= 0:
-                self.out.busy_slots_s += self.now - group.started
+                self.out.busy_slots_s += until - group.started
 
     def _schedule(self, delay: float, kind: str, payload: Any = None) -> None:
         self.event_number += 1
@@ -202,7 +205,9 @@ class Simulation:
     def _occupy(self, seconds: float, kind: str) -> None:
         """Keep the trainer busy; in a synchronous run generation stops meanwhile."""
         self._schedule(seconds, kind, self.epoch)
+        self.phase_began = self.now
         if self.scenario.sync:
+            self.pause_ends = self.now + seconds
             self.events = [(t + seconds if k == "done" else t, n, k, p) for t, n, k, p in self.events]
             heapq.heapify(self.events)
             for group in self.groups.values():
@@ -271,6 +276,7 @@ class Simulation:
         out.staleness = Counter(self.saved_ages)
         out.rolled_back += lost * s.batch + len(self.groups) + len(self.queue) + len(self.training or ())
         self._count_busy(self.groups.values())
+        self._count_interrupted()
         for forgotten in (self.groups, self.lost, self.queue, self.pending, self.queued):
             forgotten.clear()
         self.training = None
@@ -279,8 +285,19 @@ class Simulation:
         self.free = []
         self.epoch += 1
         self.blocked = self.halted = True
+        self.phase_began = self.pause_ends = self.now
         self._schedule(s.trainer_restart_s, "trainer_up", self.epoch)
         self._schedule_failure("trainer_failed", s.trainer_devices)
+
+    def _count_interrupted(self) -> None:
+        """Add the time of what a failure interrupts: a step, a checkpoint, or the restart after another failure."""
+        spent, out = self.now - self.phase_began, self.out
+        if self.halted:
+            out.down_s += spent
+        elif self.training is not None:
+            out.training_s += spent
+        elif self.blocked:
+            out.saving_s += spent
 
     def _on_trainer_up(self, epoch: int) -> None:
         if epoch != self.epoch:

@@ -8,7 +8,7 @@ import os
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gspo import untrusted
 from gspo.untrusted import Unreadable
@@ -36,6 +36,7 @@ class MetricTable:
         self._columns: dict[str, array[float]] = {}
         self._place: dict[int, int] = {}  # step → row
         self._file, self._offset, self._num_lines = (0, 0), 0, 0
+        self._last = b""  # the line before the offset
         self._form: list[bytes] = []  # the keys of the last row as its line has them, the step first
         self._sizes: list[int] = []
         self._row_columns: list[array[float]] = []  # of the metrics of the last row
@@ -53,7 +54,7 @@ class MetricTable:
         try:
             with untrusted.open_plain(path) as file:
                 info = os.fstat(file.fileno())
-                if (info.st_dev, info.st_ino) != self._file or info.st_size < self._offset:
+                if (info.st_dev, info.st_ino) != self._file or not self._goes_on(file):
                     self._forget()
                     self._file = (info.st_dev, info.st_ino)
                 file.seek(self._offset)
@@ -65,6 +66,7 @@ class MetricTable:
                         self._add(row or {}, path)
                         self._note_form(line, row or {})
                     self._offset += len(line)
+                    self._last = line
         except FileNotFoundError:
             self._forget()
         except Unreadable as error:
@@ -73,6 +75,11 @@ class MetricTable:
             self.problem = f"cannot be read ({error.strerror})"
         self._sort()
         return self
+
+    def _goes_on(self, file: BinaryIO) -> bool:
+        """Whether the file still has the line that was read last: one that was replaced may have the old number."""
+        file.seek(self._offset - len(self._last))
+        return file.read(len(self._last)) == self._last
 
     def _add_alike(self, line: bytes) -> bool:
         """Add a row that has the metrics of the last one in the same order, as nearly all have; False when it has not.
@@ -84,20 +91,22 @@ class MetricTable:
             return False
         if not all(map(bytes.startswith, parts, self._form)):
             return False
+        digits = parts[0][self._sizes[0] :]
         try:
-            step, *values = [float(part[size:]) for part, size in zip(parts, self._sizes)]
-        except ValueError:  # null, or another type
+            values = [float(part[size:]) for part, size in zip(parts[1:], self._sizes[1:])]
+            step = int(digits) if digits.isdigit() else -1
+        except ValueError:  # null, another type, or too many digits
             return False
-        is_next = step == int(step) and self.steps and self.steps[-1] < step < MAX_STEP
-        if not is_next or not math.isfinite(sum(values)) or self.num_cells > MAX_CELLS or len(self) >= MAX_LINES:
+        is_new = self.steps and self.steps[-1] < step < MAX_STEP and step not in self._place
+        if not is_new or not math.isfinite(sum(values)) or self.num_cells > MAX_CELLS or len(self) >= MAX_LINES:
             return False
         self._num_lines += 1
-        self._place[int(step)] = len(self.steps)
+        self._place[step] = len(self.steps)
         for column, value in zip(self._row_columns, values):
             if len(column) < len(self.steps):
                 column.extend([_NONE] * (len(self.steps) - len(column)))
             column.append(value)
-        self.steps.append(int(step))
+        self.steps.append(step)
         return True
 
     def _note_form(self, line: bytes, row: dict[str, Any]) -> None:
@@ -113,7 +122,7 @@ class MetricTable:
         self._num_lines += 1
         if self._num_lines > MAX_LINES or self.num_cells > MAX_CELLS:
             limit = f"{MAX_LINES:,} rows" if self._num_lines > MAX_LINES else f"{MAX_CELLS:,} values"
-            raise Unreadable(path, f"has more than {limit}; those after step {self.steps[-1:]} are left out")
+            raise Unreadable(path, f"has more than {limit}; those after step {max(self.steps, default=0)} are left out")
         step = row.get("step")
         if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < MAX_STEP:
             return
