@@ -54,7 +54,7 @@ def test_a_registered_name_is_made_with_its_arguments() -> None:
     made = load_environment(EnvironmentSpec("guess", kwargs={"high": 3, "guesses": 2}))()
     assert isinstance(made, Guess) and (made._high, made._guesses, made._cost) == (3, 2, 0.05)
     assert find_named(EnvironmentSpec("gsm8k")) is find_named(EnvironmentSpec("python")) is PythonTool
-    with pytest.raises(EnvironmentProblem, match="environment.name"):
+    with pytest.raises(EnvironmentProblem, match=r"environment\.name"):
         load_environment(EnvironmentSpec("gues"))
 
 
@@ -113,16 +113,16 @@ def test_the_only_class_of_a_file_is_its_environment(file: Any) -> None:
 def test_a_file_without_a_class_has_its_public_functions_as_tools(file: Any) -> None:
     made = load_environment(EnvironmentSpec(path=file(TOOLS), kwargs={"ignored": 1}))()
     assert isinstance(made, ToolEnvironment) and [t["function"]["name"] for t in made.tools] == ["shout"]
-    with pytest.raises(EnvironmentProblem, match="none.py: no functions to use as tools"):
+    with pytest.raises(EnvironmentProblem, match=r"none\.py: no functions to use as tools"):
         load_environment(EnvironmentSpec(path=file("number = 3", "none.py")))
 
 
 def test_what_a_file_does_not_have_is_said_with_what_it_has(file: Any) -> None:
     with pytest.raises(EnvironmentProblem, match=r"mine.py' has no 'Count'; it has Counter, Guess, Step, helper$"):
         load_environment(EnvironmentSpec("Count", path=file(ONE)))
-    with pytest.raises(EnvironmentProblem, match="environment.path"):
+    with pytest.raises(EnvironmentProblem, match=r"environment\.path"):
         load_environment(EnvironmentSpec(path="no_such_file.py"))
-    with pytest.raises(EnvironmentProblem, match="rollout.multi_turn.function_tool_path"):
+    with pytest.raises(EnvironmentProblem, match=r"rollout\.multi_turn\.function_tool_path"):
         load_environment(EnvironmentSpec(function_tool_path="no_such_file.py"))
 
 

@@ -165,7 +165,7 @@ def test_a_busy_worker_that_is_stuck_gives_its_other_episodes_away(
 
 def test_episodes_of_a_worker_past_its_deadline_are_played_elsewhere(make: Callable[..., World]) -> None:
     world = make(timeout=0.2, num_workers=1)
-    (a,) = begin(world, "a")
+    begin(world, "a")
     late = world.play("a", 1)
     with pytest.raises(JobFailed, match=r"no result within 0.2 s"):
         late.result(LONG)

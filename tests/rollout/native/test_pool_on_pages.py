@@ -12,6 +12,8 @@ import pytest
 
 from gspo.rollout.counter_noise import sequence_key
 from gspo.rollout.engine import GroupRequest, SamplingParams
+from gspo.rollout.native import runner
+from gspo.rollout.native.slot_pool import CacheFull
 from gspo.types import Group, Prompt, Rollout
 from tests.rollout.native import plain_kernels
 from tests.rollout.native.token_pages import Alone, World
@@ -234,8 +236,8 @@ def test_pages_are_reserved_for_the_tokens_that_come_and_no_more() -> None:
 
 
 def test_a_sequence_may_use_every_page() -> None:
-    world = World(num_pages=4, num_slots=1)
-    (asked,) = [request(0, 5, max_tokens=60)]
+    world = World(num_pages=8, num_slots=1)
+    asked = request(0, 5, max_tokens=115)
     assert finish(world, asked)[0].token_ids == tokens_alone(asked)[0]
 
 
@@ -401,21 +403,37 @@ class TestHeldCaches:
         first, second = finish(world, asked)
         changed = (*asked.prompt.token_ids[:17], 12, 12, 12)
         other = dataclasses.replace(asked, n=1, prompt=dataclasses.replace(asked.prompt, token_ids=changed))
-        after = follow(other, *first.token_ids)
+        after = follow(other, *first.token_ids, hold=False)
         assert finish(world, after)[0].token_ids == tokens_alone(after)[0]
-        assert world.pool.stats.num_reused == 0
+        assert world.pool.stats.num_reused == 0 and world.num_used == 2, "the other one's alone"
         beside = follow(dataclasses.replace(asked, n=1, first_response=1), *second.token_ids, 9)
         assert finish(world, beside)[0].token_ids == tokens_alone(beside)[0]
         assert world.pool.stats.num_reused == 20 + 5
 
-    @pytest.mark.parametrize(("keep", "reused"), [(0, 21), (1, 21), (3, 23)])
-    def test_a_response_that_was_cut_continues_from_the_tokens_that_are_left(self, keep: int, reused: int) -> None:
+    @pytest.mark.parametrize("keep", [0, 1, 3])
+    def test_a_response_that_was_cut_continues_from_the_tokens_that_are_left(self, keep: int) -> None:
         world = World()
         asked = request(0, 20, max_tokens=6, hold=True)
         (rollout,) = finish(world, asked)
-        after = follow(asked, *rollout.token_ids[: max(keep, 1)], *((12,) if keep != 0 else ()), 11)
+        other = 12 if rollout.token_ids[keep] != 12 else 11
+        after = follow(asked, *rollout.token_ids[:keep], other, 11)
         assert finish(world, after)[0].token_ids == tokens_alone(after)[0]
-        assert world.pool.stats.num_reused == reused
+        stats = world.pool.stats
+        assert (stats.num_reused, stats.num_continued) == (20 + keep, 20 + keep + 1)
+
+    def test_a_response_that_is_written_again_is_held_once(self) -> None:
+        world = World()
+        for _ in range(2):
+            finish(world, request(0, 20, max_tokens=6, hold=True))
+        assert world.num_used == 2
+        world.pool.release(0, 0)
+        assert world.num_used == 0
+
+    def test_they_make_room_for_a_context_that_does_not_fit(self) -> None:
+        world = World(num_pages=6, num_slots=1)
+        finish(world, request(0, 20, max_tokens=3, hold=True))
+        asked = request(1, 60, max_tokens=10)
+        assert finish(world, asked)[0].token_ids == tokens_alone(asked)[0] and world.num_used == 0
 
     def test_short_additions_to_long_contexts_are_computed_together(self) -> None:
         world = World(prefill_tokens=45)
@@ -460,6 +478,31 @@ class TestHeldCaches:
             assert world.pool.stats.num_reused - before == reused, number
         assert world.pool.stats.num_continued == 0
 
+    @pytest.mark.parametrize(
+        ("length", "shared", "is_copied"),
+        [
+            (100, 40, False),  # less than half, and 60 tokens more
+            (79, 40, True),  # more than half
+            (80, 40, True),
+            (75, 36, True),  # less than half, but few tokens more
+            (90, 31, False),  # too short
+            (60, 32, True),
+        ],
+    )
+    def test_a_shared_beginning_is_copied_where_that_costs_less_than_a_prefill(
+        self, length: int, shared: int, is_copied: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(runner, "MAX_EXTENSION", 40)
+        world = World(share_prefixes=True)
+        base = request(0, length + 1, max_tokens=3, hold=True)
+        finish(world, dataclasses.replace(base, submission=7, prompt=prompt_of(base, shared, 12)))
+        finish(world, dataclasses.replace(base, submission=8, prompt=prompt_of(base, 0, 12)))
+        asked = dataclasses.replace(base, prompt=prompt_of(base, length + 1, 0))
+        assert asked.prompt.token_ids[shared] != 12
+        assert finish(world, asked)[0].token_ids == tokens_alone(asked)[0]
+        assert [len(new) for (new,) in world.pages.extensions] == ([length - shared // 16 * 16] if is_copied else [])
+        assert world.pool.stats.num_reused == (shared // 16 * 16 if is_copied else 0)
+
 
 def prompt_of(base: GroupRequest, size: int, token: int) -> Prompt:
     """The prompt of a request up to `size`, and then another token until its end."""
@@ -481,16 +524,35 @@ def test_contexts_prefilled_ahead_make_room_before_rows_do_and_preempted_rows_co
     assert seen[:63] == [((0, 0), (1, 0))] * 62 + [((0, 0),)]
     assert [rows for rows, _ in groupby(seen)][2:] == [(), ((1, 0), (2, 0)), ((2, 0),), ()]
     assert [len(contexts) for contexts in world.pages.prefills] == [3, 1, 1]
+    assert (world.pool.stats.num_prefills, world.pool.stats.num_contexts) == (3, 5)
     assert [each.group().rollouts[0].token_ids for each in progress] == [tokens_alone(each)[0] for each in asked]
 
 
 def test_what_was_prefilled_for_others_makes_room_for_the_first_in_the_queue() -> None:
-    world = World(num_pages=6, num_slots=1, num_ahead=3)
-    asked = [request(0, 3, max_tokens=2), *(request(number, 14, max_tokens=2) for number in (1, 2))]
-    late = request(3, 60, max_tokens=10)
-    for each in asked:
+    """Another pool on the same pages has taken almost all of them."""
+    world = World(num_pages=11, num_slots=1, num_ahead=2)
+    asked = [request(0, 3, max_tokens=1), request(1, 20, max_tokens=4), request(2, 20, max_tokens=4)]
+    progress = [world.pool.submit(each) for each in asked]
+    world.pool.advance(1, 0)
+    assert world.num_used == 1 + 2 + 2
+    taken = world.pages.allocator.allocate(6)
+    while world.pool.num_groups > 1:
+        world.pool.advance(2, 0)
+    assert [len(contexts) for contexts in world.pages.prefills] == [3], "the first in the queue kept its context"
+    world.pages.allocator.release(taken)
+    while world.pool.num_groups:
+        world.pool.advance(2, 0)
+    assert [len(contexts) for contexts in world.pages.prefills] == [3, 1]
+    assert [each.group().rollouts[0].token_ids for each in progress] == [tokens_alone(each)[0] for each in asked]
+
+
+def test_a_pool_that_holds_nothing_else_says_which_prompt_does_not_fit() -> None:
+    world = World(num_pages=10, num_slots=1, num_ahead=1)
+    for each in (request(0, 3, max_tokens=1), request(1, 20, max_tokens=4)):
         world.pool.submit(each)
-    world.pool.advance(2, 0)
-    for each in asked[1:]:
-        world.pool.cancel(each.submission, 0, 0)
-    assert finish(world, late)[0].token_ids == tokens_alone(late)[0]
+    world.pool.advance(1, 0)
+    world.pages.allocator.allocate(world.pages.allocator.num_free)
+    with pytest.raises(CacheFull, match="prompt 'p1' and its response do not fit"):
+        for _ in range(3):
+            world.pool.advance(1, 0)
+    assert not world.pool.stats.rows and world.pool.num_groups == 1

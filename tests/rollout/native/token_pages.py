@@ -22,7 +22,7 @@ from gspo.rollout.native.pages import PageAllocator
 from gspo.rollout.native.slot_pool import SlotPool
 from gspo.rollout.token_sampling import RowSampling, choose
 
-VOCAB, EOS, MAX_LENGTH = 13, 1, 128
+VOCAB, EOS, MAX_LENGTH = 13, 1, 120
 _PRIME = 1_000_003
 _POWERS = np.array([pow(31, i, _PRIME) for i in range(MAX_LENGTH)], dtype=np.int64)
 _FACTORS = np.arange(3, VOCAB + 3)
