@@ -54,6 +54,8 @@ def test_a_request_within_its_limits_is_accepted(good):
         ({"n": 0}, "n=0"),
         ({"max_tokens": 0}, "max_tokens=0"),
         ({"temperature": -0.1}, "temperature=-0.1"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"temperature": float("inf")}, "temperature=inf"),
         ({"top_p": 0.0}, "top_p=0.0"),
         ({"top_p": 1.1}, "top_p=1.1"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import socket
 import threading
@@ -76,6 +77,9 @@ def works(server: Running) -> bool:
         b'{"messages": [{"role": "user", "content": "1"}], "stream": "yes"}',
         b'{"messages": [{"role": "user", "content": "1"}], "stream_options": [1]}',
         b'{"messages": [{"role": "user", "content": "1"}], "chat_template_kwargs": 3}',
+        b'{"messages": [{"role": "user", "content": "1"}], "chat_template_kwargs": {"chat_template": "1"}}',
+        b'{"messages": [{"role": "user", "content": "1"}], "chat_template_kwargs": {"conversation": "1"}}',
+        b'{"messages": [{"role": "user", "content": "1"}], "stop_token_ids": [18446744073709551615]}',
         b'{"model": 3, "messages": [{"role": "user", "content": "1"}], "x": null}',
     ],
 )
@@ -130,6 +134,46 @@ def test_a_head_that_does_not_arrive_is_given_up(server: Running, monkeypatch: p
     monkeypatch.setattr(web, "HEADER_SECONDS", 0.05)
     with send(server, "GET /v1/mod") as client:
         assert client.recv(100) == b""
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-6])
+def test_a_temperature_next_to_zero_is_greedy_and_fails_nobody(server: Running, temperature: float) -> None:
+    def ask(value: float) -> str:
+        answer = server.client().completions.create(model="embedded", prompt="14+76=", max_tokens=8, temperature=value)
+        return answer.choices[0].text
+
+    before = server.batcher.counts.failures
+    assert ask(temperature) == ask(0) != ""
+    assert server.batcher.counts.failures == before
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    def small_buffers(host: str, port: int) -> socket.socket:
+        listener = listen(host, port)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # those of its connections, too
+        return listener
+
+    listen = web.listen
+    monkeypatch.setattr(web, "listen", small_buffers)
+    monkeypatch.setattr(web, "READ_SECONDS", 0.2)
+    body = {"prompt": "1", "max_tokens": 64, "ignore_eos": True, "n": 8, "logprobs": 20, "stream": stream}
+    text = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(text)}\r\n\r\n"
+    with running(embedded(), api_key=None) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        host, port = server.url.removeprefix("http://").split(":")
+        client.connect((host, int(port)))
+        client.sendall(head.encode() + text)
+        wait_until(lambda: server.batcher.num_open > 0)
+        wait_until(lambda: server.batcher.num_open == 0)
+        wait_until(lambda: was_reset(client))
+        assert works(server)
+
+
+def was_reset(client: socket.socket) -> bool:
+    """Whether the other side has dropped the connection; reads nothing."""
+    return client.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNRESET
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -190,12 +234,28 @@ def test_an_engine_that_fails_is_reported_and_the_next_request_works() -> None:
         assert server.batcher.counts.failures == 1
 
 
+def read_metrics(server: Running) -> dict[str, str]:
+    lines = server.client()._client.get(f"{server.url}/metrics").text.splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+
+def test_whole_and_streamed_answers_are_timed_and_the_first_token_of_streamed_ones(server: Running) -> None:
+    def counts() -> tuple[int, int]:
+        values = read_metrics(server)
+        names = ("gspo_request_seconds_count", "gspo_time_to_first_token_seconds_count")
+        return int(values[names[0]]), int(values[names[1]])
+
+    before = counts()
+    assert works(server)
+    assert counts() == (before[0] + 1, before[1])
+    list(server.client().completions.create(model="embedded", prompt="1+1=", max_tokens=6, stream=True))
+    assert counts() == (before[0] + 2, before[1] + 1)
+
+
 def test_metrics_and_health_need_no_key(server: Running) -> None:
     assert works(server)
-    raw = server.client()._client
-    assert raw.get(f"{server.url}/health").status_code == 200
-    lines = raw.get(f"{server.url}/metrics").text.splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert server.client()._client.get(f"{server.url}/health").status_code == 200
+    values = read_metrics(server)
     assert float(values['gspo_requests_total{endpoint="completions",status="200"}']) >= 1
     assert float(values["gspo_generation_tokens_total"]) >= 2
     assert float(values["gspo_responses_running"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import threading
 from typing import Any
 
@@ -174,6 +175,50 @@ def test_a_failure_reaches_every_job_once_and_empties_the_engine() -> None:
     for each in begun:
         jobs.begin(each)
     error = ApiError(500, "broken")
-    assert jobs.fail_all(error) == begun
+    jobs.fail_all(error)
     assert (first, second) == ([error], [error]) and len(jobs) == 0 and engine.num_in_flight == 0
     assert all(each.open == {} for each in begun)
+
+
+def test_what_is_queued_when_a_batcher_closes_fails_and_nothing_is_accepted_afterwards() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Waiting(ScriptedEngine):
+        def step(self) -> Any:
+            begun.set()
+            go_on.wait()
+            return super().step()
+
+    batcher = Batcher(Waiting(lambda prompt, submission, index: ScriptedAnswer((5,) * 50)), lambda ids: "")
+    sent: dict[str, list[Any]] = {"running": [], "queued": []}
+    ask = Ask(SamplingParams(60, 1.0))
+    batcher.open(Prompted((7,)), ask, sent["running"].append)
+    begun.wait()
+    batcher.open(Prompted((7,)), ask, sent["queued"].append)
+    closing = threading.Thread(target=batcher.close)
+    closing.start()
+    go_on.set()
+    closing.join()
+    assert all(isinstance(found[-1], ApiError) and found[-1].status == 503 for found in sent.values())
+    assert batcher.num_open == 0 and not batcher.is_alive
+    with pytest.raises(ApiError, match="stopping"):
+        batcher.open(Prompted((7,)), ask, sent["queued"].append)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_cannot_be_cleared_leaves_no_request_without_an_answer() -> None:
+    class Broken(ScriptedEngine):
+        def step(self) -> Any:
+            raise FloatingPointError("not finite")
+
+        def clear(self) -> None:
+            raise RuntimeError("the worker is gone")
+
+    batcher = Batcher(Broken(lambda prompt, submission, index: ScriptedAnswer((5,))), lambda ids: "")
+    sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ask = Ask(SamplingParams(4, 1.0))
+    batcher.open(Prompted((7,)), ask, sent.put)
+    assert "not finite" in sent.get().message
+    batcher.close()
+    with pytest.raises(ApiError, match="stopping"):
+        batcher.open(Prompted((7,)), ask, sent.put)

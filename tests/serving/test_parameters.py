@@ -58,7 +58,7 @@ def test_of_a_top_k_of_0_and_of_minus_1_all_tokens_are_drawn() -> None:
         ("max_tokens", (1,), (0, True)),
         ("seed", (-(2**63), 2**63 - 1), (2**63, 1.0)),
         ("stop", ("a" * 256, ["a"] * 16), ("a" * 257, ["a"] * 17, "", [""], [1])),
-        ("stop_token_ids", ([1] * 16, []), ([1] * 17, [True], ["1"], 3)),
+        ("stop_token_ids", ([1] * 16, []), ([1] * 17, [True], ["1"], 3, [-1], [2**31])),
         ("stream", (True, False), (1, "true")),
         ("presence_penalty", (0,), (0.1,)),
         ("repetition_penalty", (1,), (0,)),

@@ -19,7 +19,7 @@ _QUESTION, _ANSWER = "What is next?", "q7Zk"  # an answer whose text occurs nowh
 class ChatAppender:
     """Renders messages for one tokenizer. `options` are those with which prompts are rendered, `tools` among them."""
 
-    def __init__(self, tokenizer: Any, **options: Any) -> None:
+    def __init__(self, tokenizer: Any, /, **options: Any) -> None:
         self._tokenizer = tokenizer
         self._options = {name: value for name, value in options.items() if value is not None}
         self._has_template = bool(getattr(tokenizer, "chat_template", None))

@@ -176,7 +176,7 @@ def check_request(request: GroupRequest, max_length: int) -> None:
         raise ValueError(f"{where}: no tokens; a prompt needs at least one")
     if request.n < 1 or params.max_tokens < 1:
         raise ValueError(f"{where}: n={request.n}, max_tokens={params.max_tokens}; both must be at least 1")
-    if params.temperature < 0 or not 0 < params.top_p <= 1:
+    if not 0 <= params.temperature < math.inf or not 0 < params.top_p <= 1:
         raise ValueError(
             f"{where}: temperature={params.temperature}, top_p={params.top_p}; expected temperature >= 0 and "
             "0 < top_p <= 1"

@@ -3,6 +3,5 @@
     client ── HTTP ──▶ app (event loop) ── open, cancel ──▶ Batcher (thread) ── submit, step ──▶ RolloutEngine
        ◀── JSON, SSE ──      ◀── updates, once per step ──       ◀── written, groups ──
 
-`parameters` checks bodies, `prompts` makes tokens of them, `replies` makes text of tokens, `openai_wire` and
-`tokens_wire` write answers.
+`parameters` checks bodies, `prompts` makes tokens of them, `replies` makes text of tokens, `wire` writes answers.
 """

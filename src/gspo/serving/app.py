@@ -143,21 +143,13 @@ class Endpoints:
 
     async def _answer(self, request: Request, client: Client, answer: Answer) -> Any:
         """Run the request and write its answer, whole or as a stream."""
-        started, exchange = time.monotonic(), Exchange(client.desk, answer)
-        is_first = True
-
-        def seen() -> None:
-            nonlocal is_first
-            if is_first:
-                self.metrics.first_token.add(time.monotonic() - started)
-            is_first = False
-
+        exchange, times = Exchange(client.desk, answer), self.metrics.start_request()
         if answer.ask.stream:
-            return EventStream(exchange.opened(), answer, seen)
+            return EventStream(exchange.opened(), answer, times)
         with exchange.opened():
             async for _ in exchange.updates(request.receive):
-                seen()
-        self.metrics.whole.add(time.monotonic() - started)
+                pass
+        times.end()
         return as_json(answer.whole())
 
     def guarded(self, handler: Handler, *, open_to_all: bool = False) -> Callable[[Request], Awaitable[Any]]:
@@ -213,7 +205,8 @@ def build_app(served: Served) -> Starlette:
     async def unknown(request: Request, error: Any) -> Response:
         message = {404: f"there is nothing at {request.url.path!r:.100}", 405: "this method is not allowed here"}
         text = message.get(error.status_code, str(error.detail))
-        return as_json(ApiError(error.status_code, text, code="not_found").body, error.status_code)
+        code = "not_found" if error.status_code == 404 else "method_not_allowed"
+        return as_json(ApiError(error.status_code, text, code=code).body, error.status_code, error.headers)
 
     return Starlette(routes=routes, exception_handlers={404: unknown, 405: unknown})
 

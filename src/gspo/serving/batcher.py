@@ -32,7 +32,7 @@ class Batcher:
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_open = self._num_jobs = 0
-        self._closed = False
+        self._closed = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="batcher", daemon=True)
         self._thread.start()
 
@@ -50,8 +50,10 @@ class Batcher:
         return self._thread.is_alive()
 
     def open(self, prompted: Prompted, ask: Ask, send: Send, name: str = "") -> Job:
-        """Queue a request, from any thread; an ApiError when too many wait."""
+        """Queue a request, from any thread; an ApiError when too many wait, or no more are answered."""
         with self._lock:
+            if self._closed or not self.is_alive:
+                raise ApiError(503, "the server is stopping, or its engine has ended", kind="server_error")
             if self._num_open + ask.n > self._max_open:
                 raise ApiError(
                     429,
@@ -63,9 +65,8 @@ class Batcher:
                 )
             self._num_open += ask.n
             self._num_jobs += 1
-            number = self._num_jobs
-        job = Job(ask, _requests(number, prompted.token_ids, ask), self._counted(ask.n, send))
-        self._inbox.put(lambda: self._jobs.begin(job))
+            job = Job(ask, _requests(self._num_jobs, prompted.token_ids, ask), self._counted(ask.n, send))
+            self._inbox.put(lambda: self._jobs.begin(job))
         return job
 
     def cancel(self, job: Job) -> None:
@@ -74,9 +75,13 @@ class Batcher:
 
     def close(self) -> None:
         """End the thread; jobs in flight fail. May be called twice."""
-        self._closed = True
-        self._inbox.put(lambda: None)
+        with self._lock:
+            self._closed = True
+            self._inbox.put(self._stop)
         self._thread.join()
+
+    def _stop(self) -> None:
+        self._stopped = True
 
     def _counted(self, num_open: int, send: Send) -> Send:
         """`send`, noting the choices that are over."""
@@ -92,15 +97,16 @@ class Batcher:
         return counted
 
     def _drop(self, job: Job) -> None:
-        self._release(len(job.open))
+        num_open = len(job.open)
         self._jobs.drop(job)
+        self._release(num_open)
 
     def _release(self, num: int) -> None:
         with self._lock:
             self._num_open -= num
 
     def _run(self) -> None:
-        while not self._closed:
+        while not self._stopped:
             try:
                 self._take_inbox()
                 if len(self._jobs):

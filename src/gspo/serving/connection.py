@@ -14,11 +14,11 @@ from starlette.requests import ClientDisconnect, Request
 from gspo.serving.desk import Desk
 from gspo.serving.errors import ApiError
 from gspo.serving.jobs import Job, Send
+from gspo.serving.metrics import RequestTimes
 from gspo.serving.replies import Update
 from gspo.serving.wire.answer import Answer
 
 BODY_SECONDS = 30.0  # for a client to send its body
-SEND_SECONDS = 60.0  # for a client to read what was sent to it
 MAX_DISCARDED = 64 << 20  # bytes of a body over the limit that are read, so that the client gets to read the answer
 
 
@@ -49,8 +49,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 class Exchange:
     """The jobs of a request and the updates that they send to the event loop; leaving it cancels what is unfinished."""
 
-    def __init__(self, batcher: Desk, answer: Answer) -> None:
-        self._batcher, self._answer = batcher, answer
+    def __init__(self, desk: Desk, answer: Answer) -> None:
+        self._desk, self._answer = desk, answer
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[tuple[int, list[Update]] | BaseException] = asyncio.Queue()
         self._jobs: list[Job] = []
@@ -62,14 +62,14 @@ class Exchange:
     def __exit__(self, *_: object) -> None:
         if self._num_left:
             for job in self._jobs:
-                self._batcher.cancel(job)
+                self._desk.cancel(job)
 
     def opened(self) -> Exchange:
         """The exchange with every prompt of the request queued; nothing is, when one is refused."""
         ask = self._answer.ask
         try:
             for number, prompted in enumerate(self._answer.prompts):
-                self._jobs.append(self._batcher.open(prompted, ask, self._sender(number * ask.n), self._answer.id))
+                self._jobs.append(self._desk.open(prompted, ask, self._sender(number * ask.n), self._answer.id))
         except ApiError:
             self.__exit__()
             raise
@@ -110,8 +110,8 @@ class Exchange:
 class EventStream:
     """A streamed answer, as an ASGI response: server-sent events, the last one `[DONE]`."""
 
-    def __init__(self, exchange: Exchange, answer: Answer, seen: Any) -> None:
-        self._exchange, self._answer, self._seen = exchange, answer, seen
+    def __init__(self, exchange: Exchange, answer: Answer, times: RequestTimes) -> None:
+        self._exchange, self._answer, self._times = exchange, answer, times
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
@@ -120,18 +120,18 @@ class EventStream:
                 await send({"type": "http.response.start", "status": 200, "headers": headers})
                 await self._write(send, self._answer.opening())
                 async for found in self._exchange.updates(receive):
-                    self._seen()
+                    self._times.first_token()
                     await self._write(send, [chunk for update in found for chunk in self._answer.chunks(update)])
                 await self._write(send, self._answer.closing())
+                self._times.end()
             except ApiError as error:
                 await self._write(send, [error.body])
-            except (ClientGone, TimeoutError):
+            except ClientGone:
                 return
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
 
     async def _write(self, send: Any, chunks: list[dict[str, Any]]) -> None:
-        """Send events; a client that does not read them for too long is given up."""
+        """Send events; waits while the client reads more slowly than they come."""
         if chunks:
             body = b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks)
-            async with asyncio.timeout(SEND_SECONDS):
-                await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -93,15 +93,13 @@ class Jobs:
         for job, found in updates.items():
             job.send(found)
 
-    def fail_all(self, error: ApiError) -> list[Job]:
+    def fail_all(self, error: ApiError) -> None:
         """Send every job the error; the engine is empty afterwards."""
-        jobs = list(dict.fromkeys(self._by_place.values()))
-        self._by_place = {}
-        self.engine.clear()
+        jobs, self._by_place = list(dict.fromkeys(self._by_place.values())), {}
         for job in jobs:
             job.open = {}
             job.send(error)
-        return jobs
+        self.engine.clear()
 
     def _last_update(self, job: Job, place: Place, group: Group) -> Update:
         """The tokens of a finished response that were not reported while it ran."""

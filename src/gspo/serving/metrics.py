@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
 
@@ -29,12 +30,34 @@ class Histogram:
         return [*lines, f"{name}_sum {self._sum:.6f}", f"{name}_count {total}"]
 
 
+class RequestTimes:
+    """Measures one request, from here on."""
+
+    def __init__(self, to_first_token: Histogram, to_end: Histogram) -> None:
+        self._to_first_token: Histogram | None = to_first_token
+        self._to_end = to_end
+        self._start = time.monotonic()
+
+    def first_token(self) -> None:
+        """A streamed answer has tokens to show; only the first call counts."""
+        if self._to_first_token is not None:
+            self._to_first_token.add(time.monotonic() - self._start)
+            self._to_first_token = None
+
+    def end(self) -> None:
+        """The answer is complete."""
+        self._to_end.add(time.monotonic() - self._start)
+
+
 class ServerMetrics:
     """What a server has done since its start."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
-        self.first_token, self.whole = Histogram(), Histogram()
+        self._to_first_token, self._to_end = Histogram(), Histogram()
+
+    def start_request(self) -> RequestTimes:
+        return RequestTimes(self._to_first_token, self._to_end)
 
     def text(self, counts: JobCounts, num_open: int, num_slots: int) -> str:
         """All metrics, as a page."""
@@ -51,8 +74,8 @@ class ServerMetrics:
         ):
             page += [f"# TYPE {name} {kind}", f"{name} {value}"]
         for name, histogram in (
-            ("gspo_time_to_first_token_seconds", self.first_token),
-            ("gspo_request_seconds", self.whole),
+            ("gspo_time_to_first_token_seconds", self._to_first_token),
+            ("gspo_request_seconds", self._to_end),
         ):
             page += [f"# TYPE {name} histogram", *histogram.lines(name)]
         return "\n".join(page) + "\n"

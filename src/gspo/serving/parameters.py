@@ -16,6 +16,8 @@ from gspo.serving.errors import ApiError, bad_value
 from gspo.serving.replies import CallEnd
 
 MAX_CHOICES, MAX_STOPS, MAX_STOP_CHARS = 128, 16, 256
+MAX_INTEGER = 1 << 31
+GREEDY_BELOW = 1e-5  # as in vLLM; logits divided by less may not be finite
 # Fields that change nothing here, whatever their value.
 IGNORED = {
     *("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key"),
@@ -131,12 +133,12 @@ def read_ask(fields: Fields, *, num_top: int, log_probs: bool, default_tokens: i
     stop = fields.texts("stop")
     if len(stop) > MAX_STOPS or any(len(text) > MAX_STOP_CHARS for text in stop):
         raise bad_value("stop", stop, f"at most {MAX_STOPS} texts of at most {MAX_STOP_CHARS} characters")
-    max_tokens = fields.integer("max_tokens", None, 1, 1 << 31)
-    completion = fields.integer("max_completion_tokens", None, 1, 1 << 31)
+    max_tokens = fields.integer("max_tokens", None, 1, MAX_INTEGER)
+    completion = fields.integer("max_completion_tokens", None, 1, MAX_INTEGER)
     params = SamplingParams(
         max_tokens=completion or max_tokens or default_tokens,
-        temperature=fields.number("temperature", 1.0, 0.0, 100.0),
-        top_k=fields.integer("top_k", -1, -1, 1 << 31) or -1,
+        temperature=as_temperature(fields.number("temperature", 1.0, 0.0, 100.0)),
+        top_k=fields.integer("top_k", -1, -1, MAX_INTEGER) or -1,
         top_p=_share(fields),
         stop_token_ids=_stop_tokens(fields),
         ignore_eos=fields.boolean("ignore_eos"),
@@ -163,6 +165,11 @@ def read_num_top(fields: Fields, name: str) -> int:
     return fields.integer(name, 0, 0, MAX_TOP) or 0
 
 
+def as_temperature(value: float) -> float:
+    """The temperature to draw with: 0, which is greedy, for one that is nearly 0."""
+    return 0.0 if value < GREEDY_BELOW else value
+
+
 def _share(fields: Fields) -> float:
     top_p = fields.number("top_p", 1.0, 0.0, 1.0)
     if top_p == 0:
@@ -172,6 +179,7 @@ def _share(fields: Fields) -> float:
 
 def _stop_tokens(fields: Fields) -> tuple[int, ...]:
     tokens = fields.get("stop_token_ids", [])
-    if not isinstance(tokens, list) or len(tokens) > MAX_STOPS or not all(type(token) is int for token in tokens):
+    is_short = isinstance(tokens, list) and len(tokens) <= MAX_STOPS
+    if not is_short or not all(type(token) is int and 0 <= token < MAX_INTEGER for token in tokens):
         raise bad_value("stop_token_ids", tokens, f"a list of at most {MAX_STOPS} tokens")
     return tuple(tokens)

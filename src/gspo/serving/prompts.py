@@ -52,6 +52,8 @@ class PromptReader:
         """What renders messages with these tools."""
         if options is not None and not isinstance(options, dict):
             raise bad_value("chat_template_kwargs", options, "an object")
+        if "chat_template" in (options or {}):  # a program of the client, which could run for ever
+            raise ApiError(400, "chat_template_kwargs: a template of your own is not supported", param="chat_template")
         shown = {"tools": [dict(tool) for tool in tools]} if tools and not self.tool_format.inline else {}
         return ChatAppender(self.tokenizer, **{**self.template_options, **(options or {}), **shown})
 

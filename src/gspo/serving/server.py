@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import resource
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,16 +16,19 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 30.0  # for a client to send the head of a request
+READ_SECONDS = 60.0  # for a client to read at least something of what waits for it
 MAX_CONNECTIONS = 4096
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 that closes a connection whose next request does not arrive whole."""
+    """HTTP/1.1 that closes a connection whose next request does not arrive whole, or whose client does not read."""
 
     _timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # `pause_writing` is called as soon as anything waits for the client
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
@@ -37,9 +41,33 @@ class TimedProtocol(H11Protocol):
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._read_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._start_read_timer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _start_read_timer(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._read_timer = self.loop.call_later(READ_SECONDS, self._abort_unread, waiting)
+
+    def _abort_unread(self, waited: int) -> None:
+        """Reset a connection of whose waiting bytes none was read; `close` would wait for the client."""
+        if self.transport.get_write_buffer_size() >= waited:
+            now = struct.pack("ii", 1, 0)  # without what the system has in its own buffer
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+            self.transport.abort()
+        else:
+            self._start_read_timer()
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEADER_SECONDS, self._close_waiting)

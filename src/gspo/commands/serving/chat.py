@@ -46,13 +46,13 @@ def chat(
     """
     from gspo.rollout.engine import SamplingParams
     from gspo.serving.batcher import Batcher
-    from gspo.serving.parameters import Ask
+    from gspo.serving.parameters import Ask, as_temperature
 
     environment = _environment(model) if tools else None
     preferred = tool_format or getattr(environment, "tool_format", None)
     options: dict[str, Any] = {"max_length": max_model_len, "device": device, "dtype": dtype}
     _, opened = open_model(model, num_slots=1, tool_format=preferred, trust_remote_code=trust_remote_code, **options)
-    params = SamplingParams(max_tokens or 0, temperature, top_p=top_p)
+    params = SamplingParams(max_tokens or 0, as_temperature(temperature), top_p=top_p)
     batcher = Batcher(opened.engine, opened.decode)
     try:
         talk = Talk(opened, batcher, Ask(params, stream=True), environment, system)

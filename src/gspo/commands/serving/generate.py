@@ -58,6 +58,7 @@ def generate(
     from gspo.data.rows import DataError
     from gspo.rollout.engine import GroupRequest, SamplingParams
     from gspo.runs.files import errors_name
+    from gspo.serving.parameters import as_temperature
 
     try:
         rows = _rows(prompts, limit, prompt_key)
@@ -67,7 +68,7 @@ def generate(
         read = [encode_prompt(row, opened.tokenizer, **template) for row in rows]
     except DataError as error:
         refuse(error)
-    params = SamplingParams(max_tokens, temperature, top_p=top_p)
+    params = SamplingParams(max_tokens, as_temperature(temperature), top_p=top_p)
     requests = [GroupRequest(prompt, number, n, 0, params, seed) for number, prompt in enumerate(read)]
     longest = max(read, key=lambda prompt: len(prompt.token_ids))
     if len(longest.token_ids) + max_tokens > opened.max_length:
