@@ -118,8 +118,8 @@ def main() -> None:
     from gspo.build.served.engine import open_engine
     from gspo.build.served.source import find_source
     from gspo.serving.app import Served, build_app
+    from gspo.serving.backend import SharedBackend
     from gspo.serving.batcher import Batcher
-    from gspo.serving.desk import OneDoor
     from gspo.serving.server import serving
 
     length = a.prompt_tokens + a.max_tokens
@@ -129,7 +129,7 @@ def main() -> None:
     prompts = make_prompts(a, opened.reader.vocabulary_size)
     batcher = Batcher(opened.engine, opened.decode)
     served = Served(
-        source.name, OneDoor(opened.reader, batcher), opened.token_text, opened.max_length, opened.num_slots
+        source.name, SharedBackend(opened.reader, batcher), opened.token_text, opened.max_length, opened.num_slots
     )
     rounds = []
     with serving(build_app(served)) as url:

@@ -12,8 +12,8 @@ import openai
 from gspo.build.served.engine import ServedEngine, open_engine
 from gspo.build.served.source import find_source
 from gspo.serving.app import Served, build_app
+from gspo.serving.backend import SharedBackend
 from gspo.serving.batcher import Batcher
-from gspo.serving.desk import OneDoor
 from gspo.serving.server import serving
 
 KEY = "a-key-of-a-test"
@@ -47,7 +47,7 @@ def running(
     batcher = Batcher(opened.engine, opened.decode, max_open=max_queue)
     served = Served(
         "embedded",
-        OneDoor(opened.reader, batcher, api_key),
+        SharedBackend(opened.reader, batcher, api_key),
         opened.token_text,
         opened.max_length,
         opened.num_slots,

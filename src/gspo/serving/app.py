@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from gspo.serving.backend import Backend, Client
 from gspo.serving.connection import ClientGone, EventStream, Exchange, read_body
-from gspo.serving.desk import Client, Door
 from gspo.serving.errors import ApiError, too_long
 from gspo.serving.metrics import ServerMetrics
 from gspo.serving.parameters import Ask, Fields, read_ask, read_json, read_num_top
@@ -37,7 +37,7 @@ class Served:
     """The model that a server answers with, and its limits."""
 
     name: str
-    door: Door
+    backend: Backend
     token_text: TokenText
     max_length: int
     num_slots: int
@@ -67,13 +67,13 @@ class Endpoints:
         return as_json({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
-        if not self._served.door.is_alive:
+        if not self._served.backend.is_alive:
             raise ApiError(503, "the engine has ended", kind="server_error")
         return Response()
 
     async def show_metrics(self, request: Request) -> Response:
-        door = self._served.door
-        return PlainTextResponse(self.metrics.text(door.counts, door.num_open, self._served.num_slots))
+        backend = self._served.backend
+        return PlainTextResponse(self.metrics.text(backend.counts, backend.num_open, self._served.num_slots))
 
     async def chat(self, request: Request) -> Any:
         client, fields = self._client(request), await self._fields(request)
@@ -143,7 +143,7 @@ class Endpoints:
 
     async def _answer(self, request: Request, client: Client, answer: Answer) -> Any:
         """Run the request and write its answer, whole or as a stream."""
-        exchange, times = Exchange(client.desk, answer), self.metrics.start_request()
+        exchange, times = Exchange(client.queue, answer), self.metrics.start_request()
         if answer.ask.stream:
             return EventStream(exchange.opened(), answer, times)
         with exchange.opened():
@@ -184,7 +184,7 @@ class Endpoints:
 
     def _client(self, request: Request) -> Client:
         kind, _, key = request.headers.get("authorization", "").partition(" ")
-        client = self._served.door.client(key.strip() if kind.lower() == "bearer" else "")
+        client = self._served.backend.client(key.strip() if kind.lower() == "bearer" else "")
         if client is None:
             raise ApiError(401, "wrong or missing API key", kind="authentication_error", code="invalid_api_key")
         return client

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
-from gspo.serving.desk import Desk
+from gspo.serving.backend import JobQueue
 from gspo.serving.errors import ApiError
 from gspo.serving.jobs import Job, Send
 from gspo.serving.metrics import RequestTimes
@@ -49,8 +49,8 @@ async def read_body(request: Request, limit: int) -> bytes:
 class Exchange:
     """The jobs of a request and the updates that they send to the event loop; leaving it cancels what is unfinished."""
 
-    def __init__(self, desk: Desk, answer: Answer) -> None:
-        self._desk, self._answer = desk, answer
+    def __init__(self, queue: JobQueue, answer: Answer) -> None:
+        self._queue, self._answer = queue, answer
         self._loop = asyncio.get_running_loop()
         self._arrived: asyncio.Queue[tuple[int, list[Update]] | BaseException] = asyncio.Queue()
         self._jobs: list[Job] = []
@@ -62,14 +62,14 @@ class Exchange:
     def __exit__(self, *_: object) -> None:
         if self._num_left:
             for job in self._jobs:
-                self._desk.cancel(job)
+                self._queue.cancel(job)
 
     def opened(self) -> Exchange:
         """The exchange with every prompt of the request queued; nothing is, when one is refused."""
         ask = self._answer.ask
         try:
             for number, prompted in enumerate(self._answer.prompts):
-                self._jobs.append(self._desk.open(prompted, ask, self._sender(number * ask.n), self._answer.id))
+                self._jobs.append(self._queue.open(prompted, ask, self._sender(number * ask.n), self._answer.id))
         except ApiError:
             self.__exit__()
             raise

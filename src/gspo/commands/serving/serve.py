@@ -55,8 +55,8 @@ def serve(
         from gspo.serving.server import listen, make_server, url_of
     except ImportError as error:
         refuse(f"gspo serve needs the extra `serve` ({error.name} is missing): pip install 'gspo[serve]'")
+    from gspo.serving.backend import SharedBackend
     from gspo.serving.batcher import Batcher
-    from gspo.serving.desk import OneDoor
 
     try:
         listener = listen(host, port)
@@ -77,7 +77,7 @@ def serve(
     batcher = Batcher(opened.engine, opened.decode, max_open=max_queue)
     served = Served(
         served_model_name or source.name,
-        OneDoor(opened.reader, batcher, api_key),
+        SharedBackend(opened.reader, batcher, api_key),
         opened.token_text,
         opened.max_length,
         opened.num_slots,

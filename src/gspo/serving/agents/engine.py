@@ -18,7 +18,7 @@ from gspo.serving.agents.play import Play, new_key, row_of
 from gspo.serving.agents.runner import AgentRunner
 from gspo.serving.agents.session import Session
 from gspo.serving.app import Served, build_app
-from gspo.serving.desk import Client
+from gspo.serving.backend import Client
 from gspo.serving.jobs import JobCounts, Jobs
 from gspo.serving.prompts import PromptReader
 from gspo.serving.server import serving
@@ -137,7 +137,7 @@ class AgentEpisodes(RolloutEngine):
     def kill(self) -> None:
         self._engine.kill()
 
-    # What the web application asks (desk.Door).
+    # What the web application asks (backend.Backend).
 
     @property
     def is_alive(self) -> bool:

@@ -30,13 +30,13 @@ Post = Callable[["Session", Job], None]
 
 @dataclass(frozen=True, slots=True)
 class SessionPrompt(Prompted):
-    """A prompt that continues a conversation; None: it opens one."""
+    """A prompt, and the conversation that it continues; None: it opens one."""
 
     conversation: Conversation | None = None
 
 
 class Session:
-    """The desk and the reader of one key. Requests come from the web server's thread, updates from the engine's.
+    """The job queue and the reader of one key. Requests come from the web server's thread, updates from the engine's.
 
     `request` is the rollout's group; `post` hands jobs to the engine's thread. The sampling parameters are those of the
     group, whatever a client asks for: log-probs must be those of the policy that is trained.
@@ -47,9 +47,8 @@ class Session:
         self._reader, self._max_length, self._post = reader, max_length, post
         self._lock = threading.Lock()
         self.conversations: list[Conversation] = []
-        self._tape: dict[
-            tuple[int, ...], Rollout
-        ] = {}  # recorded turns of a resumed rollout, by the tokens before them
+        # Recorded turns of a resumed rollout, by the tokens before them.
+        self._tape: dict[tuple[int, ...], Rollout] = {}
         self.num_open = 0
         self.due = 0  # the tick in which its next request is waited for
         self.thinking_since = time.monotonic()

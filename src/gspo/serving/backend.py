@@ -1,4 +1,4 @@
-"""Who a request is from, and where it goes: what the web application asks of a server's inside."""
+"""What the web application needs of that which answers: who a request is from, how it is read, where it is queued."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gspo.serving.parameters import Ask
 from gspo.serving.prompts import Prompted, PromptReader
 
 
-class Desk(Protocol):
-    """Takes requests, from any thread. `name` is the id of the answer."""
+class JobQueue(Protocol):
+    """Accepts requests, from any thread. `name` is the id of the answer."""
 
     def open(self, prompted: Prompted, ask: Ask, send: Send, name: str = "") -> Job: ...
 
@@ -40,11 +40,11 @@ class Client:
     """How the requests of one key are read, and where they go."""
 
     reader: Reader
-    desk: Desk
+    queue: JobQueue
 
 
-class Door(Protocol):
-    """Lets clients in."""
+class Backend(Protocol):
+    """What answers: it knows the clients, each by its key, and how much is in flight."""
 
     @property
     def is_alive(self) -> bool: ...
@@ -60,8 +60,8 @@ class Door(Protocol):
         ...
 
 
-class OneDoor:
-    """The door of a server: everyone with the key, or without any key everyone, is the same client."""
+class SharedBackend:
+    """The backend of a server: everyone with the key, or without any key everyone, is the same client."""
 
     def __init__(self, reader: PromptReader, batcher: Batcher, api_key: str | None = None) -> None:
         self._client, self.batcher, self._key = Client(reader, batcher), batcher, api_key
