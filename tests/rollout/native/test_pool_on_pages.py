@@ -16,7 +16,7 @@ from gspo.rollout.native import runner
 from gspo.rollout.native.slot_pool import CacheFull
 from gspo.types import Group, Prompt, Rollout
 from tests.rollout.native import plain_kernels
-from tests.rollout.native.token_pages import Alone, World
+from tests.rollout.native.token_pages import Alone, World, logits_of
 
 KINDS: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.0}, {"temperature": 0.6, "top_k": 4}, {"top_p": 0.7})
 
@@ -556,3 +556,22 @@ def test_a_pool_that_holds_nothing_else_says_which_prompt_does_not_fit() -> None
         for _ in range(3):
             world.pool.advance(1, 0)
     assert not world.pool.stats.rows and world.pool.num_groups == 1
+
+
+def test_the_best_tokens_are_reported_also_where_all_rows_are_drawn_alike() -> None:
+    world = World(num_slots=2)
+    asked = [request(number, 3, max_tokens=5, num_top=2, watch=True) for number in range(2)]
+    for each in asked:
+        world.pool.submit(each)
+    found: dict[int, list[Any]] = {0: [], 1: []}
+    while world.pool.num_groups:
+        world.pool.advance(2, 0)
+        for written in world.pool.take_written():
+            found[written.submission] += written.top
+    for each in asked:
+        (tokens,) = tokens_alone(each)
+        for position, best in enumerate(found[each.submission]):
+            scores = logits_of((*each.prompt.token_ids, *tokens[:position])).log_softmax(-1)
+            assert [value for _, value in best] == pytest.approx(scores.topk(2).values.tolist(), abs=1e-5)
+            assert all(scores[token].item() == pytest.approx(value, abs=1e-5) for token, value in best)
+        assert len(found[each.submission]) == 5

@@ -124,6 +124,20 @@ def test_an_agent_without_a_request_failed_and_one_that_was_cancelled_was_stoppe
     assert [(r.finish_reason, r.token_ids) for r in group.rollouts] == [("environment", ())] * 2
 
 
+def test_a_request_without_an_answer_is_no_part_of_the_rollout() -> None:
+    """The agent did not wait for its first request: the conversation that was answered has the reward."""
+    stage = Stage()
+    stage.begin(dataclasses.replace(group_request(), n=1))
+    (agent,) = stage.agents
+    agent.chat(HI)
+    stage.answer(agent, agent.chat(user("other"), name="second"), "d", reason="length")
+    stage.ends[0].set_result(0.5)
+    (group,) = stage.finish()
+    (rollout,) = group.rollouts
+    assert (rollout.failure, rollout.finish_reason, rollout.branches) == (None, "length", ())
+    assert [(turn.text, turn.reward) for turn in rollout.turns] == [("d", 0.5)]
+
+
 def test_what_the_engine_holds_of_every_conversation_is_released_by_its_own_name() -> None:
     _, stage = one(None, branch=True)
     assert stage.released[0] == (3, 0) and stage.released[1][0] >= FIRST_PLACE and stage.released[1][1] == 0

@@ -14,6 +14,7 @@ from typing import Any
 from gspo.rewards.results import as_number
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.progress import EMPTY
+from gspo.serving.agents.conversation import Conversation
 from gspo.serving.agents.session import Session
 from gspo.serving.errors import ApiError
 from gspo.serving.jobs import Job
@@ -175,8 +176,8 @@ def _reward(session: Session, result: Any) -> str | None:
         return "it made no request to the model"
     if result is None:
         return None
-    first = session.conversations[0]
-    rewards = result if isinstance(result, Mapping) else {(first.names or list(turns))[-1]: result}
+    first = _answered(session)[0]
+    rewards = result if isinstance(result, Mapping) else {first.names[-1]: result}
     for name, value in rewards.items():
         if name not in turns:
             return f"it gave a reward to {name!r:.100}, which is no id of an answer that it got"
@@ -190,7 +191,7 @@ def _reward(session: Session, result: Any) -> str | None:
 
 
 def _finished(prompt: Prompt, session: Session) -> Rollout:
-    reason = session.conversations[0].reason if session.conversations else "environment"
+    reason = next((c.reason for c in _answered(session)), "environment")
     rollout = _recorded(session, reason if reason != "aborted" else "environment")
     if session.failure is None:
         return rollout
@@ -201,10 +202,15 @@ def _finished(prompt: Prompt, session: Session) -> Rollout:
 def _recorded(session: Session, reason: FinishReason) -> Rollout:
     """What is recorded of a rollout: its first conversation, with the others as branches, each up to its last turn."""
     prompt = session.request.prompt.token_ids
-    parts = [c.rollout(reason, prompt) for c in session.conversations if c.turns]
+    parts = [c.rollout(reason, prompt) for c in _answered(session)]
     if not parts:
         return dataclasses.replace(EMPTY, finish_reason=reason)
     return dataclasses.replace(_up_to_last_turn(parts[0]), branches=tuple(map(_up_to_last_turn, parts[1:])))
+
+
+def _answered(session: Session) -> list[Conversation]:
+    """The conversations in which the model has written a turn. The first one is the rollout, the others are branches."""
+    return [conversation for conversation in session.conversations if conversation.turns]
 
 
 def _up_to_last_turn(rollout: Rollout) -> Rollout:
