@@ -191,7 +191,8 @@ def _reward(session: Session, result: Any) -> str | None:
 
 
 def _finished(prompt: Prompt, session: Session) -> Rollout:
-    reason = next((c.reason for c in _answered(session)), "environment")
+    answered = _answered(session)
+    reason = answered[0].reason if answered else "environment"
     rollout = _recorded(session, reason if reason != "aborted" else "environment")
     if session.failure is None:
         return rollout
