@@ -215,3 +215,24 @@ def test_a_skipped_mini_batch_of_the_critic_leaves_the_others():
     assert metrics["critic/skipped_updates"].result() == 1
     assert 0 < metrics["critic/grad_norm"].result() < float("inf")
     assert float(p.optimizer.state_tensors()["step/head.bias"]) == 1
+
+
+def test_dropout_is_off_in_scores_and_updates():
+    """Also where the model that is given was in training mode."""
+    quiet, noisy = critic(llama()), critic(llama(attention_dropout=0.9).train())
+    for p in (quiet, noisy):
+        torch.nn.init.ones_(p.model.head.weight)
+        p.update(batch_with_returns(p), step=0)
+    assert all(torch.equal(x, y) for x, y in zip(quiet.model.parameters(), noisy.model.parameters()))
+    assert torch.equal(*(p.score(collate(groups())).values for p in (quiet, noisy)))
+
+
+def test_a_critic_in_half_precision_sums_its_micro_batches():
+    model = ValueModel(llama(num_hidden_layers=1).bfloat16())
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-3, grad_clip=None)
+    p = Critic(model, optimizer, Schedule(1e-3), CriticSettings(mini_batch_groups=6, micro_batch_tokens=60))
+    batch = batch_with_returns(p)
+    assert len(p.plan(batch)[0]) > 2
+    assert p.update(batch, step=0)["critic/skipped_updates"].result() == 0
+    mean = float(batch.returns.sum() / batch.mask.sum())  # values are 0: the gradient of the bias is -mean R
+    assert float(optimizer.state_tensors()["exp_avg/head.bias"]) == pytest.approx(-0.1 * mean)

@@ -127,8 +127,8 @@ def test_a_batch_is_scored_by_the_reward_after_the_penalty():
 def test_beta_follows_the_mean_over_tokens_of_one_step():
     controller = AdaptiveController(0.1, target=1.0, horizon=10)
     kl = scorer(controller)
-    scored(kl, group(1.0, 0.0), group(None, None), group(1.0))
-    # Σ KL = 0.8 + 1.6 + 0.8 over 6 trained tokens of 3 responses; below the target by more than 20 %.
+    scored(kl, group(1.0, 0.0, None), group(None, None), group(1.0))
+    # Σ KL = 0.8 + 1.6 + 0.8 over 6 trained tokens of 3 scored responses; below the target by more than 20 %.
     metrics = kl.observe()
     assert metrics["actor/reward_kl_penalty"].result() == pytest.approx(3.2 / 6)
     assert metrics["actor/reward_kl_penalty_coeff"].result() == 0.1
@@ -149,3 +149,27 @@ def test_a_step_that_is_saved_half_way_goes_on():
     assert {k: m.result() for k, m in a.observe().items()} == {k: m.result() for k, m in b.observe().items()}
     assert a.controller.value == b.controller.value != 0.1
     assert a.state_dict() == b.state_dict()
+
+
+def test_beta_moves_by_the_responses_of_its_own_step_alone():
+    controller = AdaptiveController(0.1, target=0.01, horizon=10)
+    kl = scorer(controller)
+    value = 0.1
+    for num in (3, 1, 0, 2):  # in the third step nothing was scored
+        scored(kl, group(*[1.0] * num, None))
+        kl.observe()
+        value *= 1 + 0.2 * num / 10
+        assert controller.value == pytest.approx(value, rel=1e-12)
+
+
+def test_a_branch_is_measured_and_its_rollout_pays_for_its_own_tokens():
+    """The first response has a branch of two trained tokens, whose first token is 12: 0.4 · 3 on each of them."""
+    branch = dataclasses.replace(rollout(12, None), context=(7, 7))
+    whole = group(1.0, 0.0)
+    first = dataclasses.replace(whole.rollouts[0], branches=(branch,), reward=Reward(1.0, kl_penalty=9.0))
+    kl = scorer()
+    (got,) = scored(kl, whole.with_rollouts((first, whole.rollouts[1])))
+    assert [r.reward.kl_penalty for r in got.rollouts] == pytest.approx([0.5 * 0.8, 0.5 * 1.6])
+    assert got.rollouts[1].reward.kl_by_token == pytest.approx((0.0, 0.4, 0.4))
+    assert got.rollouts[0].branches == (branch,)
+    assert kl.observe()["actor/reward_kl_penalty"].result() == pytest.approx((0.8 + 1.6 + 2.4) / 6)

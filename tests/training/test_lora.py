@@ -114,6 +114,21 @@ def test_the_same_seed_gives_the_same_adapters_whatever_was_drawn_before():
     assert torch.equal(state, torch.get_rng_state())
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_adapters_are_drawn_by_their_seed(seed):
+    """Those of peft after `torch.manual_seed`; 0 is a seed like any other."""
+    from peft import LoraConfig, inject_adapter_in_model
+
+    settings, plain = LoraSettings(2, target_modules=["q_proj"]), llama()
+    config = LoraConfig(r=2, target_modules=["q_proj"])
+    torch.manual_seed(seed)
+    inject_adapter_in_model(config, plain, "default")
+    torch.manual_seed(9)
+    found = Adapters(llama(), settings, seed=seed).model
+    drawn = [(p, q) for (n, p), q in zip(plain.named_parameters(), found.parameters(), strict=True) if ".lora_A." in n]
+    assert len(drawn) == 2 and all(torch.equal(p, q) for p, q in drawn)
+
+
 def test_modules_that_are_not_there_are_named():
     with pytest.raises(UnsupportedModel, match=r"target_modules=\['no_such'\]"):
         Adapters(llama(), LoraSettings(2, target_modules=["no_such"]), seed=0)
