@@ -37,15 +37,14 @@ class HeldRun:
 
     def read(self, path: Path) -> Run:
         """The run as it is now: files are read again when they changed, the status is always fresh."""
-        now = _stamps(path)
-        if self.run is None or self.stamps != now:
-            self.run = read_run(path, None if self.run is None else self.run.metrics)
-            self.stamps, self.steps, self.result = now, self.run.steps[-1:], self.run.result
-            self.summary = summary(self.run)
+        run, now = self.run, _stamps(path)  # `self.run` may be dropped at any time
+        if run is None or self.stamps != now:
+            run = read_run(path, None if run is None else run.metrics)
+            self.stamps, self.steps, self.result = now, run.steps[-1:], run.result
+            self.summary = summary(run)
         status = status_of(path, self.steps, self.result)
-        if self.run.status != status:
-            self.run = replace(self.run, status=status)
-        return self.run
+        self.run = run = run if run.status == status else replace(run, status=status)
+        return run
 
     def summarise(self, path: Path) -> dict[str, Any]:
         """The summary as it is now, without the metrics when the files are as they were."""

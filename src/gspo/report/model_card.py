@@ -18,9 +18,23 @@ tokenizer = AutoTokenizer.from_pretrained("{name}")
 """
 
 
+LOAD_REWARD_MODEL = """## How to load
+
+```python
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+model = AutoModelForSequenceClassification.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+
+`gspo train reward_model.enable=true reward_model.path={name}` trains a policy with its scores.
+"""
+
+
 def model_card(run: Run, name: str, step: int | None = None) -> str:
     """Markdown with the front matter that model hubs read. `name` is where the model will be loaded from."""
     card = run_card(run)
     which = "" if step is None else f"\nThese weights are from step {step} of {run.name}.\n"
     head, title, rest = card.partition("\n## ")
-    return f"{head.rstrip()}\n{which}\n{LOAD.format(name=name.replace('`', ''))}{title}{rest}"
+    load = LOAD_REWARD_MODEL if run.is_reward_model else LOAD
+    return f"{head.rstrip()}\n{which}\n{load.format(name=name.replace('`', ''))}{title}{rest}"

@@ -13,6 +13,11 @@ from gspo.runs.metric_names import CORE, held_out_source
 from gspo.runs.run import Run
 
 ACTOR = "actor_rollout_ref.actor"
+PAIR_FIGURES = {  # of a reward model
+    "val/accuracy": "share in the right order",
+    "val/sign_accuracy": "share of answers on the right side of 0",
+    "val/loss": "loss",
+}
 
 
 def run_card(run: Run) -> str:
@@ -35,8 +40,9 @@ def run_card(run: Run) -> str:
 def _front_matter(run: Run) -> str:
     model = run.setting("actor_rollout_ref.model.path")
     data = None if run.given("train_dataset") else run.setting("data.train_files")
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation"]
-    lines += ["tags:", "- gspo", f"- {'supervised-fine-tuning' if run.is_supervised else 'reinforcement-learning'}"]
+    kind = "supervised-fine-tuning" if run.is_supervised else "reinforcement-learning"
+    task, kind = ("text-classification", "reward-model") if run.is_reward_model else ("text-generation", kind)
+    lines = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", "- gspo", f"- {kind}"]
     if isinstance(model, str) and _is_hub_name(model):
         lines.append(f"base_model: {model}")
     sets = [d for d in (data if isinstance(data, list) else [data]) if isinstance(d, str) and _is_hub_name(d)]
@@ -57,6 +63,10 @@ def _verdict(run: Run) -> str:
 
 def _result(run: Run) -> str:
     ends, losses = start_and_end(run), run.values("val/loss")
+    if run.is_reward_model:
+        found = [(title, run.values(name)) for name, title in PAIR_FIGURES.items()]
+        rows = [[title, f"{values[0]:.4f}", f"{values[-1]:.4f}"] for title, values in found if values]
+        return _grid(["held-out pairs", "start", "end"], rows) if rows else "No held-out pairs."
     if ends is None and len(losses) >= 2:
         rows = [["start", f"{losses[0]:.4f}"], ["end", f"{losses[-1]:.4f}"]]
         return _grid(["held-out loss per answer token", "value"], rows)
@@ -75,26 +85,22 @@ def _result(run: Run) -> str:
 def _training(run: Run) -> list[tuple[str, Any]]:
     s = run.setting
     if run.is_supervised:
+        data = run.given("train_dataset") or words.name_of(s("data.train_files"))
         return [
             ("base model", s("actor_rollout_ref.model.path")),
-            ("training data", f"answers of {words.name_of(s('data.train_files'))}"),
-            ("held-out data", _held_out(run)),
+            ("training data", f"{'pairs' if run.is_reward_model else 'answers'} of {data}"),
+            ("held-out data", run.given("val_dataset") or _held_out(run)),
             ("steps", run.last_step),
-            ("examples per step", s("data.train_batch_size")),
+            (f"{'pairs' if run.is_reward_model else 'examples'} per step", s("data.train_batch_size")),
             ("learning rate", s(f"{ACTOR}.optim.lr")),
             ("seed", s("trainer.seed")),
         ]
     loss = s(f"{ACTOR}.policy_loss.loss_mode")
-    reward = s("custom_reward_function.path")
     return [
         ("base model", s("actor_rollout_ref.model.path")),
         ("training data", run.given("train_dataset") or words.name_of(s("data.train_files"))),
         ("held-out data", run.given("val_dataset") or _held_out(run)),
-        (
-            "reward",
-            run.given("reward_fn")
-            or (f"{reward}:{s('custom_reward_function.name')}" if reward else "built in, by data source"),
-        ),
+        ("reward", _reward(run)),
         ("loss", LOSS_NAMES.get(str(loss), loss)),
         ("advantage", s("algorithm.adv_estimator")),
         ("dynamic sampling", {True: "on", False: "off"}.get(s("algorithm.filter_groups.enable"))),
@@ -106,6 +112,31 @@ def _training(run: Run) -> list[tuple[str, Any]]:
         ("seed", s("trainer.seed")),
         ("seed of the data order", s("data.seed")),
     ]
+
+
+def _reward(run: Run) -> str:
+    """What a response is rewarded by, in words."""
+    s, functions = run.setting, run.setting("reward.functions")
+    entries = [e for e in functions if isinstance(e, dict)] if isinstance(functions, list) else []
+    named = [_place(e["name"], e.get("path")) for e in entries if "name" in e and "judge" not in e]
+    custom = s("custom_reward_function.path")
+    if given := run.given("reward_fn"):
+        named = [given]
+    elif not named and custom:
+        named = [_place(s("custom_reward_function.name"), custom)]
+    judged = s("reward.judge.base_url") is not None or any("judge" in e for e in entries)
+    models = [e["model"] for e in entries if "model" in e] or ([{}] if s("reward_model.enable") is True else [])
+    path = models[0] if models and isinstance(models[0], str) else s("reward_model.path")
+    environment = s("environment.name") or s("environment.path") or s("environment.agent")
+    parts = [f"the environment {words.name_of(environment)}"] if environment else []
+    parts += [*named, *([f"the judge {words.name_of(s('reward.judge.model'))}"] if judged else [])]
+    parts += [f"the reward model {words.name_of(path)}"] if models else []
+    return ", ".join(parts) or "built in, by data source"
+
+
+def _place(name: Any, path: Any) -> str:
+    """A function by its name, and its file where it has one."""
+    return words.portable(f"{path}:{name}") if path else str(name)
 
 
 def _held_out(run: Run) -> str:
@@ -152,7 +183,7 @@ def _reproduce(run: Run) -> str:
     lines = [
         "The run folder's `config.yaml` contains every value that was used:",
         "```",
-        f"gspo {'sft' if run.is_supervised else 'train'} config.yaml",
+        f"gspo {'rm' if run.is_reward_model else 'sft' if run.is_supervised else 'train'} config.yaml",
         "```",
     ]
     if isinstance(argv, list) and argv:
@@ -164,6 +195,10 @@ def _reproduce(run: Run) -> str:
 def _limits(run: Run) -> str:
     names = [name for name in run.names() if name.startswith(CORE)]
     sources = sorted({source for name in names if (source := held_out_source(name)) is not None})
+    if run.is_reward_model:
+        return (
+            "Measured on held-out pairs only. How well its scores serve as a reward is known after training with them."
+        )
     if not sources and run.values("val/loss"):
         return "Only the loss of held-out answers was measured; what the model answers by itself was not."
     if not sources:

@@ -115,7 +115,8 @@ def _what(run: Run) -> str:
     if model is None and data is None:
         return ""
     states = {"running": "is being trained", "stopped": "was trained (stopped before its end)"}
-    what = f"the answers of {words.name_of(data)}" if run.is_supervised else words.name_of(data)
+    kind = "the pairs of " if run.is_reward_model else "the answers of " if run.is_supervised else ""
+    what = kind + words.name_of(data)
     named = "embedded model" if model == "embedded" else f"model {words.name_of(model)}"
     text = f"The {named} {states.get(run.status, 'was trained')} on {what}"
     if loss and not run.is_supervised:

@@ -71,8 +71,13 @@ class Run:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether it trains on the answers of a dataset (`gspo sft`)."""
-        return any("train/loss" in row for row in self.rows)
+        """Whether it trains on the answers of a dataset: examples (`gspo sft`) or pairs (`gspo rm`)."""
+        return bool(self.values("train/loss"))
+
+    @property
+    def is_reward_model(self) -> bool:
+        """Whether it trains a reward model (`gspo rm`)."""
+        return bool(self.values("train/sign_accuracy"))
 
     def column(self, name: str) -> list[float | None]:
         """A metric, one value per row, None where the row has none."""
@@ -97,7 +102,9 @@ class Run:
 
     def given(self, argument: str) -> str | None:
         """What a Python argument (`train_dataset`, `val_dataset`, `reward_fn`) put in the place of the config's own."""
-        return ((self.environment or {}).get("inputs") or {}).get(argument)
+        inputs = (self.environment or {}).get("inputs")
+        value = inputs.get(argument) if isinstance(inputs, dict) else None
+        return value if isinstance(value, str) else None
 
     def seen_questions(self) -> tuple[int, int] | None:
         """(held-out questions that are training rows too, all held-out questions); None when the run does not say."""
