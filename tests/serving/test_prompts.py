@@ -96,6 +96,7 @@ USER = {"role": "user", "content": "a"}
         ([{**USER, "tool_calls": [{"id": 1}]}], r"messages\[0\]\.tool_calls: expected objects with function\.name"),
         ([{**USER, "tool_calls": [{"function": {"name": "f", "arguments": "["}}]}], "are no JSON object"),
         ([{**USER, "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}], "are no JSON object"),
+        ([{**USER, "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}], "are no JSON object"),
     ],
 )
 def test_messages_that_are_none_are_refused_with_their_place(messages: Any, message: str) -> None:
