@@ -196,7 +196,7 @@ class VllmEngine(RolloutEngine):
         response = self._responses[piece.name]
         sequence = response.sequence
         if not math.isfinite(sum(piece.log_probs)) or any(p > 0 for p in piece.log_probs):
-            raise not_finite_error(sequence.group.request, sequence.index, self._version)
+            raise not_finite_error(sequence.group.request, sequence.number, self._version)
         response.token_ids.extend(piece.token_ids)
         response.log_probs.extend(piece.log_probs)
         request = sequence.group.request
