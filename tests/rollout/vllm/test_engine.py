@@ -189,7 +189,8 @@ def test_groups_in_flight_wait_for_an_evaluation_and_keep_their_tokens() -> None
     assert [group.submission for group in engine.generate(evaluation)] == [9, 8], "in the order of the requests"
     assert core.calls[-1] == ("add", (*asked.prompt.token_ids, *alone(asked)[0][:2]), 2)
     assert engine.num_in_flight == 1
-    check(asked, [group for _ in range(2) for group in engine.step()][0].rollouts)
+    (group,) = [group for _ in range(2) for group in engine.step()]
+    check(asked, group.rollouts)
 
 
 def test_a_finished_group_of_a_resumed_run_needs_no_vllm_and_a_cleared_engine_has_none() -> None:
