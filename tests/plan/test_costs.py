@@ -13,9 +13,10 @@ import pytest
 
 from gspo.config import TrainerConfig, load
 from gspo.config.loading import tree
+from gspo.models.shape import SHAPES
 from gspo.plan import constants
 from gspo.plan.constants import DEVICES, Chip, in_float32
-from gspo.plan.decode import EXCHANGE, HEAD, LAUNCH, WEIGHTS, DecodeCost, generate, steady
+from gspo.plan.decode import EXCHANGE, HEAD, LAUNCH, WEIGHTS, DecodeCost, again, generate, steady
 from gspo.plan.lengths import Lengths
 from gspo.plan.memory import ModelSize, engine_memory, parameter_bytes, trainer_memory
 from gspo.plan.predict import predict, shard_sizes, tensor_parallel, trainer_counts
@@ -75,6 +76,7 @@ def test_every_key_of_a_step_reaches_the_work() -> None:
                 f"{R}.max_num_batched_tokens": 888,
                 f"{R}.max_num_seqs": 77,
                 f"{R}.max_model_len": 200,
+                f"{R}.keep_cache": True,
                 f"{M}.enable_gradient_checkpointing": True,
                 f"{R}.enforce_eager": True,
                 f"{A}.fsdp_config.reshard_after_forward": False,
@@ -98,6 +100,8 @@ def test_every_key_of_a_step_reaches_the_work() -> None:
         eta=0,
         max_staleness=2,
         in_flight=20,
+        fills_slots=True,
+        keeps_cache=True,
         round_groups=None,
         layout="packed",
         score_share=1 - 1 / 3,
@@ -432,8 +436,46 @@ def test_with_rounds_each_is_waited_for_and_running_ahead_the_slowest_side_decid
     decode = steady(engine, ahead.rollout.rows, 128.0, asked.lengths, 8).total
     pause = seven.parameters * 2 / 2 / constants.HOST_COPY
     engines = min(4.0, running / ahead.rollout.rows)
-    assert ahead.stages["gen"] == pytest.approx(512 * 700.0 * decode / (engines * ahead.rollout.rows) + pause)
+    groups = ahead.rollout.rows / (8 * asked.running_share)
+    computed_again = again(engine, ahead.rollout.rows, 128.0, asked.lengths, groups)
+    seconds = (512 * 700.0 * decode / (engines * ahead.rollout.rows) + computed_again) / 0.92
+    assert ahead.stages["gen"] == pytest.approx(seconds + pause)
     assert ahead.rollout.longest_s == pytest.approx(asked.lengths.longest_of(512) * decode)
+
+
+def test_a_stream_on_a_gpu_runs_full_and_computes_its_caches_again_after_each_update(h200) -> None:
+    asked = Workload(
+        256, 8, 128.0, 128, Lengths(700.0, 1024, 0.4), max_staleness=2, in_flight=768, slots=1024, fills_slots=True
+    )
+    small = SHAPES["1.5b"]
+    engine, split = DecodeCost(small, h200), Split(1, 1, False, 1, 1, True)
+
+    def gen(**changed) -> tuple[float, float]:
+        made = predict(small, h200, dataclasses.replace(asked, **changed), split)
+        assert made is not None
+        return made.rollout.rows, made.stages["gen"]
+
+    rows, seconds = gen()
+    assert rows == 1024
+    step = steady(engine, 1024.0, 128.0, asked.lengths, 8).total
+    tokens = 1024 * asked.lengths.residual_mean
+    by_hand = 2 * small.active_body * tokens / 790e12  # products of what the responses have so far
+    computed_again = again(engine, 1024.0, 128.0, asked.lengths, 1024 / (8 * asked.running_share))
+    assert 1.1 * by_hand < computed_again < 2 * by_hand
+    assert seconds == pytest.approx((2048 * 700.0 * step / 1024 + computed_again) / 0.92)
+    assert gen(keeps_cache=True) == (1024, pytest.approx(2048 * 700.0 * step / 1024 / 0.92))
+    assert gen(fills_slots=False, in_flight=64)[0] == pytest.approx(512 * asked.running_share)
+    assert gen(in_flight=64)[0] == 512
+
+
+def test_a_cache_is_computed_after_what_has_its_own(shape, h200) -> None:
+    engine = DecodeCost(shape, h200)
+    kept = 2 * (4 * 16 + 6 * 8 + 2 * 8 + 2 * 8 + 2 * 8)
+    operations = 3 * (10 * 2 * (2 * 656 + 8) + 4 * 2 * 8 * (10 * 50 + 10 * 10 / 2) + 2 * 80)
+    traffic = 3 * 10 * 2 * kept * constants.TRAFFIC_PASSES / (0.85 * 4.8e12)
+    assert engine.prefill_seconds(3, 10, 50) == pytest.approx(operations / 790e12 + traffic)
+    both = dataclasses.replace(engine, tp=2)
+    assert both.prefill_seconds(3, 10, 50) == pytest.approx((operations / 790e12 + traffic) / 2)
 
 
 def test_a_forward_and_an_update_by_hand_on_a_cpu(shape) -> None:

@@ -21,8 +21,7 @@ from tests.plan.measured import BENCHMARKS
     ids=lambda b: f"{b.model}-{b.prompts}-{b.rollout_s:.3f}",
 )
 def test_measured_rollouts_are_reproduced(bench):
-    within = 0.2 if "bare" in bench.source else 0.1  # the same one took 0.229 s alone and 0.253 in a step
-    assert bench.predicted_rollout_s() == pytest.approx(bench.rollout_s, rel=within)
+    assert bench.predicted_rollout_s() == pytest.approx(bench.rollout_s, rel=0.15)
 
 
 @pytest.mark.parametrize("bench", [b for b in BENCHMARKS if b.eager], ids=lambda b: b.model)

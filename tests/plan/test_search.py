@@ -6,10 +6,12 @@ import dataclasses
 
 import pytest
 
+from gspo.config import load
 from gspo.models.shape import SHAPES
 from gspo.plan.constants import DEVICES
 from gspo.plan.predict import STALE, predict, search, shard_sizes, smallest_cluster, trainer_counts
 from gspo.plan.split import Split
+from gspo.plan.workload import workload_of
 
 
 def test_one_device_does_everything_in_turn(h200, work):
@@ -61,7 +63,7 @@ def test_more_staleness_is_never_slower_and_longer_responses_are(h200, work):
 
 def test_dropped_groups_cost_generation_and_no_training(h200, work):
     split = Split(8, 8, False, 1, 8)
-    all_kept = dataclasses.replace(work, eta=0, max_staleness=2, in_flight=64)
+    all_kept = dataclasses.replace(work, eta=0, max_staleness=2, in_flight=64, keeps_cache=True)
     half = dataclasses.replace(all_kept, keep_rate=0.5)
     one, two = (predict(SHAPES["1.5b"], h200, w, split) for w in (all_kept, half))
     assert one is not None and two is not None
@@ -108,3 +110,25 @@ def test_splits_of_a_large_cluster_are_few_and_whole_machines():
     assert len(counts) < 50 and all(c % 8 == 0 and 0 < c < 4096 for c in counts)
     assert trainer_counts(4, 8) == [1, 2, 3]
     assert shard_sizes(24) == [1, 2, 4, 8, 24]
+
+
+@pytest.mark.parametrize(
+    "model, group, response, batch, mini, mean, spread, keep, seen",
+    [("0.5b", 16, 512, 64, 16, 269.0, 0.45, 0.675, 5.75), ("smol", 8, 320, 128, 32, 154.0, 0.5, 0.19, 4.23)],
+)
+def test_real_runs_are_predicted(h200, model, group, response, batch, mini, mean, spread, keep, seen):
+    """The runs of docs/performance.md, Real work, with answers of different lengths."""
+    keys = {
+        "actor_rollout_ref.rollout.n": group,
+        "actor_rollout_ref.rollout.max_num_seqs": 1024,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
+        "data.train_batch_size": batch,
+        "data.max_prompt_length": 512,
+        "data.max_response_length": response,
+        "algorithm.filter_groups.enable": True,
+    }
+    config = load(None, [f"{key}={value}" for key, value in keys.items()]).config
+    work = workload_of(config, mean_response=mean, spread=spread, mean_prompt=103.0, keep_rate=keep)
+    best = search(SHAPES[model], h200, 1, work).best
+    assert best is not None and best.rollout.rows == 1024
+    assert best.step_s == pytest.approx(seen, rel=0.12)

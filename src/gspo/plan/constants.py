@@ -129,15 +129,15 @@ HOP_S = assumed(10e-6, "latency per machine in an NCCL ring, and per exchange in
 OVERLAP = assumed(0.70, "share of the computation that can overlap with FSDP communication")
 
 # Decoding
+_ROLLOUTS = "smol at batch 256 (0.195 s for 128 tokens) and 1,024 (331,700 tok/s) and qwen 0.5B at 1,024 (267,900)"
 DECODE_LAYER_S = fitted(
-    37.8e-6,
-    "time per layer and decode step that does not grow with the batch: docs/performance.md, On a GPU, rollout of smol, "
-    "143,300 tok/s at batch 256 and 288,900 at 1,024",
+    34.6e-6,
+    "time per layer and decode step that does not grow with the batch: docs/performance.md, Real work and On a GPU, "
+    f"rollout of {_ROLLOUTS}; qwen1.5b at 256 (0.40 s) is predicted 12 % low",
 )
 SAMPLING_PASSES = fitted(
-    8.4,
-    "passes over the float32 logits of a row: fitted together with ROW_LAYER_S and DECODE_LAYER_S to three points, rollout "
-    "of smol at batch 256 and 1,024 and of qwen1.5b at 256 (0.41 s); as many constants as points",
+    2.4,
+    f"passes over the float32 logits of a row: fitted with DECODE_LAYER_S and ROW_LAYER_S to the rollout of {_ROLLOUTS}",
 )
 EAGER_LAYER_S = measured(
     0.9e-3, "docs/performance.md, On a GPU, before CUDA graphs: 4.11 s / 128 / 30 and 2.58 s / 128 / 28"
@@ -147,7 +147,10 @@ ROW_PASSES = assumed(
     3, "passes over the intermediate results of a row in decoding; the three points do not determine it"
 )
 ROW_LAYER_S = fitted(
-    24.0e-9, "time per row, layer and decode step that neither bytes nor operations explain; see SAMPLING_PASSES"
+    9.7e-9, "time per row, layer and decode step that neither bytes nor operations explain; see SAMPLING_PASSES"
+)
+WAITING_SHARE = measured(
+    0.08, "share of a rollout in which the GPU waits for the host: docs/performance.md, Real work, 0.17 of 2.06 s"
 )
 
 # Training
@@ -168,7 +171,11 @@ ATTENTION_SHARE = fitted(
     "docs/performance.md, On a GPU, training of qwen1.5b on 8 × 8,192 and, offloaded, 2 × 32,768 tokens (2.38 and 4.55 s)",
 )
 TRAIN_SHARE_CPU = fitted(0.37, "update of `make train` on 2 idle cores, 0.72 s per step")
-TRAFFIC_PASSES = assumed(2.5, "passes per forward over what a layer keeps for its backward")
+TRAFFIC_PASSES = assumed(
+    2.5,
+    "passes per forward over what a layer keeps for its backward, in training and prefill: docs/performance.md, Real work, "
+    "prefill of about 190,000 tokens of Qwen 0.5B, 0.37 s, is predicted as 0.34",
+)
 LOGIT_PASSES = assumed(4, "passes per forward over float32 logits")
 KERNELS_LAYER = assumed(35, "kernels that the forward of a layer launches in transformers")
 KERNEL_S = assumed(8e-6, "seconds per kernel launched from Python")

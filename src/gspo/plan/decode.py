@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gspo.models.shape import ModelShape
-from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, ROW_PASSES, SAMPLING_PASSES, Device
+from gspo.plan.constants import COLLECTIVE_SHARE, HOP_S, ROW_PASSES, SAMPLING_PASSES, TRAFFIC_PASSES, Device
 from gspo.plan.lengths import Lengths
 from gspo.plan.seconds_by_part import SecondsByPart
 
@@ -54,13 +54,13 @@ class DecodeCost:
             return SecondsByPart({LAUNCH: parts[LAUNCH]})
         return parts
 
-    def prefill_seconds(self, groups: float, prompt: float) -> float:
-        """Seconds to prefill the prompts of `groups` groups, each once."""
+    def prefill_seconds(self, texts: float, tokens: float, before: float = 0.0) -> float:
+        """Seconds to compute the cache of `texts` texts of `tokens` tokens, each after `before` tokens that have theirs."""
         s, d = self.shape, self.device
-        operations = groups * (
-            prompt * 2 * s.active_body + s.attention_operations(prompt**2 / 2) + 2 * s.head_parameters
-        )
-        return operations / (self.tp * d.matmul)
+        pairs = tokens * before + tokens**2 / 2
+        operations = texts * (tokens * 2 * s.active_body + s.attention_operations(pairs) + 2 * s.head_parameters)
+        passes = texts * tokens * s.layers * s.kept_bytes(d.number_bytes) * TRAFFIC_PASSES if d.is_gpu else 0.0
+        return (operations / d.matmul + passes / d.reached_bandwidth) / self.tp
 
 
 def generate(
@@ -92,6 +92,12 @@ def generate(
         else:
             parts.add(step, waited * width)
     return parts
+
+
+def again(engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, groups: float) -> float:
+    """Seconds to compute the caches of `rows` unfinished responses of `groups` groups again after a weight update."""
+    written = engine.prefill_seconds(rows, lengths.residual_mean, prompt)  # as many tokens on average as are left
+    return engine.prefill_seconds(groups, prompt) + written
 
 
 def steady(engine: DecodeCost, rows: float, prompt: float, lengths: Lengths, group: int) -> SecondsByPart:

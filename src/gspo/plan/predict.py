@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gspo.models.shape import ModelShape
-from gspo.plan.constants import HOST_COPY, Device
-from gspo.plan.decode import DecodeCost, generate, steady
+from gspo.plan.constants import HOST_COPY, WAITING_SHARE, Device
+from gspo.plan.decode import PREFILL, DecodeCost, again, generate, steady
 from gspo.plan.memory import Memory, ModelSize, colocated_memory, engine_memory, most_slots, trainer_memory
 from gspo.plan.seconds_by_part import SecondsByPart
 from gspo.plan.split import Split
@@ -19,6 +19,7 @@ from gspo.plan.transfers import checkpoint_seconds, publish_seconds
 from gspo.plan.workload import Workload
 
 PUBLISH = "publishing weights"
+WAITING = "waiting for the host"
 STALE = "longest responses under the staleness bound"
 MAX_CANDIDATES = 32  # numbers of trainer ranks to try on a large cluster
 
@@ -156,13 +157,21 @@ def _rollout_time(shape: ModelShape, device: Device, work: Workload, split: Spli
         )
         rows = min(asked[0], float(slots))
         return RolloutTime(parts.total, parts, rows, engine.step(rows, context).total, single)
-    running = work.groups_at_once * work.group_size * work.running_share
+    fills = work.fills_slots and device.is_gpu and split.trainers == 1 and not split.separate
+    share = 1.0 if fills else work.running_share
+    running = work.groups_at_once * work.group_size * share
     rows = min(float(slots), max(1.0, running / split.engines))
     decode = steady(engine, rows, work.mean_prompt, lengths, work.group_size)
     engines, step = min(float(split.engines), running / rows), decode.total
     responses = work.generated_groups * work.group_size
     seconds = responses * lengths.mean / (engines * (rows / step))
     parts = decode.times(seconds / step)
+    if not work.keeps_cache:
+        groups = rows / (work.group_size * work.running_share)
+        parts.add({PREFILL: again(engine, rows, work.mean_prompt, lengths, groups)})
+    if device.is_gpu:
+        parts[WAITING] = parts.total * WAITING_SHARE / (1 - WAITING_SHARE)
+    seconds = parts.total
     longest = lengths.longest_of(responses) * step
     if not work.eta:  # carried groups continue when the next step generates, not during training
         bound = longest / (work.max_staleness + 1)

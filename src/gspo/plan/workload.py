@@ -28,6 +28,8 @@ class Workload:
     eta: int = 0
     max_staleness: int = 0  # without eta: versions that a group of a stream may be carried over
     in_flight: int | None = None  # of a stream: groups generated at once
+    fills_slots: bool = False  # of a stream on a single GPU: a response that ends makes room for another at once
+    keeps_cache: bool = False  # caches stay as they are when the weights change
     round_groups: int | None = None  # groups per round, where whole rounds are generated
     layout: str = "shared"  # shared | packed | plain
     score_share: float = 1.0  # share of the batch that is scored before the update
@@ -80,7 +82,7 @@ class Workload:
 
     @property
     def running_share(self) -> float:
-        """Share of the responses of a group that are still being generated, averaged over its generation."""
+        """Share of the responses of a group that are being generated, averaged over its generation."""
         return self.lengths.mean / self.lengths.longest_of(self.group_size)
 
     @property
@@ -201,6 +203,8 @@ def workload_of(
         eta=rollout.max_head_offpolicyness if rollout.mode == "async" else 0,
         max_staleness=carry,
         in_flight=in_flight if groups.strategy == "stream" else None,
+        fills_slots=groups.max_in_flight is None and rollout.name == "native",
+        keeps_cache=rollout.keep_cache,
         round_groups=plan.generation_batch if groups.enable and groups.strategy == "rounds" else None,
         layout=layout,
         score_share=scored[actor.old_log_prob_source],
