@@ -119,6 +119,7 @@ def test_splits_of_a_large_cluster_are_few_and_whole_machines():
 def test_real_runs_are_predicted(h200, model, group, response, batch, mini, mean, spread, keep, seen):
     """The runs of docs/performance.md, Real work, with answers of different lengths."""
     keys = {
+        "actor_rollout_ref.model.path": model,
         "actor_rollout_ref.rollout.n": group,
         "actor_rollout_ref.rollout.max_num_seqs": 1024,
         "actor_rollout_ref.actor.ppo_mini_batch_size": mini,
