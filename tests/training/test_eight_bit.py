@@ -72,6 +72,30 @@ def test_a_resume_gives_the_same_bits() -> None:
     assert all(torch.equal(a, whole.state_tensors()[key]) for key, a in resumed.state_tensors().items())
 
 
+def test_small_tensors_move_as_adamw_moves_them_with_every_setting() -> None:
+    """Their moments are float32, so each step is that of AdamW, also after a resume."""
+    settings = {"lr": 9.0, "betas": (0.6, 0.7), "eps": 1e-2, "weight_decay": 0.5, "grad_clip": None}
+
+    def small() -> nn.Linear:
+        torch.manual_seed(0)
+        return nn.Linear(8, 4)
+
+    models = [small(), small()]
+    plain = MasterOptimizer(models[0].named_parameters(), **settings)
+    narrow = EightBitOptimizer(models[1].named_parameters(), **settings)
+    for step, lr in enumerate((0.3, 0.1, 0.2)):
+        for model, optimizer in zip(models, (plain, narrow)):
+            optimizer.begin(1)
+            (model(torch.full((2, 8), 0.1 * (step + 1))) ** 2).sum().backward()
+            optimizer.step(lr)
+        for a, b in zip(*(model.parameters() for model in models)):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+        state = {key: t.clone() for key, t in narrow.state_tensors().items()}
+        assert float(state["step/weight"]) == step + 1
+        narrow = EightBitOptimizer(models[1].named_parameters(), **settings)
+        narrow.load_state_tensors(state)
+
+
 def test_a_step_with_bad_numbers_changes_nothing() -> None:
     model = net()
     optimizer = EightBitOptimizer(model.named_parameters(), **SETTINGS)

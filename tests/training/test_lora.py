@@ -177,6 +177,7 @@ def test_an_error_while_adapters_are_off_or_merged_leaves_them_as_they_were():
 
 def test_excluded_modules_have_no_adapters_and_the_config_names_all_settings(tmp_path):
     model = llama()
+    model.config._name_or_path = "org/base"
     settings = LoraSettings(3, dropout=0.25, target_modules=["q_proj", "v_proj", "k_proj"], exclude_modules=["k_proj"])
     adapters = Adapters(model, settings, seed=0)
     modules = {name.split(".")[-1] for name, m in model.named_modules() if hasattr(m, "lora_A")}
@@ -185,6 +186,7 @@ def test_excluded_modules_have_no_adapters_and_the_config_names_all_settings(tmp
     saved = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"], saved["lora_dropout"], saved["inference_mode"]) == (3, 16.0, 0.25, True)
     assert saved["target_modules"] == sorted(saved["target_modules"]) and saved["exclude_modules"] == ["k_proj"]
+    assert saved["base_model_name_or_path"] == "org/base"
     assert saved["task_type"] == "CAUSAL_LM" and not adapters.config.inference_mode
     names = set(adapters.state_tensors())
     assert len(names) == 2 * 2 * 2  # modules, matrices and layers

@@ -96,6 +96,15 @@ def test_counts_of_rows_add_up_and_what_all_ranks_know_counts_once():
     }
 
 
+def test_numbers_that_every_rank_has_are_those_of_the_first():
+    names = ("skipped_updates", "nonfinite_loss", "nonfinite_gradient", "grad_norm", "lr", "vf_explained_var")
+    metrics = {f"{role}/{name}": Metric("sum", 2.0) for name in names for role in ("actor", "critic")}
+    assert {m.result() for m in merge_ranks([metrics, dict(metrics), dict(metrics)]).values()} == {2.0}
+    others = {"actor/lr/mb0": Metric("sum", 2.0), "only": Metric("sum", 1.0)}
+    merged = merge_ranks([metrics, others, others])
+    assert (merged["actor/lr/mb0"].result(), merged["only"].result()) == (4.0, 2.0)
+
+
 def test_a_batch_without_rows_for_a_rank_leaves_it_idle():
     batch = batch_of([(3, [4])])
     plans = [

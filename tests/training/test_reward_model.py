@@ -53,6 +53,16 @@ def test_scores_are_those_of_the_classifier(layout: Any, max_tokens: int) -> Non
     assert want.std() > 0.1
 
 
+@pytest.mark.parametrize(("max_tokens", "forwards"), [(1, 6), (30, 3), (1000, 1)])
+def test_texts_are_scored_in_forwards_within_the_budget(max_tokens: int, forwards: int) -> None:
+    model = RewardModel(ValueModel.of_classifier(classifier()), RewardModelSettings(max_tokens, "packed"))
+    sizes: list[int] = []
+    model.scorer.decoder.layers[0].register_forward_hook(lambda module, args, out: sizes.append(args[0].shape[1]))
+    model.scores(make_texts())
+    assert sum(sizes) == sum(SIZES) and len(sizes) == forwards
+    assert all(size <= max(max_tokens, max(SIZES)) for size in sizes)
+
+
 class RecordingOptimizer(MasterOptimizer):
     """Keeps the summed gradients of each step."""
 
@@ -92,7 +102,7 @@ class Lengths:
         return torch.tensor([float(len(text)) for text in texts])
 
 
-PROMPT = Prompt("row", ({"role": "user", "content": "1+2="},), ())
+PROMPT = Prompt("row", ({"role": "user", "content": "1+2="},), (9, 9, 9))  # tokens of the policy's tokenizer
 
 
 def scored(scorer: ModelScorer, *rollouts: Rollout) -> list[Rollout]:
@@ -118,8 +128,8 @@ def test_responses_are_rendered_with_the_models_own_template_and_equal_ones_are_
 def test_earlier_turns_are_part_of_the_conversation() -> None:
     tokenizer, model = load_tokenizer("embedded"), Lengths()
     scorer = ModelScorer(model, Rendering(tokenizer), Normalization())
-    scored(scorer, rollout("5", Turn(0, 0, "4", observation="higher"), Turn(0, 0, "5")))
-    assert tokenizer.decode(model.asked[0]) == "<user>1+2=<assistant>4<eos><user>higher<assistant>5<eos>"
+    scored(scorer, rollout("5", Turn(0, 0, "4", observation="higher\n"), Turn(0, 0, "5")))
+    assert tokenizer.decode(model.asked[0]) == "<user>1+2=<assistant>4<eos><user>higher\n<assistant>5<eos>"
 
 
 def test_a_response_that_the_model_cannot_read_has_no_reward() -> None:
@@ -209,6 +219,40 @@ def test_a_step_on_pairs_reports_its_rate_and_norm_and_a_bad_one_only_that_it_wa
     bad = model.update(pairs, step=2)
     assert bad["actor/skipped_updates"].result() == 1 and "actor/grad_norm" not in bad
     assert bad["actor/lr"].result() == 0.25
+
+
+def test_dropout_is_off_and_each_update_begins_without_the_gradients_of_the_last() -> None:
+    """Three updates of pairs in several forwards, against plain AdamW on the classifier itself."""
+    texts, got, plain = make_texts(), classifier(attention_dropout=0.9).train(), classifier()
+    pairs = [Pair(str(i), texts[2 * i], texts[2 * i + 1]) for i in range(3)]
+    schedule, settings = Schedule(1e-2, "linear", 0, 4), {"eps": 1e-2, "weight_decay": 0.1}
+    optimizer = MasterOptimizer(got.named_parameters(), lr=1.0, grad_clip=0.5, **settings)
+    model = TrainedRewardModel(got, optimizer, schedule, RewardModelSettings(20))
+    adamw = torch.optim.AdamW(plain.parameters(), lr=1.0, **settings)
+    for step in range(3):
+        some = pairs[: 3 - step]
+        metrics = model.update(some, step=step)
+        chosen, rejected = (by_transformers(plain, texts[i : 2 * len(some) : 2]) for i in (0, 1))
+        losses = -F.logsigmoid(chosen - rejected) + CENTER_COEF * (chosen + rejected) ** 2
+        adamw.zero_grad()
+        losses.mean().backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
+        adamw.param_groups[0]["lr"] = schedule.at(step)
+        adamw.step()
+        assert metrics["train/loss"].result() == pytest.approx(float(losses.mean().detach()), rel=1e-3)
+        assert metrics["train/margin"].result() == pytest.approx(float((chosen - rejected).mean().detach()), abs=1e-3)
+        assert metrics["train/loss"].weight == len(some)
+    for (name, a), b in zip(got.named_parameters(), plain.parameters()):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+    torch.testing.assert_close(model.scores(texts), by_transformers(plain, texts).detach(), rtol=1e-3, atol=1e-3)
+
+
+def test_pairs_in_several_forwards_are_summed_in_half_precision() -> None:
+    texts, model = make_texts(), classifier(num_hidden_layers=1).bfloat16()
+    optimizer = MasterOptimizer(model.named_parameters(), lr=1e-3)
+    trained = TrainedRewardModel(model, optimizer, Schedule(1e-3), RewardModelSettings(1))
+    pairs = [Pair(str(i), texts[2 * i], texts[2 * i + 1]) for i in range(3)]
+    assert trained.update(pairs, step=0)["actor/skipped_updates"].result() == 0
 
 
 class Numbers:
