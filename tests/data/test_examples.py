@@ -104,3 +104,33 @@ def test_a_step_has_the_same_examples_whenever_it_is_asked_for() -> None:
 def test_no_examples_are_refused() -> None:
     with pytest.raises(DataError, match="has no examples"):
         ExampleOrder([], 4, seed=0)
+
+
+def test_an_example_of_exactly_the_limit_is_whole_and_one_more_token_is_too_many(tokenizer: Any) -> None:
+    rows = [row("12345"), row("123456", uid="r2")]  # 9 and 10 tokens
+    assert [e.num_tokens for e in encode_examples(rows, tokenizer)] == [9, 10]
+    kept = encode_examples(rows, tokenizer, max_length=9, filter_overlong=True)
+    assert [e.prompt.uid for e in kept] == ["r1"]
+    cut = encode_examples(rows, tokenizer, max_length=9, truncation="right")
+    assert [text(tokenizer, e)[1] for e in cut] == ["12345<eos>", "123456"]
+    with pytest.raises(DataError, match="r2: field 'answer' is 10 tokens"):
+        encode_examples(rows, tokenizer, max_length=9)
+    assert encode_examples([], tokenizer, max_length=9) == []
+
+
+def test_options_of_the_chat_template_reach_every_prompt(tokenizer: Any) -> None:
+    plain, closed = (
+        encode_examples([row("a"), row("b")], tokenizer, **options)
+        for options in ({}, {"add_generation_prompt": False})
+    )
+    assert [text(tokenizer, e)[0] for e in plain] == ["<user>x<assistant>"] * 2
+    assert [text(tokenizer, e)[0] for e in closed] == ["<user>x"] * 2
+
+
+def test_the_order_of_examples_is_frozen_in_every_epoch() -> None:
+    """Steps of 3 of 8 examples: some steps have the end of an epoch and the beginning of the next."""
+    wanted = ["6", "4", "1", "3", "5", "0", "7", "2", *("1", "7", "2", "3", "5", "6", "0", "4"), *("2", "0", "6", "4")]
+    assert uids(ExampleOrder(examples(8), 3, seed=0), range(7))[:20] == wanted
+    assert uids(ExampleOrder(examples(8), 8, seed=1), range(1)) == ["3", "5", "0", "7", "6", "4", "2", "1"]
+    large = ExampleOrder(examples(2), 5, seed=0, shuffle=False)  # a step of more than two epochs
+    assert [uids(large, range(i, i + 1)) for i in range(2)] == [["0", "1", "0", "1", "0"], ["1", "0", "1", "0", "1"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 
 import pytest
@@ -48,3 +50,19 @@ def test_a_wrong_sum_that_is_worked_out_slips_once_and_goes_on_from_there() -> N
             asked, _, found = step.partition("=")
             slips += sum(map(int, asked.split("+"))) != int(found)
         assert not steps or (slips == 1 and steps[-1].endswith(f"={last}"))
+
+
+def test_pairs_of_sums_are_drawn_by_all_terms_and_stay_the_same() -> None:
+    pairs = [[pair.chosen, pair.rejected] for pair in as_preferences(load_arithmetic("train", limit=50))]
+    assert hashlib.sha256(json.dumps(pairs).encode()).hexdigest()[:12] == "08e2700f76fc"
+    same_start = [Row(f"r{i}", user_message(f"9+8+{i}="), "arithmetic") for i in range(1, 40)]
+    assert len({";" in pair.rejected for pair in as_preferences(same_start)}) == 2
+
+
+def test_a_row_of_sums_with_answers_of_its_own_keeps_them() -> None:
+    own = Row("r", user_message("1+1="), "arithmetic", extra={"chosen": "2", "rejected": [{"content": "3"}], "n": 1})
+    made = Row("r", user_message("1+1="), "arithmetic", extra={"num_terms": 2})
+    assert as_preferences([own]) == [Preference("r", own.messages, "2", "3")]
+    assert as_preferences([made])[0].chosen.endswith("2")
+    with pytest.raises(DataError, match="field 'rejected' is missing"):
+        as_preferences([Row("r", user_message("1+1="), "arithmetic", extra={"chosen": "2"})])
