@@ -211,3 +211,34 @@ def test_the_metrics_of_a_step_are_those_of_all_parts_and_tokens_add_up():
     parts.config.actor_rollout_ref.rollout.calculate_log_probs, parts.mixed = True, None
     again = measure(done, parts, counters)
     assert "actor/rollout_kl" in again and "mixed/x" not in again
+
+
+@pytest.mark.parametrize(("spent", "last"), [(None, 99), ("the budget is spent", 5)])
+def test_a_step_is_counted_before_it_is_measured_recorded_and_warned_of(monkeypatch, spent, last):
+    """Groups, warnings and metrics belong to the step that trained on them; a spent budget ends the run after it."""
+    parts, noted = Stages(settings()), []
+    trainer: Any = object.__new__(Trainer)
+    trainer.config, trainer.parts, trainer.step, trainer.clock = parts.config, parts, 4, Clock()
+    trainer.total_steps, trainer.counters, trainer.writer = 99, Counters(), SimpleNamespace(wait=lambda: None)
+    trainer.console = SimpleNamespace(warn=noted.append, say=noted.append)
+    trainer.recorder = SimpleNamespace(groups=lambda step, done, text: noted.append((step, done.groups, text)))
+    parts.token_text, parts.mixed = str, SimpleNamespace(over_budget=lambda: spent)
+    parts.sampling.num_rollouts, parts.sampling.num_failed_rewards = 8, 1
+
+    def measured(done, of, counters):
+        noted.append((trainer.step, done.groups is of.groups, counters is trainer.counters))
+        return {"x": Metric.mean(1.0)}
+
+    monkeypatch.setattr("gspo.loop.trainer.measure", measured)
+    assert set(trainer._train_and_measure()) == {"x"} and trainer.step == 5 and trainer.total_steps == last
+    assert noted[0] == (5, True, True) and noted[1].startswith("step 5: 1 of 8 rewards failed")
+    assert noted[2] == (5, parts.groups, str) and noted[3:] == ([] if spent is None else [spent])
+
+
+def test_progress_is_shown_for_the_step_that_comes_next():
+    trainer: Any = object.__new__(Trainer)
+    shown: list[Any] = []
+    trainer.step, trainer.total_steps, trainer.clock = 4, 9, Clock()
+    trainer.console = SimpleNamespace(generating=lambda *values: shown.append(values))
+    trainer._watch_sampling(2, 8)
+    assert shown == [(5, 9, 2, 8)] and trainer.clock.beats == 1
