@@ -1,11 +1,13 @@
-"""What identifies the weights that no checkpoint contains, and which numbers of a checkpoint are refused."""
+"""What identifies the weights that no checkpoint contains, and what a checkpoint gives back to each role."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from gspo.checkpoint.contents import CheckpointError
 from gspo.training.critic import ValueModel
@@ -15,7 +17,8 @@ from gspo.training.reference import Reference
 from gspo.training.reward_model import RewardModel, RewardModelSettings
 from gspo.training.roles import LocalRoles, check_numbers
 from tests.training.models import classifier, llama
-from tests.training.test_policy import policy
+from tests.training.test_critic import batch_with_returns, critic
+from tests.training.test_policy import policy, ready, token_loss
 
 
 def frozen_reference(seed: int = 1) -> Reference:
@@ -78,3 +81,73 @@ def test_numbers_that_no_training_leaves_are_refused(key, values, problem):
         return
     with pytest.raises(CheckpointError, match=f"step_1: {key} of optimizer has .*{problem}"):
         check_numbers(Path("run/step_1"), sets)
+
+
+def trained_roles(dtype: torch.dtype = torch.bfloat16, steps: int = 1) -> LocalRoles:
+    """A policy and a critic after some updates."""
+    made = LocalRoles(policy(llama(num_hidden_layers=1).to(dtype)), critic=critic(llama(num_hidden_layers=1)))
+    for step in range(steps):
+        made.policy.update(ready(made.policy), token_loss, step=step)
+        made.critic.update(batch_with_returns(made.critic), step=step)
+    return made
+
+
+def saved(roles: LocalRoles, folder: Path, without: tuple[str, str] | None = None) -> SimpleNamespace:
+    """The tensor sets of the roles in files, as a checkpoint has them; one tensor of a set may be missing."""
+    sets = {name: {key: t.detach().clone() for key, t in members.items()} for name, members in roles.tensors().items()}
+    if without is not None:
+        del sets[without[0]][without[1]]
+    for name, members in sets.items():
+        file = folder / "training" / f"{name}.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file({key: t.contiguous() for key, t in members.items()}, file)
+    state = {"step": 1, "config": {}, "counters": {}, "without_state": {}}
+    return SimpleNamespace(path=folder, state=state, set_names=list(sets), tensors=sets)
+
+
+def assert_state(roles: LocalRoles, loaded: SimpleNamespace, left_out: tuple[str, str] | None = None) -> None:
+    """Every tensor is that of the checkpoint, but the step and the moments of one parameter are not there."""
+    for name, members in roles.tensors().items():
+        wanted = dict(loaded.tensors[name])
+        if left_out is not None and name == left_out[0]:
+            wanted = {k: t for k, t in wanted.items() if k.startswith("master/") or k.partition("/")[2] != left_out[1]}
+        assert members.keys() == wanted.keys() and len(wanted) > 5
+        assert all(torch.equal(members[key], wanted[key]) for key in wanted), name
+
+
+def test_every_set_of_a_checkpoint_is_loaded_into_its_role(tmp_path):
+    loaded = saved(trained_roles(), tmp_path)
+    assert set(loaded.tensors) == {"optimizer", "critic/model", "critic/optimizer"}
+    fresh = trained_roles(steps=0)
+    assert fresh.without_state().keys() == {"optimizer", "critic/optimizer"}
+    assert fresh.load(loaded) == []
+    assert_state(fresh, loaded)
+    assert fresh.without_state() == {}
+    name, weight = next(iter(fresh.policy.optimizer.parameters.items()))
+    assert torch.equal(weight, loaded.tensors["optimizer"][f"master/{name}"].to(weight.dtype))
+
+
+@pytest.mark.parametrize("of", ["optimizer", "critic/optimizer"])
+def test_a_parameter_without_one_moment_starts_at_0_and_keeps_its_master(of, tmp_path):
+    source = trained_roles()
+    parameter = "model.norm.weight" if of == "optimizer" else "head.bias"
+    loaded = saved(source, tmp_path, without=(of, f"exp_avg_sq/{parameter}"))
+    with pytest.raises(CheckpointError, match=rf"training/{of}: missing: exp_avg_sq/{parameter}"):
+        trained_roles(steps=0).load(loaded)
+    fresh = trained_roles(steps=0)
+    (note,) = fresh.load(loaded, reset=True)
+    assert f"training/{of} starts at 0 where it does not fit: missing: exp_avg_sq/{parameter}" in note
+    assert_state(fresh, saved(source, tmp_path / "whole"), left_out=(of, parameter))
+    assert fresh.without_state() == {of: [parameter]}
+
+
+def test_weights_that_are_not_finite_are_refused_wherever_they_are(tmp_path):
+    loaded = saved(trained_roles(), tmp_path)
+    loaded.tensors["critic/model"]["head.bias"][0] = float("nan")
+    with pytest.raises(CheckpointError, match=r"head\.bias of critic/model has values that are not finite"):
+        trained_roles(steps=0).load(loaded)
+    loaded, fresh = saved(trained_roles(), tmp_path / "other"), trained_roles(steps=0)
+    with torch.no_grad():
+        fresh.policy.model.model.norm.weight[0] = float("inf")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight of the model has values that are not finite"):
+        fresh.load(loaded)

@@ -265,10 +265,13 @@ class LocalRoles:
         unusable, notes = check_sets(loaded.path, loaded.state, expected, stored, reset=reset)
         sets = loaded.tensors
         check_numbers(loaded.path, {**sets, "the model": self.policy.model.state_dict()})
-        for name, keys in unusable.items():  # a parameter's state is restored whole or not at all
+        for name, keys in unusable.items():  # a parameter's step and moments are restored together or not at all
             parameters = {key.partition("/")[2] for key in keys if not key.startswith("master/")}
-            members = sets.get(name, {}).items()
-            sets[name] = {k: t for k, t in members if k not in keys and k.partition("/")[2] not in parameters}
+            sets[name] = {
+                key: tensor
+                for key, tensor in sets.get(name, {}).items()
+                if key not in keys and (key.startswith("master/") or key.partition("/")[2] not in parameters)
+            }
         if self.adapters is not None:
             self.adapters.load_state_tensors(sets[ADAPTER_FILES])
         self.policy.optimizer.load_state_tensors(sets["optimizer"])
