@@ -159,8 +159,39 @@ def test_a_busy_worker_that_is_stuck_gives_its_other_episodes_away(
     assert moved.result(LONG) == "moved"
     a.answer({"result": "c"})
     assert c.result(LONG) == "c"
-    world.play("a", 2)
+    assert world.next(a) == ("a", -1), "its own is closed when it is idle"
+    again = world.play("a", 2)
     assert world.next(b) == ("a", 2)
+    b.answer({"result": 2})
+    assert again.result(LONG) == 2
+    a.answer({"result": None})
+    d = world.play("c", 1)
+    assert world.next(a) == ("c", 1), "nothing else is closed"
+    a.answer({"result": 1})
+    assert d.result(LONG) == 1
+
+
+def test_a_worker_that_dies_while_it_closes_what_it_left_takes_nothing_along(
+    make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(episode_pool, "STUCK_SHARE", 0.005)
+    world = make()
+    a, b = begin(world, "a", "b")
+    first = world.play("b", 1)
+    assert world.next(b) == ("b", 1)
+    c = world.play("c")
+    assert world.next(a) == ("c", 0)
+    b.answer({"result": 1})
+    first.result(LONG)
+    moved = world.play("a", 1)
+    assert world.next(b) == ("a", 1)
+    b.answer({"result": 1})
+    moved.result(LONG)
+    a.answer({"result": "c"})
+    assert c.result(LONG) == "c" and world.next(a) == ("a", -1)
+    a.die()
+    world.play("a", 2)
+    assert world.next(b) == ("a", 2), "the episode stays where it is played"
 
 
 def test_episodes_of_a_worker_past_its_deadline_are_played_elsewhere(

@@ -3,7 +3,8 @@
     Episodes ── play(job) ──▶ queue ──▶ the worker that has the episode, or the idle one with the fewest
               ◀── Future ────────────── answers as JSON
 
-A job whose worker is busy waits for it, unless that worker is stuck: then another worker plays the episode again.
+A job whose worker is busy waits for it, unless that worker is stuck: then another worker plays the episode again, and
+the stuck one closes its own when it is idle.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class EpisodePool(WorkerPool):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._homes: dict[Hashable, Worker] = {}  # the worker of each episode
+        self._left: dict[Worker, set[Hashable]] = {}  # episodes that others play now, to be closed
         super().__init__(*args, **options)
 
     @property
@@ -56,6 +58,7 @@ class EpisodePool(WorkerPool):
 
     def _hand_out(self) -> None:
         idle = {worker for worker in self._workers if worker.ready and worker.job is None}
+        self._close_left(idle)
         held = Counter(self._homes.values())
         waiting: deque[Job] = deque()
         while self._queue and idle:
@@ -74,9 +77,18 @@ class EpisodePool(WorkerPool):
             else:
                 self._homes[job.key] = worker
                 held[worker] += 1
+                if home is not None and home is not worker:
+                    self._left.setdefault(home, set()).add(job.key)
             if self._give(worker, job):
                 idle.discard(worker)
         self._queue.extendleft(reversed(waiting))
+
+    def _close_left(self, idle: set[Worker]) -> None:
+        """Have idle workers close episodes that were taken from them while they were stuck."""
+        for worker in [worker for worker in idle if self._left.get(worker)]:
+            job = host.Job(self._left[worker].pop())
+            self._give(worker, EpisodeJob(pack(pickle.dumps(job)), Future(), num_deaths=self._retries))
+            idle.discard(worker)
 
     def _is_stuck(self, worker: Worker) -> bool:
         return time.monotonic() >= worker.since + STUCK_SHARE * self._timeout
@@ -94,12 +106,17 @@ class EpisodePool(WorkerPool):
         return max(0.0, min([seconds, *(wait for wait in due if wait > 0)]))
 
     def _drop(self, worker: Worker) -> str:
-        self._homes = {key: home for key, home in self._homes.items() if home is not worker}
+        self._forget(worker)
         return super()._drop(worker)
 
     def _time_out(self, worker: Worker, job: Job, stack: str) -> None:
-        self._homes = {key: home for key, home in self._homes.items() if home is not worker}
+        self._forget(worker)
         super()._time_out(worker, job, stack)
+
+    def _forget(self, worker: Worker) -> None:
+        """The worker ends, and its episodes with it."""
+        self._homes = {key: home for key, home in self._homes.items() if home is not worker}
+        self._left.pop(worker, None)
 
 
 def open_pool(
