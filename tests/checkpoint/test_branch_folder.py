@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from gspo.build.fingerprint import TRAINED_ON
 from gspo.checkpoint import folder as checkpoint
 from gspo.checkpoint.branch import find_checkpoint, make_branch
 from gspo.checkpoint.contents import CheckpointError
+from gspo.commands import branch as commands_branch
 from gspo.config import ResolvedConfig, load
+from gspo.loop.preferences import RewardModelTrainer
+from gspo.loop.supervised import SupervisedTrainer
+from gspo.loop.trainer import Trainer
 from gspo.runs.files import write_json
 from gspo.runs.folder import RunFolder
 from tests.support import small_checkpoint
@@ -181,3 +186,12 @@ def test_the_checkpoint_of_a_branch_is_the_newest_intact_one_or_the_one_that_is_
         find_checkpoint(parent, None)
     with pytest.raises(CheckpointError, match="has no checkpoint to branch from"):
         find_checkpoint(RunFolder(tmp_path / "empty"), None)
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "trainer"), [("rollouts", Trainer), ("answers", SupervisedTrainer), ("pairs", RewardModelTrainer)]
+)
+def test_a_branch_is_trained_as_its_parent_was(monkeypatch, trained_on, trainer):
+    monkeypatch.setattr("gspo.loop.run.run_program", lambda resolved, kind: (resolved, kind))
+    assert commands_branch._train("config", {TRAINED_ON: trained_on}) == ("config", trainer)
+    assert commands_branch._train("config", {}) == ("config", Trainer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from typer.testing import CliRunner
 
 from gspo.cli import app
@@ -38,6 +39,27 @@ def test_an_episode_is_played_by_hand() -> None:
 def test_a_model_plays() -> None:
     played = run("try", "calculator", "--model", "embedded", "--max-tokens", "12")
     assert "model: " in played and "ended: " in played
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["show", "gess"], "did you mean 'guess'"),
+        (["show", "guess", "--kwargs", "x"], "--kwargs x: expected JSON"),
+        (["show", "guess", "--kwargs", "[1]"], "--kwargs [1]: expected an object"),
+        (["try", "guess", "--kwargs", "[1]"], "--kwargs [1]: expected an object"),
+        (["show", "guess", "--kwargs", '{"hihg": 1}'], "hihg"),
+        (["try", "guess", "--kwargs", '{"hihg": 1}'], "hihg"),
+        (["list", "--plugin", "nowhere.py"], "nowhere.py"),
+        (["show", "guess", "--plugin", "nowhere.py"], "nowhere.py"),
+        (["try", "guess", "--plugin", "nowhere.py"], "nowhere.py"),
+        (["show", "nowhere.py:Thing"], "nowhere.py"),
+        (["try", "calculator", "--model", "./nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_refused_by_name(words: list[str], says: str) -> None:
+    done = CliRunner().invoke(app, ["env", *words])
+    assert done.exit_code == 2 and says in done.output and done.output.startswith("error: ")
 
 
 def test_an_unknown_name_is_refused() -> None:

@@ -9,15 +9,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import openai
 import pytest
 from typer.testing import CliRunner, Result
 
 from gspo import Trainer
+from gspo.build.served.source import ModelSource
 from gspo.checkpoint.folder import verify
 from gspo.cli import app
-from gspo.commands.serving.chat import Talk
+from gspo.commands.serving.chat import Talk, _environment
 from gspo.environments.builtin import Calculator
 from gspo.environments.formats import TAG
 from gspo.rollout.engine import SamplingParams
@@ -73,6 +75,58 @@ def test_tools_answer_in_a_chat() -> None:
     asked = opened.tokenizer.decode(engine.asked[1].token_ids)
     assert asked == "<user>38*47=<assistant><tool>38*47</tool><result>1786</result>"
     assert "".join(shown).startswith("<tool>38*47</tool> [1786] ")
+
+
+def test_a_chat_that_begins_again_has_a_new_environment_and_keeps_its_system_message() -> None:
+    class Counted(Calculator):
+        num_closed = 0
+
+        def close(self) -> None:
+            Counted.num_closed += 1
+
+    made: list[Counted] = []
+
+    def make() -> Counted:
+        made.append(Counted())
+        return made[-1]
+
+    first = Counted()
+    talk = Talk(embedded(), cast(Any, None), Ask(SamplingParams(4)), first, "Be brief.", make)
+    assert talk._environment is first and not made
+    for system, messages in ((None, ["Be brief."]), ("Count.", ["Count."]), (None, ["Count."]), ("", []), (None, [])):
+        talk.messages.append({"role": "user", "content": "2+2="})
+        talk.reset(system)
+        assert talk._environment is made[-1] and [m["content"] for m in talk.messages] == messages
+    assert len(made) == Counted.num_closed == 5
+    alone = Talk(embedded(), cast(Any, None), Ask(SamplingParams(4)), None, None)
+    alone.reset("Count.")
+    assert [m["content"] for m in alone.messages] == ["Count."] and alone._environment is None
+
+
+TOOLS = 'def double(number: int) -> int:\n    """Twice a number."""\n    return 2 * number\n'
+PLUGIN = f"import gspo\n\n{TOOLS}\n\n@gspo.environment('doubling')\ndef make():\n    return [double]\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "tools"),
+    [
+        ({}, None),
+        ({"environment.name": "calculator"}, ["calculator"]),
+        ({"environment.name": "guess"}, None),  # without tools
+        ({"environment.path": "{folder}/tools.py"}, ["double"]),
+        ({"environment.name": "doubling", "trainer.plugins": ["{folder}/plugin.py"]}, ["double"]),
+        ({"actor_rollout_ref.rollout.multi_turn.function_tool_path": "{folder}/tools.py"}, ["double"]),
+    ],
+)
+def test_a_chat_has_the_tools_of_the_run_however_they_were_named(tmp_path: Path, monkeypatch, settings, tools) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    (tmp_path / "plugin.py").write_text(PLUGIN)
+    filled = json.loads(json.dumps(settings).replace("{folder}", str(tmp_path)))
+    monkeypatch.setattr("gspo.build.served.source.find_source", lambda words: ModelSource(words, words, None, filled))
+    make, found = _environment("run")
+    assert (make is None) == (found is None) == (tools is None)
+    if found is not None:
+        assert [tool["function"]["name"] for tool in found.tools] == tools
 
 
 def test_generate_answers_a_file_in_order(tmp_path: Path) -> None:

@@ -201,3 +201,32 @@ def test_a_trial_is_one_command(tmp_path: Path) -> None:
         *("-m", "gspo", "train", str(tmp_path / "base.yaml"), "trainer.seed=7"),
         *("trainer.default_local_dir=there", "trainer.experiment_name=seed=7"),
     ]
+
+
+@pytest.mark.parametrize(("key", "value"), [("base", 3), ("folder", ["runs"]), ("base", {"a": 1})])
+def test_a_path_of_another_type_is_refused_by_name(tmp_path: Path, key: str, value: object) -> None:
+    with pytest.raises(SweepError, match=f"{key} is .*; expected a path"):
+        read_sweep(write(tmp_path, grid={"trainer.seed": [0]}, **{key: value}))
+
+
+def test_paths_of_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "base.yaml").write_text("trainer: {seed: 1}\n")
+    sweep = read_sweep(write(tmp_path, grid={"trainer.seed": [0]}, base="~/base.yaml", folder="~/runs"))
+    assert (sweep.base, sweep.folder) == (tmp_path / "home" / "base.yaml", tmp_path / "home" / "runs")
+
+
+def test_runs_without_an_accuracy_are_ordered_by_their_last_held_out_reward(tmp_path: Path) -> None:
+    name = "val-core/mine/reward/mean@1"
+    rewards = {"a": [-3.0, -2.0], "b": [5.0, -4.0], "c": [-1.5], "d": []}
+    for run, values in rewards.items():
+        (tmp_path / run).mkdir()
+        lines = [json.dumps({"step": step, name: value}) for step, value in enumerate(values)]
+        (tmp_path / run / "metrics.jsonl").write_text("".join(line + "\n" for line in lines or ['{"step": 0}']))
+        (tmp_path / run / "config.yaml").write_text("trainer: {seed: 0}\n")
+    written = write_page(tmp_path, list(rewards))
+    assert written is not None
+    lines = standings(written[1]).splitlines()
+    assert [line.split()[0] for line in lines[1:5]] == ["c", "a", "b", "d"]
+    assert ["reward -1.500" in lines[1], "reward -2.000" in lines[2], "–" in lines[4]] == [True] * 3

@@ -42,6 +42,18 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
     assert code == 0 and "score      7" in output and "words      2" in output
 
 
+def test_an_answer_that_is_not_utf_8_is_refused_and_a_missing_reward_model_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "answer.txt"
+    file.write_bytes("größer".encode("latin-1"))
+    code, output = run("try", "--task", "arithmetic", "--answer", str(file))
+    assert code == 2 and f"--answer {file}: is not UTF-8" in output
+    keys = ["reward_model.enable=true", "reward_model.path=org/rm"]
+    code, output = run("try", "--task", "arithmetic", "--answer", "-", *keys, stdin=first_sum())
+    assert code == 0 and "the reward model is not loaded here" in output
+    code, output = run("try", "--task", "arithmetic", "--answer", "-", stdin=first_sum())
+    assert code == 0 and "reward model" not in output
+
+
 def test_a_failing_function_is_reported_with_its_traceback(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def score(prompt, response):\n    return 1 / 0\n")

@@ -60,7 +60,7 @@ def find_checkpoint(run: RunFolder, step: int | None) -> checkpoint.Loaded:
 
 
 def is_supervised(loaded: checkpoint.Loaded) -> bool:
-    """Whether the checkpoint is one of `gspo sft`."""
+    """Whether the checkpoint is one of `gspo sft` or `gspo rm`."""
     return EXAMPLES[0] in loaded.state
 
 

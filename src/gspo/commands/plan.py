@@ -59,7 +59,7 @@ def plan(
     save_minutes: Annotated[
         float | None, typer.Option(help="Simulation: minutes between checkpoints. Default: the best interval.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Simulation: random seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Simulation: random seed.")] = 0,
     check: Annotated[
         Path | None, typer.Option(help="Compare predicted stage times with those of this run folder.")
     ] = None,
@@ -80,7 +80,7 @@ def plan(
     if keep_rate is not None and keep_rate > 1:
         _refuse_option("--keep-rate", keep_rate, "a share above 0 and at most 1")
     for name, value in (("--eta", eta), ("--length-spread", length_spread)):
-        if value is not None and value < 0:
+        if value is not None and not 0 <= value < math.inf:
             _refuse_option(name, value, "0 or more")
     try:
         if constants:

@@ -41,7 +41,7 @@ def try_reward(
     timeout: Annotated[float, typer.Option(help="Longest time for the reward, in seconds.")] = 10.0,
 ) -> None:
     """Grade one answer to a row of a dataset, as in training, and print the reward and what a judge said."""
-    from gspo.build.rewards import build_scorer
+    from gspo.build.rewards import build_scorer, rewards_of
     from gspo.data.rows import DataError, visible
     from gspo.rewards import RewardError
     from gspo.types import Group, Prompt, Rollout
@@ -49,13 +49,18 @@ def try_reward(
     keys = [f"data.train_files={task}", "reward.num_workers=1", f"reward.timeout={timeout}"]
     config = load_arguments([*keys, *(arguments or [])]).config
     try:
-        source = _load_row(config, row)
-        text = sys.stdin.read() if answer == "-" else Path(answer).read_text()
-        scorer = build_scorer(config, reward)
+        text = sys.stdin.read() if answer == "-" else Path(answer).read_text(encoding="utf-8")
     except OSError as error:
         refuse(f"--answer {answer}: {error.strerror}")
+    except UnicodeDecodeError as error:
+        refuse(f"--answer {answer}: is not UTF-8 ({error})")
+    try:
+        source = _load_row(config, row)
+        scorer = build_scorer(config, reward)
     except (DataError, RewardError) as error:
         refuse(error)
+    if rewards_of(config).model is not None:
+        typer.echo("note: the reward model is not loaded here: its score is missing in this reward", err=True)
     prompt = Prompt(source.uid, source.messages, (), source.data_source, source.ground_truth, source.extra)
     rollout = Rollout((), (), (), (), "stop", text=text)
     start = time.perf_counter()

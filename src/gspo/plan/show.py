@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from gspo.plan import constants
@@ -130,7 +131,7 @@ def outcome_text(scenario: Scenario, real: Outcome, ideal: Outcome) -> str:
         ["idle: trainer, rollout slots", f"{real.trainer_idle:.1%}, {real.rollout_idle:.1%}"],
         ["failures: workers, trainer", f"{real.worker_failures:,}, {real.trainer_failures:,}"],
         ["groups restarted, steps lost", f"{real.regenerated:,}, {real.lost_steps:,}"],
-        ["checkpoints", f"{real.saves:,}, one every {seconds(scenario.interval_s)}"],
+        ["checkpoints", f"{real.saves:,}, {_interval(scenario.interval_s)}"],
         ["staleness of groups trained on", spread],
     ]
     title = (
@@ -138,6 +139,10 @@ def outcome_text(scenario: Scenario, real: Outcome, ideal: Outcome) -> str:
         f"{scenario.trainer_devices:,} trainer ranks, seed {scenario.seed}"
     )
     return "\n".join([title, *table(["", ""], rows, left=(0, 1))[1:]]) + "\n"
+
+
+def _interval(value: float) -> str:
+    return f"one every {seconds(value)}" if math.isfinite(value) else "none before the end"
 
 
 def comparison_text(found: Comparison) -> str:

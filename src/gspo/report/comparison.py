@@ -9,7 +9,7 @@ from typing import Any
 
 from gspo.report import words
 from gspo.report.thinning import Thinning
-from gspo.report.verdict import start_and_end
+from gspo.report.verdict import held_out_scores, start_and_end
 from gspo.runs import reading, stats
 from gspo.runs.run import Run
 
@@ -54,7 +54,7 @@ def _facts(run: Run) -> dict[str, Any]:
     last = run.accuracy[-1][1] if run.accuracy else None
     start, end = start_and_end(run) or (None, last)
     generated, wasted = run.generated_tokens, run.total("train/wasted_tokens")
-    final = run.interval("final")
+    final, rewards = run.interval("final"), [] if run.accuracy else held_out_scores(run)
     return {
         "name": run.name,
         "status": run.status,
@@ -62,6 +62,7 @@ def _facts(run: Run) -> dict[str, Any]:
         "steps": run.last_step,
         "start_acc": start,
         "final_acc": end,
+        "final_reward": rewards[-1] if rewards else None,  # where no accuracy is known
         "final_ci": list(final) if final else None,
         "generated_tokens": generated,
         "wasted_share": wasted / generated if generated and wasted is not None else None,

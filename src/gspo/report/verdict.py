@@ -89,9 +89,14 @@ def _loss_headline(run: Run) -> tuple[str, str]:
     return f"Step {run.last_step}: nothing to judge yet", "none"
 
 
+def held_out_scores(run: Run) -> list[float]:
+    """Held-out accuracy, or else reward, of each evaluation."""
+    return [value for row in run.rows if (value := held_out_score(row)) is not None]
+
+
 def reward_ends(run: Run) -> tuple[float, float] | None:
     """Held-out reward of the first and of the latest evaluation; None with fewer than two."""
-    known = [value for row in run.rows if (value := held_out_score(row)) is not None]
+    known = held_out_scores(run)
     return (known[0], known[-1]) if len(known) >= 2 else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,15 +69,19 @@ def _branch(name: str, new: str, arguments: list[str], train: bool) -> int:
             f"trainer.experiment_name={target.name} and these settings to train the branch"
         )
         return EXIT_DONE
-    return _train(resolved, supervised) if train else EXIT_DONE
+    return _train(resolved, loaded.state["fingerprint"]) if train else EXIT_DONE
 
 
-def _train(resolved: Any, supervised: bool) -> int:
+def _train(resolved: Any, fingerprint: Mapping[str, Any]) -> int:
+    """Train with the trainer of the parent, by what its checkpoint was trained on."""
+    from gspo.build.fingerprint import TRAINED_ON
+    from gspo.loop.preferences import RewardModelTrainer
     from gspo.loop.run import run_program
     from gspo.loop.supervised import SupervisedTrainer
     from gspo.loop.trainer import Trainer
 
-    return run_program(resolved, SupervisedTrainer if supervised else Trainer)
+    trainers = {"answers": SupervisedTrainer, "pairs": RewardModelTrainer}
+    return run_program(resolved, trainers.get(fingerprint.get(TRAINED_ON, "rollouts"), Trainer))
 
 
 def _split(name: str) -> tuple[Path, int | None]:

@@ -27,8 +27,12 @@ def list_environments(plugin: Plugins = None) -> None:
     """List the environments, built-in and of plugins."""
     from gspo.environments.loading import ENVIRONMENTS
     from gspo.plugins import import_plugins
+    from gspo.registry import PluginError
 
-    import_plugins(plugin or ())
+    try:
+        import_plugins(plugin or ())
+    except PluginError as error:
+        refuse(error)
     for name in ENVIRONMENTS.names():
         summary = (inspect.getdoc(ENVIRONMENTS.get(name)) or "").partition("\n")[0]
         typer.echo(f"{name:12s} {summary}")
@@ -38,9 +42,13 @@ def list_environments(plugin: Plugins = None) -> None:
 def show(name: Name, plugin: Plugins = None, kwargs: Kwargs = "{}") -> None:
     """Show what an environment is, its arguments, its tools and how the model calls them."""
     from gspo.commands.env.play import find, open_environment
+    from gspo.environments.protocol import EnvironmentProblem
+    from gspo.registry import PluginError
 
-    spec = find(name, plugin or (), kwargs)
-    found, made = open_environment(spec)
+    try:
+        found, made = open_environment(find(name, plugin or (), kwargs))
+    except (EnvironmentProblem, PluginError) as error:
+        refuse(error)
     typer.echo(inspect.getdoc(found) or "no description")
     typer.echo(f"arguments  {inspect.signature(found) if callable(found) else 'none'}")
     typer.echo(f"format     {getattr(made, 'tool_format', None) or ('auto' if made.tools else 'no tools')}")
@@ -66,6 +74,8 @@ def try_environment(
     from gspo.commands.env.play import find, load_row, play_by_hand, play_with_model
     from gspo.data.rows import DataError
     from gspo.environments.protocol import EnvironmentProblem
+    from gspo.models import ModelError
+    from gspo.registry import PluginError
 
     try:
         spec = find(name, plugin or (), kwargs)
@@ -74,5 +84,5 @@ def try_environment(
             play_by_hand(spec, prompt, seed)
         else:
             play_with_model(spec, prompt, seed, model, max_tokens)
-    except (DataError, EnvironmentProblem) as error:
+    except (DataError, EnvironmentProblem, PluginError, ModelError) as error:
         refuse(error)

@@ -23,6 +23,8 @@ def find(name: str, plugins: Sequence[str], kwargs: str) -> EnvironmentSpec:
         options = json.loads(kwargs)
     except ValueError as error:
         raise EnvironmentProblem(f"--kwargs {kwargs}: expected JSON: {error}") from error
+    if not isinstance(options, dict):
+        raise EnvironmentProblem(f'--kwargs {kwargs}: expected an object, such as {{"size": 4}}')
     if name.partition(":")[0] in SCHEMES:
         return EnvironmentSpec(name, kwargs=options)
     path, colon, inside = name.rpartition(":")
@@ -35,7 +37,11 @@ def find(name: str, plugins: Sequence[str], kwargs: str) -> EnvironmentSpec:
 
 def open_environment(spec: EnvironmentSpec) -> tuple[Any, Environment]:
     """What the spec names, and an environment made of it."""
-    return find_named(spec), load_environment(spec)()
+    found, make = find_named(spec), load_environment(spec)
+    try:
+        return found, make()
+    except TypeError as error:  # arguments that it does not have, or lacks
+        raise EnvironmentProblem(f"{spec.title} with --kwargs {json.dumps(dict(spec.kwargs))}: {error}") from error
 
 
 def load_row(task: str, number: int, *, is_given: bool) -> Prompt:
@@ -52,7 +58,7 @@ def load_row(task: str, number: int, *, is_given: bool) -> Prompt:
 
 def play_by_hand(spec: EnvironmentSpec, prompt: Prompt, seed: int) -> None:
     """Read one turn per line from standard input until the episode ends or the input does."""
-    environment = load_environment(spec)()
+    _, environment = open_environment(spec)
     calls = find_format(getattr(environment, "tool_format", None) or "hermes", None) if environment.tools else None
     _show("prompt", prompt.messages)
     _show("environment", environment.reset(prompt, seed))

@@ -14,12 +14,14 @@ from gspo.commands.serving.options import Device, Dtype, MaxLength, Model, ToolF
 
 if TYPE_CHECKING:
     from gspo.build.served.engine import ServedEngine
+    from gspo.environments.loading import Make
     from gspo.environments.protocol import Environment
     from gspo.serving.batcher import Batcher
     from gspo.serving.parameters import Ask
 
 app = typer.Typer(add_completion=False)
 HELP = "/system TEXT sets the system message, /reset begins again, /quit or Ctrl-D ends."
+TURNS = "actor_rollout_ref.rollout.multi_turn"
 MAX_TURNS = 16  # of tools after one message
 
 
@@ -48,37 +50,43 @@ def chat(
     from gspo.serving.batcher import Batcher
     from gspo.serving.parameters import Ask, as_temperature
 
-    environment = _environment(model) if tools else None
+    make, environment = _environment(model) if tools else (None, None)
     preferred = tool_format or getattr(environment, "tool_format", None)
     options: dict[str, Any] = {"max_length": max_model_len, "device": device, "dtype": dtype}
     _, opened = open_model(model, num_slots=1, tool_format=preferred, trust_remote_code=trust_remote_code, **options)
     params = SamplingParams(max_tokens or 0, as_temperature(temperature), top_p=top_p)
     batcher = Batcher(opened.engine, opened.decode)
     try:
-        talk = Talk(opened, batcher, Ask(params, stream=True), environment, system)
+        talk = Talk(opened, batcher, Ask(params, stream=True), environment, system, make)
         typer.echo(HELP, err=True)
         _read_lines(talk)
     finally:
         batcher.close()
 
 
-def _environment(model: str) -> Environment | None:
-    """The environment of the run that a model is from, if it has tools."""
+def _environment(model: str) -> tuple[Make | None, Environment | None]:
+    """What makes the environment of the run that a model is from, and one of them, if it has tools."""
     from gspo.build.served.source import find_source
     from gspo.environments.loading import EnvironmentSpec, load_environment
     from gspo.environments.protocol import EnvironmentProblem
     from gspo.models import ModelError
+    from gspo.registry import PluginError
 
     try:
         settings = find_source(model).settings
         name, path = settings.get("environment.name"), settings.get("environment.path")
-        if not name and not path:
-            return None
-        spec = EnvironmentSpec(name, path, dict(settings.get("environment.kwargs") or {}))
-        found = load_environment(spec)()
-    except (ModelError, EnvironmentProblem) as error:
+        functions, configured = settings.get(f"{TURNS}.function_tool_path"), settings.get(f"{TURNS}.tool_config_path")
+        if not any((name, path, functions, configured)):
+            return None, None
+        kwargs, plugins = settings.get("environment.kwargs") or {}, settings.get("trainer.plugins") or ()
+        make = load_environment(EnvironmentSpec(name, path, dict(kwargs), functions, configured, tuple(plugins)))
+        found = make()
+    except (ModelError, EnvironmentProblem, PluginError) as error:
         refuse(error)
-    return found if found.tools else None
+    if found.tools:
+        return make, found
+    found.close()
+    return None, None
 
 
 def _read_lines(talk: Talk) -> None:
@@ -101,19 +109,31 @@ def _read_lines(talk: Talk) -> None:
 
 
 class Talk:
-    """A conversation with a model; tool calls are answered by an environment."""
+    """A conversation with a model; tool calls are answered by an environment, of which `make` makes new ones."""
 
     def __init__(
-        self, opened: ServedEngine, batcher: Batcher, ask: Ask, environment: Environment | None, system: str | None
+        self,
+        opened: ServedEngine,
+        batcher: Batcher,
+        ask: Ask,
+        environment: Environment | None,
+        system: str | None,
+        make: Make | None = None,
     ) -> None:
         self._opened, self._batcher, self._ask, self._environment = opened, batcher, ask, environment
+        self._make = make
+        self._begin(system)
+
+    def _begin(self, system: str | None) -> None:
         self._system = system
-        self.reset()
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
 
     def reset(self, system: str | None = None) -> None:
-        """Begin again; `system` replaces the system message ("": none)."""
-        self._system = self._system if system is None else system
-        self.messages: list[dict[str, Any]] = [{"role": "system", "content": self._system}] if self._system else []
+        """Begin again, with a new environment; `system` replaces the system message ("": none)."""
+        if self._make is not None and self._environment is not None:
+            self._environment.close()
+            self._environment = self._make()
+        self._begin(self._system if system is None else system)
 
     def say(self, text: str, show: Callable[[str], None]) -> None:
         """Send a message and show the answer while it is written; a message that is refused is taken back."""

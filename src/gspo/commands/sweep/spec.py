@@ -63,7 +63,10 @@ def read_sweep(path: Path) -> Sweep:
         raise SweepError(f"{path}: expected a mapping with the keys {', '.join(KEYS)}")
     if unknown := [key for key in content if key not in KEYS]:
         raise SweepError(f"{path}: unknown key {unknown[0]!r}; the keys are {', '.join(KEYS)}")
-    base = path.parent / content["base"] if content.get("base") else None
+    for key in ("base", "folder"):
+        if not isinstance(content.get(key) or "", str):
+            raise SweepError(f"{path}: {key} is {content[key]!r}; expected a path")
+    base = path.parent / user_path(content["base"]) if content.get("base") else None
     if base is not None and not base.is_file():
         raise SweepError(f"{path}: base: no such file: {base}")
     backend = content.get("backend", "local")

@@ -10,6 +10,7 @@ from gspo.report import words
 from gspo.report.comparison import compare_runs
 from gspo.report.overview import overview
 from gspo.report.page import compare_page
+from gspo.report.verdict import held_out_scores
 from gspo.runs.files import write_atomic
 from gspo.runs.run import Run, is_run, read_run
 
@@ -24,7 +25,7 @@ def write_page(folder: Path, names: Sequence[str]) -> tuple[Path, dict[str, Any]
     runs = [read_run(folder / name) for name in names if is_run(folder / name)]
     if not runs:
         return None
-    runs.sort(key=_accuracy, reverse=True)  # stable: equal ones stay in the order of the file
+    runs.sort(key=_score, reverse=True)  # stable: equal ones stay in the order of the file
     comparison = compare_runs(runs)
     page = folder / "sweep.html"
     write_atomic(page, compare_page(comparison, [overview(run) for run in runs]).encode("utf-8", "replace"))
@@ -38,7 +39,7 @@ def standings(comparison: dict[str, Any]) -> str:
         rows.append(
             (
                 run["name"] if run["status"] == "finished" else f"{run['name']} ({run['status']})",
-                "–" if run["final_acc"] is None else words.percent(run["final_acc"]),
+                _held_out(run),
                 words.interval(*run["final_ci"]) if run["final_ci"] else "–",
                 "" if difference is None else _difference(difference["paired"]),
             )
@@ -48,6 +49,12 @@ def standings(comparison: dict[str, Any]) -> str:
     return "\n".join([*lines, *([CAUTION] if len(rows) > 2 else [])])
 
 
+def _held_out(run: dict[str, Any]) -> str:
+    if run["final_acc"] is not None:
+        return words.percent(run["final_acc"])
+    return "–" if run["final_reward"] is None else f"reward {run['final_reward']:.3f}"
+
+
 def _difference(paired: dict[str, Any] | None) -> str:
     if paired is None:
         return "no question in common"
@@ -55,5 +62,7 @@ def _difference(paired: dict[str, Any] | None) -> str:
     return f"{words.points(paired['difference'])} ({interval}){'' if paired['clear'] else ', not clear'}"
 
 
-def _accuracy(run: Run) -> float:
-    return run.accuracy[-1][1] if run.accuracy else -1.0
+def _score(run: Run) -> tuple[bool, float]:
+    """What runs are ordered by: held-out accuracy, else reward; those without an evaluation come last."""
+    known = held_out_scores(run)
+    return bool(known), known[-1] if known else 0.0
