@@ -50,7 +50,6 @@ class Started:
     prompt: int
     version: int
     chance: float
-    num_scored: int = 0  # responses with a reward, of one token each
 
 
 class PlainSampler:
@@ -94,7 +93,6 @@ class PlainSampler:
         for group in self.scoring:
             every = [outcome(self.seed, group.prompt, group.submission, i) for i in range(SIZE)]
             scores = [score for score in every if score is not None]
-            group.num_scored = len(scores)
             step.counts["failed"] += SIZE - len(scores)
             step.scores += scores
             if (mixed := self.mixed(group.prompt)) is not None:
@@ -133,10 +131,10 @@ class PlainSampler:
         batch = kept[:BATCH]
         for group in kept[BATCH:]:  # only rounds have any
             step.counts["surplus"] += 1
-            step.counts["wasted"] += group.num_scored
+            step.counts["wasted"] += SIZE  # a token per response, whether or not its reward failed
             self.put_back.append(group.prompt)
         extra = reserve[: BATCH - len(batch)]
-        step.counts["wasted"] += sum(group.num_scored for group in reserve[len(extra) :])
+        step.counts["wasted"] += SIZE * len(reserve[len(extra) :])
         step.counts["unfiltered"] = len(extra)
         step.counts["carried"] = len(self.scoring)
         everything = sorted([*batch, *extra], key=lambda group: group.submission)

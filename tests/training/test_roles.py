@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,12 +84,18 @@ def test_numbers_that_no_training_leaves_are_refused(key, values, problem):
         check_numbers(Path("run/step_1"), sets)
 
 
-def trained_roles(dtype: torch.dtype = torch.bfloat16, steps: int = 1) -> LocalRoles:
-    """A policy and a critic after some updates."""
-    made = LocalRoles(policy(llama(num_hidden_layers=1).to(dtype)), critic=critic(llama(num_hidden_layers=1)))
-    for step in range(steps):
-        made.policy.update(ready(made.policy), token_loss, step=step)
-        made.critic.update(batch_with_returns(made.critic), step=step)
+def new_roles() -> LocalRoles:
+    """A policy in half precision and a critic that no update has reached."""
+    return LocalRoles(policy(llama(num_hidden_layers=1).bfloat16()), critic=critic(llama(num_hidden_layers=1)))
+
+
+@cache
+def trained_roles() -> LocalRoles:
+    """The same after an update of each."""
+    made = new_roles()
+    made.policy.update(ready(made.policy), token_loss, step=0)
+    assert made.critic is not None
+    made.critic.update(batch_with_returns(made.critic), step=0)
     return made
 
 
@@ -118,7 +125,7 @@ def assert_state(roles: LocalRoles, loaded: SimpleNamespace, left_out: tuple[str
 def test_every_set_of_a_checkpoint_is_loaded_into_its_role(tmp_path):
     loaded = saved(trained_roles(), tmp_path)
     assert set(loaded.tensors) == {"optimizer", "critic/model", "critic/optimizer"}
-    fresh = trained_roles(steps=0)
+    fresh = new_roles()
     assert fresh.without_state().keys() == {"optimizer", "critic/optimizer"}
     assert fresh.load(loaded) == []
     assert_state(fresh, loaded)
@@ -133,8 +140,8 @@ def test_a_parameter_without_one_moment_starts_at_0_and_keeps_its_master(of, tmp
     parameter = "model.norm.weight" if of == "optimizer" else "head.bias"
     loaded = saved(source, tmp_path, without=(of, f"exp_avg_sq/{parameter}"))
     with pytest.raises(CheckpointError, match=rf"training/{of}: missing: exp_avg_sq/{parameter}"):
-        trained_roles(steps=0).load(loaded)
-    fresh = trained_roles(steps=0)
+        new_roles().load(loaded)
+    fresh = new_roles()
     (note,) = fresh.load(loaded, reset=True)
     assert f"training/{of} starts at 0 where it does not fit: missing: exp_avg_sq/{parameter}" in note
     assert_state(fresh, saved(source, tmp_path / "whole"), left_out=(of, parameter))
@@ -145,8 +152,8 @@ def test_weights_that_are_not_finite_are_refused_wherever_they_are(tmp_path):
     loaded = saved(trained_roles(), tmp_path)
     loaded.tensors["critic/model"]["head.bias"][0] = float("nan")
     with pytest.raises(CheckpointError, match=r"head\.bias of critic/model has values that are not finite"):
-        trained_roles(steps=0).load(loaded)
-    loaded, fresh = saved(trained_roles(), tmp_path / "other"), trained_roles(steps=0)
+        new_roles().load(loaded)
+    loaded, fresh = saved(trained_roles(), tmp_path / "other"), new_roles()
     with torch.no_grad():
         fresh.policy.model.model.norm.weight[0] = float("inf")
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight of the model has values that are not finite"):
