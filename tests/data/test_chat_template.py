@@ -27,6 +27,8 @@ def test_chat_template_is_applied_and_fields_are_kept(tokenizer: Any) -> None:
 def test_template_arguments_reach_the_template(tokenizer: Any) -> None:
     prompt = encode_prompt(row("1"), tokenizer, add_generation_prompt=False)
     assert tokenizer.decode(list(prompt.token_ids)) == "<user>1"
+    (same,) = encode_prompts([row("1")], tokenizer, max_prompt_length=2, add_generation_prompt=False)
+    assert same == prompt
 
 
 def test_whole_conversations_are_shown(tokenizer: Any) -> None:

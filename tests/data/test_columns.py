@@ -49,6 +49,11 @@ def read(record: dict[str, Any], columns: Columns | None = None) -> Row:
             Row("d:1", user_message("x"), "math", "5", None, {"t": 6, "n": None}),
         ),
         (
+            {"prompt": "q", "ground_truth": 1, "level": 2, "extra_info": {"index": 3, "level": 4}},
+            None,
+            Row("d:1", user_message("q"), "unknown", 1, None, {"ground_truth": 1, "level": 4, "index": 3}),
+        ),
+        (
             {"prompt": "q", "mine": "5", "answer": "no", "out": "text"},
             Columns(ground_truth_key="mine", answer_key="out"),
             Row("d:1", user_message("q"), "unknown", "5", "text", {"mine": "5", "answer": "no", "out": "text"}),

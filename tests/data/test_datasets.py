@@ -68,7 +68,8 @@ def test_hub_records_become_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         load_rows("o/n")
     with pytest.raises(DataError, match=r"o/n\[dev\]: could not be read from the hub \(Unknown split\)"):
         load_rows("o/n", hub_split="dev")
-    assert requests == [("o/n", "c", "test"), ("o/n", None, "train"), ("o/n", None, "dev")]
+    assert load_rows("o/n", "val", limit=1, hub_split="test[:5]")[0].uid == "o/n[test[:5]]:1"
+    assert requests == [("o/n", "c", "test"), ("o/n", None, "train"), ("o/n", None, "dev"), ("o/n", None, "test[:5]")]
 
 
 def test_a_hub_name_is_refused_at_once_when_the_hub_is_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
