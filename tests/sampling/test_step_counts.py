@@ -114,6 +114,17 @@ def test_weights_survive_a_resume_and_are_then_forgotten():
     assert max(max(w) for w in expected if w) > 1
 
 
+def test_nothing_is_remembered_of_doubted_groups_that_were_dropped_before_their_end():
+    """Every third group is slow: those behind the last group of a batch are dropped unfinished."""
+    world = prediction_world(lengths=lambda request, i: 1 + 9 * (request.submission % 3 == 2), predict_weight=True)
+    unfinished, clear = [], world.engine.clear
+    world.engine.clear = lambda: (unfinished.append(world.engine.num_in_flight), clear())[1]
+    for _ in range(12):
+        world.step()
+        assert world.sampler.state_dict()["prompts"]["probabilities"] == {}
+    assert sum(unfinished) > 5
+
+
 def test_prediction_weights_are_one_over_q_and_off_by_default():
     assert prediction_world().step()[1].weights is None
     # Prompt 0 is all right at first and mixed afterwards, so it is trained on after having been doubted.
