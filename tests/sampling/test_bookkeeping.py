@@ -288,3 +288,27 @@ def test_a_state_without_the_share_of_its_last_step_knows_none():
     assert state["last_judged"] == [4, 8]
     del state["last_judged"]
     assert World(always_mixed, max_staleness=0, state=state).sampler.state_dict()["last_judged"] == [0, 0]
+
+
+def test_groups_that_were_kept_and_not_needed_count_in_the_share_of_the_next_step():
+    """Three of the first four are kept, so two more are started for the last place, of which both are kept."""
+    world = World(mixed_when(lambda p: p >= 1), max_staleness=0)
+    _, report = world.step()
+    assert (report.num_submitted, report.discarded["surplus"]) == (6, 1)
+    assert world.sampler.state_dict()["last_judged"] == [5, 6]
+
+
+def test_a_batch_that_is_not_full_holds_the_places_of_a_full_one_while_it_is_trained_on():
+    world = World(
+        mixed_when(lambda p: p % 4 == 0),
+        lengths=lambda request, i: 50 if request.submission >= 8 else 1,
+        gen_batch_size=8,
+        max_num_gen_batches=1,
+        on_limit="train_partial",
+        max_staleness=1,
+    )
+    groups, _ = world.sampler.next_batch()
+    assert len(groups) == 2 and world.sampler.work_ahead()
+    assert world.engine.num_in_flight == 4  # two batches of four, less the one in training
+    world.sampler.release(groups)
+    assert world.sampler.work_ahead() and world.engine.num_in_flight == 8
