@@ -174,6 +174,8 @@ def test_a_disk_without_links_gets_copies(tmp_path, monkeypatch):
 def test_the_checkpoint_of_a_branch_is_the_newest_intact_one_or_the_one_that_is_named(tmp_path):
     parent = make_parent(tmp_path, 1, 2, 3)
     assert find_checkpoint(parent, None).step == 3 and find_checkpoint(parent, 1).step == 1
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 0; it has those of 1, 2, 3 "):
+        find_checkpoint(parent, 0)
     (parent.checkpoints / "step-000003" / "config.json").write_text("{}")
     assert find_checkpoint(parent, None).step == 2
     with pytest.raises(CheckpointError, match=r"step-000003: config\.json has 2 bytes"):

@@ -42,6 +42,10 @@ def test_without_shuffle_the_order_is_the_data() -> None:
     assert drain(PromptCursor(prompts(3), seed=0, shuffle=False), 6) == ["p0", "p1", "p2"] * 2
 
 
+def test_no_epochs_have_no_prompts() -> None:
+    assert PromptCursor(prompts(4), seed=0, total_epochs=0).next() is None
+
+
 def test_ends_after_total_epochs_but_hands_out_what_was_put_back() -> None:
     cursor = PromptCursor(prompts(4), seed=0, total_epochs=2)
     drain(cursor, 8)

@@ -27,6 +27,15 @@ def test_a_run_without_evaluations_has_a_result_without_accuracies(run):
     assert got["seconds"] == 2.0 and "tool_calls_start" not in got
 
 
+def test_an_accuracy_of_0_is_an_accuracy(run):
+    for step, accuracy in ((0, 0.0), (2, 0.5), (4, 0.0)):
+        run.append_metrics(step, {ACCURACY: accuracy})
+    run.append_metrics(5, {"x": 1.0})
+    got = ending.result(run, 5, Counters())
+    assert (got["start_acc"], got["final_acc"], got["steps"], got["generated_tokens"]) == (0.0, 0.0, 5, 0)
+    assert best_steps(run.rows(), 2) == [2, 0]
+
+
 def test_tool_calls_are_those_of_the_evaluations(run):
     for step, share in ((0, 0.25), (3, 0.75)):
         run.append_metrics(step, {ACCURACY: 0.5, "val-aux/a/tool_calls/share": share})

@@ -101,6 +101,9 @@ def test_speed_is_tokens_over_the_whole_step_and_over_generation():
     assert speed(values, overlapped=True) == {"perf/throughput": 12.5}
     assert speed(values | {"timing_s/step": 0.0}, overlapped=False) == {}
     assert speed({"timing_s/step": 4.0}, overlapped=False) == {}
+    nothing = {"train/generated_tokens": 0.0, "train/tokens": 60.0}  # a step that lives on groups of earlier ones
+    assert speed(values | nothing, overlapped=True) == {"perf/throughput": 0.0}
+    assert speed(values | {"timing_s/gen": 0.0}, overlapped=False) == {"perf/throughput": 12.5}
     supervised = {"train/tokens": 60.0, "timing_s/step": 5.0, "timing_s/testing": 2.0}
     assert speed(supervised, overlapped=False) == {"perf/throughput": 20.0}  # the time of evaluations does not count
     assert speed(supervised | {"timing_s/testing": 5.0}, overlapped=False) == {}

@@ -75,6 +75,10 @@ def test_a_run_without_steps_or_evaluations_has_a_result(run):
     assert got["out"] == "there" and "final_acc" not in got
     assert (got["first_loss"], got["last_loss"], got["start_val_loss"], got["val_loss"]) == (None,) * 4
     assert mean_of([]) is None and mean_of([None]) is None and mean_of([1.0, None, 2.0]) == 1.5
+    assert mean_of([0.0]) == 0.0 and mean_of([0.0, None, 3.0]) == 1.5
+    run.append_metrics(0, {"val/loss": 0.0, "val-core/a/acc/mean@1": 0.0})
+    got = make(SupervisedTrainer, run).result()
+    assert (got["start_val_loss"], got["val_loss"], got["start_acc"], got["final_acc"]) == (0.0,) * 4
 
 
 def test_the_result_of_a_reward_model(run):

@@ -242,6 +242,8 @@ def test_a_run_that_no_longer_improves_ends_early_also_after_an_interruption():
     assert not any("ends early" in line for line in last.heard.lines)
     longer = ScriptedRun(*words[:2], "trainer.early_stop.patience=4", accuracy=figures.__getitem__)
     assert longer.fit()["steps"] == 6
+    never = ScriptedRun(*words, "trainer.experiment_name=never", accuracy=lambda step: 0.0)  # 0 is a figure too
+    assert never.fit()["steps"] == 2
 
 
 def test_an_alarm_warns_pauses_or_rolls_back():

@@ -75,6 +75,7 @@ def test_a_stale_group_is_counted_and_teaches_nothing():
     assert sorted(world.fates("stale_dropped")) == ["p1", "p5", "p6", "p7"], "p1 and those that were being scored"
     assert sum(r.fates["stale_dropped"] for r in reports) == 4
     assert sum(r.discarded["stale_dropped"] for r in reports) == 4
+    assert all(r.num_rollouts == 2 * r.num_generated for r in reports), "what was generated, stale or not"
     again = [s for s, uid, fate, _ in world.records if uid == "p1" and fate == "kept"]
     assert again and world.sampler.state_dict()["prompts"]["ledger"]["p1"] == [1.0, 1.0], "learned from one group only"
 

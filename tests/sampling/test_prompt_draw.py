@@ -44,7 +44,8 @@ def test_without_prediction_nothing_is_learned_skipped_or_weighted():
     for _ in range(30):
         assert draw.learn(scored("p0", Reward(1.0), Reward(1.0), Reward(1.0))) is None
     assert [uid_of(draw.next(s)) for s in range(6)] == ["p0", "p1", "p2", "p3", "p0", "p1"]
-    assert (draw.num_skipped, draw.weight(0), draw.state_dict()["ledger"]) == (0, 1.0, {})
+    state = draw.state_dict()
+    assert (draw.num_skipped, draw.weight(0), state["ledger"], state["num_drawn"]) == (0, 1.0, {}, 6)
 
 
 def test_prompts_are_drawn_skipped_and_weighted_as_the_ledger_says():

@@ -166,6 +166,14 @@ def test_recomputing_the_entropy_keeps_no_logits_and_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(plain, again))
 
 
+def test_dropout_is_off_in_scores_and_updates():
+    """Also where the model that is given was in training mode."""
+    quiet, noisy = policy(llama()), policy(llama(attention_dropout=0.9).train())
+    for p in (quiet, noisy):
+        p.update(ready(p), token_loss, step=0)
+    assert all(torch.equal(x, y) for x, y in zip(quiet.model.parameters(), noisy.model.parameters()))
+
+
 def test_bad_numbers_skip_the_update_and_leave_the_weights():
     p = policy(llama())
     batch = ready(p)

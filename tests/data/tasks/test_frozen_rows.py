@@ -42,7 +42,7 @@ def test_the_rows_of_a_task_stay_the_same(name: str) -> None:
 
 
 def test_the_sizes_of_splits_and_which_text_is_held_out() -> None:
-    assert [num_rows("train", None), num_rows("val", None), num_rows("val", 3)] == [8192, 512, 3]
+    assert [num_rows("train", None), num_rows("val", None), num_rows("val", 3), num_rows("val", 0)] == [8192, 512, 3, 0]
     assert [num_rows("train", None, 5, 6), num_rows("val", None, 5, 6), num_rows("train", 7, 5, 6)] == [5, 6, 7]
     assert [text for text in map(str, range(60)) if is_held_out(text)] == HELD_OUT
     assert all(is_held_out(text, 1) for text in "abc")
