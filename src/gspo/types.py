@@ -143,8 +143,8 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model wrote."""
-        return sum(r.num_model_tokens for r in self.rollouts)
+        """Tokens that the model wrote, also in rollouts that failed."""
+        return sum(r.num_model_tokens for r in (*self.rollouts, *self.failed))
 
 
 @dataclass(frozen=True, slots=True)

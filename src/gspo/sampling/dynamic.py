@@ -297,7 +297,7 @@ class DynamicSampler:
     def _discard(self, groups: list[tuple[Group, str]]) -> None:
         for group, fate in groups:
             self._prompts.forget(group.submission)
-            self._report.wasted_tokens += sum(r.num_model_tokens for r in (*group.rollouts, *group.failed))
+            self._report.wasted_tokens += group.num_tokens
             self._record(group, fate, self.version)
 
     def _put_back(self, groups: list[Group], fate: str) -> None:
