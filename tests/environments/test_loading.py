@@ -67,8 +67,8 @@ def test_every_episode_has_an_environment_of_its_own_and_a_list_is_tools() -> No
 
     tools = load_environment(EnvironmentSpec(made=[shout], kwargs={"ignored": 1}))()
     assert [tool["function"]["name"] for tool in tools.tools] == ["shout"]
-    made = load_environment(EnvironmentSpec("guess", made=lambda high: Guess(high=high), kwargs={"high": 5}))()
-    assert isinstance(made, Guess) and made._high == 5, "what this process has made comes before names"
+    made = load_environment(EnvironmentSpec("guess", made=lambda high: Guess(high=high + 1), kwargs={"high": 5}))()
+    assert isinstance(made, Guess) and made._high == 6, "what this process has made comes before names"
 
 
 def test_plugins_are_imported_before_a_name_is_looked_up(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
