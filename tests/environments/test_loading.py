@@ -29,9 +29,13 @@ class Counter:
     def step(self, action):
         return Step(reward=float(self.start))
 
+class Board: ...  # no environment
+
 def helper(): ...
 """
 TOOLS = """
+from os.path import join
+
 def _hidden(): ...
 
 def shout(text: str) -> str:
@@ -118,7 +122,9 @@ def test_a_file_without_a_class_has_its_public_functions_as_tools(file: Any) -> 
 
 
 def test_what_a_file_does_not_have_is_said_with_what_it_has(file: Any) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"mine.py' has no 'Count'; it has Counter, Guess, Step, helper$"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"mine.py' has no 'Count'; it has Board, Counter, Guess, Step, helper$"
+    ):
         load_environment(EnvironmentSpec("Count", path=file(ONE)))
     with pytest.raises(EnvironmentProblem, match=r"environment\.path"):
         load_environment(EnvironmentSpec(path="no_such_file.py"))

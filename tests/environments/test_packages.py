@@ -244,7 +244,7 @@ from types import SimpleNamespace
 
 def give(number: int):
     """One of several values."""
-    return (0, 0.0, False, [], None, (SimpleNamespace(text="no text"), 2), {})[number]
+    return (0, 0.0, False, [], None, (SimpleNamespace(text="no text"), 2), {"a": "é"})[number]
 '''
 CONFIG = """
 tools:
@@ -303,12 +303,22 @@ class TestVerl:
         (folder / "plain.py").write_text(PLAIN)
         environment = load_environment(EnvironmentSpec(function_tool_path=str(folder / "plain.py")))()
         step = environment.step(Action("", [ToolCall("give", {"number": number}) for number in range(7)]))
-        assert [message["content"] for message in step.messages] == ["0", "0.0", "False", "[]", "", "no text", "{}"]
+        assert [message["content"] for message in step.messages] == [
+            "0",
+            "0.0",
+            "False",
+            "[]",
+            "",
+            "no text",
+            '{"a": "é"}',
+        ]
         assert step.num_errors == 0 and step.metrics == {"tool_reward": 2.0}
 
     def test_episodes_have_instances_of_their_own_with_what_their_row_says(self, folder: Path) -> None:
         (folder / "verl_memory.py").write_text(COUNTER)
-        (folder / "tools.yaml").write_text(CONFIG.replace("Memory", "Counter"))
+        (folder / "tools.yaml").write_text(
+            CONFIG.replace("Memory", "Counter").replace('    config: {type: native, sep: "-"}\n', "")
+        )
         new = load_environment(EnvironmentSpec(tool_config_path=str(folder / "tools.yaml")))
         rows: list[dict[str, Any]] = [
             {},

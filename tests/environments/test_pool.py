@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -94,6 +95,23 @@ def test_waiting_jobs_keep_their_order(make: Callable[..., World]) -> None:
         a.answer({"result": turn})
 
 
+def test_a_job_that_waited_for_its_worker_comes_before_later_ones(make: Callable[..., World]) -> None:
+    world = make()
+    a, b = begin(world, "a", "b")
+    world.play("a", 1)
+    first = world.play("b", 1)
+    assert world.next(a) == ("a", 1) and world.next(b) == ("b", 1)
+    for key, turn in (("a", 2), ("a", 3), ("c", 0), ("d", 0)):
+        world.play(key, turn)
+    b.answer({"result": 1})
+    assert first.result(LONG) == 1 and world.next(b) == ("c", 0)
+    for turn in (2, 3):
+        a.answer({"result": 1})
+        assert world.next(a) == ("a", turn), "before the last one, which any worker could play"
+    a.answer({"result": 1})
+    assert world.next(a) == ("d", 0)
+
+
 def test_a_new_episode_goes_to_the_worker_that_has_the_fewest(make: Callable[..., World]) -> None:
     world = make()
     a, b = begin(world, "a", "b")
@@ -144,8 +162,8 @@ def test_after_the_death_of_its_worker_an_episode_is_played_elsewhere(make: Call
 def test_a_busy_worker_that_is_stuck_gives_its_other_episodes_away(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_pool, "STUCK_SHARE", 0.005)
-    world = make()
+    monkeypatch.setattr(episode_pool, "STUCK_SHARE", 1e-4)
+    world = make(timeout=1000.0)
     a, b = begin(world, "a", "b")
     first = world.play("b", 1)
     assert world.next(b) == ("b", 1)
@@ -174,8 +192,8 @@ def test_a_busy_worker_that_is_stuck_gives_its_other_episodes_away(
 def test_a_worker_that_dies_while_it_closes_what_it_left_takes_nothing_along(
     make: Callable[..., World], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(episode_pool, "STUCK_SHARE", 0.005)
-    world = make()
+    monkeypatch.setattr(episode_pool, "STUCK_SHARE", 1e-4)
+    world = make(timeout=1000.0)
     a, b = begin(world, "a", "b")
     first = world.play("b", 1)
     assert world.next(b) == ("b", 1)
@@ -232,7 +250,11 @@ def test_an_environment_of_this_process_is_played_by_threads() -> None:
         EnvironmentSpec(made=Loud), num_workers=1, timeout=LONG, tool_timeout=1.0, memory=1, retries=0, max_chars=3
     )
     assert pool.tools == [{"type": "function", "function": {"name": "shout"}}] and pool.source.info["format"] == "tag"
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
     opened = pool.play(Job("a", PROMPT)).result(LONG)
+    assert random.random() == expected, "the random state of this process is its own"
     assert opened == {"opening": [{"role": "user", "content": "h…(cut)o"}], "steps": []}
     with pytest.raises(JobFailed, match="too loud"):
         pool.play(Job("a", PROMPT, 0, (Action("!"),))).result(LONG)
