@@ -95,7 +95,7 @@ def test_episodes_share_a_connection_and_texts_and_errors_are_answers() -> None:
     one.reset(PROMPT, 0)
     two.reset(PROMPT, 1)
     assert len(Server.opened) == 2, "one for the tools, one for the episodes"
-    assert answers(one, (["a", None, "b"], False)) == [("a\nb", False)]
+    assert answers(one, (["a", None, "", "b"], False)) == [("a\n\nb", False)]
     assert answers(two, (["no such word"], True)) == [("error: no such word", True)]
     assert answers(two, ValueError("odd")) == [("error: ValueError: odd", True)]
     assert len(Server.opened) == 2 and len(Server.opened[1].calls) == 3
@@ -104,12 +104,13 @@ def test_episodes_share_a_connection_and_texts_and_errors_are_answers() -> None:
 def test_a_single_text_is_the_first_argument_unless_there_is_one_of_its_name() -> None:
     environment = mcp.McpTools("server")
     calls = [ToolCall(name, {"input": "x"}) for name in ("plain", "named", "bare", "")]
-    answers(environment, *[([""], False)] * 4, calls=calls)
+    answers(environment, *[([""], False)] * 5, calls=[*calls, ToolCall("plain", {"input": "x", "n": 2})])
     assert Server.opened[1].calls == [
         ("plain", {"word": "x"}),
         ("named", {"input": "x"}),
         ("bare", {"input": "x"}),
         ("plain", {"word": "x"}),
+        ("plain", {"input": "x", "n": 2}),
     ]
 
 
