@@ -32,6 +32,7 @@ from gspo.config import TrainerConfig, load
 from gspo.config.loading import tree
 from gspo.data.columns import Columns
 from gspo.data.rows import DataError, Row, user_message
+from gspo.environments.protocol import EnvironmentProblem
 from gspo.plan.memory import Memory
 from gspo.rewards import Overlong, RewardError, RewardSpec, make_scorer
 from gspo.rewards.compose import Finishing, RewardScale
@@ -73,6 +74,10 @@ def test_missing_rewards_are_limited_by_the_environment_where_there_is_one() -> 
     with_turns = sampling_settings(config({**rates, "environment.name": "guess"}), 3)
     assert (with_turns.max_failure_rate, with_turns.reward_lag) == (0.2, 3)
     assert sampling_settings(config()).reward_lag == 1
+    passed = config({**rates, f"{R}.multi_turn.enable": True})  # in Python: the config names none
+    assert sampling_settings(passed, environment=[len]).max_failure_rate == 0.2
+    with pytest.raises(EnvironmentProblem, match="needs an environment"):
+        sampling_settings(passed)
 
 
 def test_what_the_objective_adds_to_the_loss() -> None:

@@ -76,6 +76,8 @@ def test_the_limit_of_a_recipe_gives_way_to_the_users_longer_rows(rows):
     assert f"data.max_prompt_length=92, not 32 as in the recipe embedded: {reason}" in found.notes
     endless = [{"prompt": "x" * 600, "ground_truth": ""}]
     assert decide_sizes(load(None, embedded), endless).resolved.config.data.max_prompt_length == 512
+    turns = load(None, [*embedded, "actor_rollout_ref.rollout.multi_turn.enable=true"])
+    assert decide_sizes(turns, endless, environment=[len]).resolved.config.data.max_prompt_length == 32
     named = load(None, [*embedded, "data.max_prompt_length=48"])
     assert decide_sizes(named, long).resolved.config.data.max_prompt_length == 48
 

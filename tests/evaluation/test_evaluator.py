@@ -46,7 +46,7 @@ def test_sources_are_apart_missing_rewards_are_left_out_and_the_majority_votes()
     assert values["val-core/a/acc/mean@3"] == pytest.approx(0.5)
     assert values["val-core/a/acc/best@3"] == 1.0
     assert values["val-core/a/acc/maj@3"] == 0.5
-    assert values["val-core/b/acc/mean@2"] == 1.0
+    assert values["val-core/b/acc/mean@3"] == 1.0
     assert values["val-aux/b/reward_failures"] == 1
     assert found.accuracy == pytest.approx((2 / 3 + 1 / 3 + 1.0) / 3)
 
@@ -68,11 +68,11 @@ def test_a_mean_that_is_no_share_has_no_interval():
 def test_the_majority_is_read_from_the_answers_that_have_a_reward():
     """Two of three graded answers are "5", which is wrong; an ungraded one before them shifts nothing."""
     found = summarise([group("a", [("7", None), ("5", 0.0), ("4", 1.0), ("5", 0.0)])])
-    assert found.metrics["val-core/a/acc/maj@3"].result() == 0.0
+    assert found.metrics["val-core/a/acc/maj@4"].result() == 0.0
     last = summarise([group("a", [("7", None), ("4", 1.0), ("5", 0.0), ("5", 0.0)])])
-    assert last.metrics["val-core/a/acc/maj@3"].result() == 0.0
+    assert last.metrics["val-core/a/acc/maj@4"].result() == 0.0
     tie = summarise([group("a", [("7", None), ("4", 1.0), ("5", 0.0)])])
-    assert tie.metrics["val-core/a/acc/maj@2"].result() == 1.0  # the earliest wins
+    assert tie.metrics["val-core/a/acc/maj@3"].result() == 1.0  # the earliest wins
 
 
 def test_an_interval_counts_questions_whatever_the_number_of_answers():
@@ -296,3 +296,15 @@ def test_an_interval_lies_within_0_and_1_at_both_ends():
     assert wilson(1.0, 3) == (pytest.approx(0.43850, abs=1e-4), 1.0)
     assert wilson(0.0, 3) == (0.0, pytest.approx(0.56150, abs=1e-4))
     assert wilson(1.0, 0) == (0.0, 1.0) and wilson(-1e-9, 0) is None
+
+
+def test_a_metric_keeps_its_name_when_a_reward_of_every_question_is_missing():
+    whole = summarise([group("a", [("4", 1.0), ("5", 0.0), ("6", 0.0)]), group("a", [("4", 1.0)] * 3)])
+    part = summarise(
+        [group("a", [("4", 1.0), ("5", 0.0), ("6", None)]), group("a", [("4", None), ("4", 1.0), ("4", 1.0)])]
+    )
+    assert set(part.metrics) - set(whole.metrics) == {"val-aux/a/reward_failures/share"}
+    assert set(whole.metrics) <= set(part.metrics)
+    assert part.metrics["val-core/a/acc/mean@3"].result() == 0.75
+    assert part.metrics["val-core/a/acc/best@3"].result() == 1.0  # of the two that are known
+    assert part.metrics["val-core/a/acc/best@2"].result() == 1.0

@@ -85,8 +85,9 @@ def build(
         train, held_out = data.train, data.held_out
         if notify is not None:
             data.warn(notify)
-        if not names_reward(config, reward_fn):
-            check_code_tests([*train, *held_out])
+        for rows, function in ((train, reward_fn), (held_out, inputs.val_reward_fn or reward_fn)):
+            if not names_reward(config, function):
+                check_code_tests(rows)
         if isinstance(episodes, EpisodeSettings) and pool is not None and train:
             episodes = episodes.with_opening(pool, train[0])
         config, judge = own_judge(config)
@@ -134,7 +135,9 @@ def build(
             tokenizer=tokenizer,
             roles=roles,
             engine=engine,
-            sampler=build_sampler(config, train, engine, kl_reward or scorer, record, watch, keep, lag),
+            sampler=build_sampler(
+                config, train, engine, kl_reward or scorer, record, watch, keep, lag, inputs.environment
+            ),
             evaluator=build_evaluator(config, engine, val_scorer, held_out) if held_out else None,
             objective=build_objective(config),
             total_steps=num_steps,

@@ -48,15 +48,16 @@ def build_sampler(
     watch: Callable[[int, int], None] | None,
     keep: GroupFilter | None,
     lag: int,
+    environment: Any = None,
 ) -> Sampler:
-    """The sampler; in its own thread when rollouts are asynchronous."""
+    """The sampler; in its own thread when rollouts are asynchronous. `environment` is one that was passed in Python."""
     source = PromptCursor(
         prompts,
         seed=config.trainer.seed if config.data.seed is None else config.data.seed,
         shuffle=config.data.shuffle,
         total_epochs=None if config.trainer.total_training_steps else config.trainer.total_epochs,
     )
-    settings = sampling_settings(config, lag)
+    settings = sampling_settings(config, lag, environment)
 
     def make(record: Record | None) -> DynamicSampler:
         return DynamicSampler(

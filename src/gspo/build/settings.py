@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from gspo.algo.controllers import ClipController
 from gspo.algo.functional import compute_advantage
@@ -58,9 +59,10 @@ def _max_tokens(config: TrainerConfig) -> int:
     return config.actor_rollout_ref.rollout.response_length or config.data.max_response_length
 
 
-def sampling_settings(config: TrainerConfig, reward_lag: int = 1) -> SamplingSettings:
-    """How training groups are drawn and filtered."""
+def sampling_settings(config: TrainerConfig, reward_lag: int = 1, environment: Any = None) -> SamplingSettings:
+    """How training groups are drawn and filtered. `environment` is an object that replaces the one of the config."""
     f, data, rollout = config.algorithm.filter_groups, config.data, config.actor_rollout_ref.rollout
+    has_turns = has_environment(config, environment)
     return SamplingSettings(
         train_batch_size=data.train_batch_size,
         n=rollout.n,
@@ -78,7 +80,7 @@ def sampling_settings(config: TrainerConfig, reward_lag: int = 1) -> SamplingSet
         predict_weight=f.predict_weight,
         predict_min_prob=f.predict_min_prob,
         predict_discount=f.predict_discount,
-        max_failure_rate=(config.environment if has_environment(config) else config.reward).max_failure_rate,
+        max_failure_rate=(config.environment if has_turns else config.reward).max_failure_rate,
         reward_lag=reward_lag,
     )
 

@@ -51,12 +51,14 @@ class Sizes:
     memory: MemoryPlan | None = None
 
 
-def decide_sizes(resolved: ResolvedConfig, given: Iterable[Any] | None = None, tokenizer: Any = None) -> Sizes:
-    """Adapt the sizes that nobody set. `given` rows and tokenizer replace those that the config names.
+def decide_sizes(
+    resolved: ResolvedConfig, given: Iterable[Any] | None = None, tokenizer: Any = None, environment: Any = None
+) -> Sizes:
+    """Adapt the sizes that nobody set. `given` rows, tokenizer and environment replace those that the config names.
 
     Raises NotEnoughMemory where the run cannot fit, unless `trainer.memory_check` says otherwise.
     """
-    sizes = adapt_sizes(resolved, given, tokenizer)
+    sizes = adapt_sizes(resolved, given, tokenizer, environment)
     plan = sizes.memory
     if plan is not None and not plan.fits:
         if resolved.config.trainer.memory_check == "refuse":
@@ -65,21 +67,23 @@ def decide_sizes(resolved: ResolvedConfig, given: Iterable[Any] | None = None, t
     return sizes
 
 
-def adapt_sizes(resolved: ResolvedConfig, given: Iterable[Any] | None = None, tokenizer: Any = None) -> Sizes:
+def adapt_sizes(
+    resolved: ResolvedConfig, given: Iterable[Any] | None = None, tokenizer: Any = None, environment: Any = None
+) -> Sizes:
     """The same, whether the run then fits or not."""
     device = choose_device(resolved.config.trainer.device)
     prompts = TrainingPrompts(given, tokenizer)
-    sizes = _adapt_to_prompts(resolved, prompts)
+    sizes = _adapt_to_prompts(resolved, prompts, environment)
     sizes = _adapt_to_rows(sizes, prompts, device)
     return _adapt_to_memory(sizes, device) if _is_planned(resolved.config) else sizes
 
 
-def _adapt_to_prompts(resolved: ResolvedConfig, prompts: TrainingPrompts) -> Sizes:
+def _adapt_to_prompts(resolved: ResolvedConfig, prompts: TrainingPrompts, environment: Any) -> Sizes:
     """A recipe's limit of the prompt gives way to longer rows of the user, up to the limit without a recipe."""
     config, limit, most = resolved.config, resolved.config.data.max_prompt_length, DataConfig().max_prompt_length
     is_own = prompts.given is not None or resolved.origins[FILES].explicit
     is_recipe = resolved.origins[PROMPT].layer == Layer.RECIPE and not resolved.for_sft
-    if not is_own or not is_recipe or limit >= most or has_environment(config):
+    if not is_own or not is_recipe or limit >= most or has_environment(config, environment):
         return Sizes(resolved)
     longest = max(prompts.lengths(config), default=0)
     if longest <= limit:

@@ -142,7 +142,7 @@ def _source_metrics(source: str, kind: str, groups: Sequence[Group], values: Seq
     scored = [(g, v) for g, v in zip(groups, values) if v]
     if not scored:
         return {}
-    k = max(len(v) for _, v in scored)
+    k = max(len(g.rollouts) for g in groups)  # also where rewards are missing: a metric keeps its name
     means = [sum(v) / len(v) for _, v in scored]
 
     def core(measure: str) -> str:

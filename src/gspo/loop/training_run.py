@@ -90,7 +90,8 @@ class TrainingRun(ABC, Generic[P]):
     def _with_sizes(self, resolved: ResolvedConfig) -> ResolvedConfig:
         """The config of a new run, with the sizes that nobody set adapted to its data and this machine."""
         self.console.doing("reading the data")
-        sizes = decide_sizes(resolved, self.inputs.train_dataset, self.inputs.tokenizer)
+        inputs = self.inputs
+        sizes = decide_sizes(resolved, inputs.train_dataset, inputs.tokenizer, inputs.environment)
         for note in sizes.notes:
             self.console.say(note)
         for warning in sizes.warnings:

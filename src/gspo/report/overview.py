@@ -127,7 +127,7 @@ def _held_out_loss(run: Run) -> Tile:
 
 def _loss(run: Run) -> Tile:
     loss = run.last("train/loss")
-    return None if loss is None else (f"{loss:.3f}", "per answer token")
+    return None if loss is None else (f"{loss:.3f}", "per pair" if run.is_reward_model else "per answer token")
 
 
 def _reward(run: Run) -> Tile:

@@ -34,8 +34,9 @@ def find_source(words: str) -> ModelSource:
                 f"{path}: this run has no checkpoint{why}; give a model's folder, or train until it has one"
             )
         return ModelSource(str(newest), path.resolve().name, path, _settings(path))
-    if path.is_dir() and path.parent.name == "checkpoints" and _is_run(path.parent.parent):
-        run = path.parent.parent
+    folder = path.absolute().parent  # of a name that is typed in this folder, too
+    if path.is_dir() and folder.name == "checkpoints" and _is_run(folder.parent):
+        run = folder.parent
         return ModelSource(str(path), f"{run.resolve().name}/{path.name}", run, _settings(run))
     return ModelSource(words, path.resolve().name if path.is_dir() else words)
 

@@ -170,6 +170,6 @@ def _evaluator(
     """Answers the held-out prompts and grades the answers."""
     _, given = given_datasets(config, prompt_columns(config), inputs.train_dataset, inputs.val_dataset, say=None)
     prompts = load_prompts(config, tokenizer, "val", given)
-    if not names_reward(config, inputs.reward_fn):
+    if not names_reward(config, inputs.val_reward_fn or inputs.reward_fn):
         check_code_tests(prompts)
     return build_evaluator(config, engine, scorer, prompts)
