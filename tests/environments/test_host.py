@@ -64,6 +64,13 @@ def test_an_episode_that_is_not_at_the_known_turn_is_played_again(host: EpisodeH
     assert Dice.num_open == 1
 
 
+def test_an_episode_that_is_ahead_of_the_known_turn_is_played_again(host: EpisodeHost) -> None:
+    """Its answer was lost on the way, and the job comes again."""
+    first = host(Job("a", PROMPT, seed=7, actions=ACTIONS[:2]))
+    again = host(Job("a", PROMPT, seed=7, actions=ACTIONS[:2], num_known=1))
+    assert first is not None and first == again and Dice.num_open == 1
+
+
 def test_an_episode_is_closed_at_its_end_and_after_a_failure(host: EpisodeHost) -> None:
     host(Job("a", PROMPT, actions=ACTIONS[:1]))
     with pytest.raises(RuntimeError, match="no more dice"):

@@ -30,7 +30,7 @@ class Server:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.is_open = False
+        self.is_open = self.was_cancelled = False
 
     async def __aenter__(self) -> Server:
         self.is_open = True
@@ -52,7 +52,11 @@ class Server:
         if isinstance(answer, Exception):
             raise answer
         if answer is None:
-            await asyncio.sleep(60)
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.was_cancelled = True
+                raise
         texts, failed = answer
         return SimpleNamespace(content=[SimpleNamespace(text=t) for t in texts], is_error=failed)
 
@@ -131,7 +135,7 @@ def test_a_call_past_its_deadline_leaves_the_connection_open() -> None:
     environment.tool_timeout = 0.05
     assert answers(environment, None) == [("error: no answer within 0.05 s", True)]
     assert answers(environment, (["well"], False)) == [("well", False)]
-    assert [server.is_open for server in Server.opened] == [False, True]
+    assert [server.is_open for server in Server.opened] == [False, True] and Server.opened[1].was_cancelled
 
 
 def test_a_server_that_cannot_be_reached_is_a_problem_with_its_first_cause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,6 +50,14 @@ def test_gymnasium_gets_a_seed_of_31_bits_and_the_text_where_its_actions_are_not
     environment.close()
 
 
+def test_a_reset_of_any_options_is_gymnasiums() -> None:
+    class Open(Recorder):
+        def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+            return sorted(options), {}
+
+    assert as_environment(Open(), "open").reset(ROW, seed=3) == ({"role": "user", "content": "['seed']"},)
+
+
 def test_an_environment_of_our_own_shape_is_served_as_it_is() -> None:
     class Own:
         def reset(self, prompt, seed): ...

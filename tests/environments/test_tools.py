@@ -194,7 +194,8 @@ def test_discrete_actions_are_numbers_of_the_text() -> None:
 
     environment = as_environment(Bandit(), "bandit")
     assert environment.reset(PROMPT, seed=2**40)[0]["content"] == "0"
-    for text in ("arm nine", "arm 3", "arm 2 or 3", "2" * 5000):
+    assert environment.step(Action("0" * 17 + "2")).num_errors == 0
+    for text in ("arm nine", "arm 3", "arm 2 or 3", "0" * 18 + "2", "2" * 5000):
         wrong = environment.step(Action(text))
         assert wrong.num_errors == 1 and wrong.reward is None and "from 0 to 2" in wrong.messages[0]["content"]
     right = environment.step(Action("not arm 0 but arm 2"))
