@@ -119,17 +119,27 @@ def test_overlong_penalty_of_dapo(length: int, penalty: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "scores"),
+    ("scale", "scores", "noise"),
     [
-        (RewardScale(), (-3.0, 0.5, 3.0)),
-        (RewardScale(scale=2.0, bias=0.5), (-5.0, 2.0, 7.0)),
-        (RewardScale(scale=2.0, bias=0.5, clip=4.0), (-4.0, 2.0, 4.0)),
-        (RewardScale(scale=-1.0, clip=1.0), (1.0, -0.5, -1.0)),
+        (RewardScale(), (-3.0, 0.5, 3.0), 0.25),
+        (RewardScale(scale=2.0, bias=0.5), (-5.0, 2.0, 7.0), 0.5),
+        (RewardScale(scale=2.0, bias=0.5, clip=4.0), (-4.0, 2.0, 4.0), 0.5),
+        (RewardScale(scale=-1.0, clip=1.0), (1.0, -0.5, -1.0), 0.25),
     ],
 )
-def test_a_score_is_shifted_then_scaled_then_clipped_and_the_rest_of_the_reward_stays(scale, scores) -> None:
+def test_a_score_is_shifted_then_scaled_then_clipped_and_its_noise_is_scaled(scale, scores, noise) -> None:
     for before, after in zip((-3.0, 0.5, 3.0), scores, strict=True):
-        assert scale.apply(Reward(before, 1.0, {"x": 3.0}, noise=0.25)) == Reward(after, 1.0, {"x": 3.0}, noise=0.25)
+        assert scale.apply(Reward(before, 1.0, {"x": 3.0}, noise=0.25)) == Reward(after, 1.0, {"x": 3.0}, noise=noise)
+
+
+def test_a_weighted_sum_keeps_the_noise_and_the_notes_of_its_parts() -> None:
+    def unsure(prompt: Prompt, response: str) -> Reward:
+        return Reward(1.0, noise=0.2, notes={"why": "vague"})
+
+    grader = Grader([wrap_function(unsure, weight=-0.5), wrap_function(lambda prompt, response: 2.0, name="two")])
+    (graded,) = grader.grade(Prompt("row", (), (), "nothing", None), [Response("x")])
+    assert isinstance(graded, Reward)
+    assert (graded.score, graded.noise, graded.notes) == (1.5, 0.1, {"why": "vague"})
 
 
 def test_settings_of_the_default_reward_go_to_the_built_in_that_they_name() -> None:

@@ -59,7 +59,7 @@ def test_scores_are_weighted_and_each_part_is_logged() -> None:
         2.5,
         acc=1.0,
         extra={"answered": 1.0, "reward/math": 1.0, "reward/judge": 0.5},
-        noise=0.1,
+        noise=0.2,
         notes={"judge": {"reason": "so"}},
     )
 

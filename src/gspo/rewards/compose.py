@@ -114,11 +114,14 @@ def combine(functions: Sequence[RewardFunction], graded: Sequence[Graded]) -> Gr
         return str(error)
     extra: dict[str, float] = {}
     scores: dict[str, float] = {}
+    notes: dict[str, Any] = {}
     for function, part in parts:
         extra |= part.extra
+        notes |= part.notes
         scores[unique_name(f"reward/{function.name}", scores)] = part.score
     acc = next((part.acc for _, part in parts if part.acc is not None), None)
-    return Reward(score, acc, extra | scores)
+    noise = sum(abs(function.weight) * part.noise for function, part in parts)
+    return Reward(score, acc, extra | scores, noise=noise, notes=notes)
 
 
 def unique_name(name: str, taken: Collection[str]) -> str:
@@ -129,7 +132,7 @@ def unique_name(name: str, taken: Collection[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RewardScale:
-    """clip((score + bias)·scale, ±clip): how a score becomes a reward. The accuracy stays as it is."""
+    """clip((score + bias)·scale, ±clip): how a score becomes a reward. Its noise is scaled, the accuracy stays."""
 
     scale: float = 1.0
     bias: float = 0.0
@@ -139,7 +142,7 @@ class RewardScale:
         score = (reward.score + self.bias) * self.scale
         if self.clip is not None:
             score = min(max(score, -self.clip), self.clip)
-        return dataclasses.replace(reward, score=score)
+        return dataclasses.replace(reward, score=score, noise=reward.noise * abs(self.scale))
 
 
 def manage(reward: Reward, num_tokens: int, manager: Manager, overlong: Overlong | None) -> Reward:
