@@ -178,6 +178,13 @@ class TrainBatch:
         """Rows that are rollouts; those after them are branches."""
         return len(self.response_ids) - len(self.branch_of)
 
+    def by_prompt(self, rows: Sequence[int]) -> list[list[int]]:
+        """These rows by group and prompt: the rows of one list can share the tokens of their prompt."""
+        found: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        for row, group in zip(rows, self.group_ids[list(rows)].tolist()):
+            found.setdefault((group, self.prompt_ids[row]), []).append(row)
+        return list(found.values())
+
     def without_branches(self: Batch) -> Batch:
         """The batch of the rollouts alone."""
         num, kept = self.num_rollouts, {"order_seed", "branch_of", "unscored_rows"}  # what is not by row

@@ -95,6 +95,19 @@ def test_packed_micro_batches_hold_each_row_once_and_keep_their_budget(kind, bud
         assert len(parts) == 1
 
 
+@pytest.mark.parametrize("budget", [13, 20, 25])
+def test_each_different_context_of_a_group_counts_in_the_budget(budget):
+    """Two rollouts of one prompt and three branches: two with one context, one with another. 2 + 10 + 12 tokens and answers."""
+    contexts = [(7,) * 10, (7,) * 10, (8,) * 12]
+    branches = [dataclasses.replace(rollout(2, (1, 1), 1.0), context=context) for context in contexts]
+    rollouts = (dataclasses.replace(rollout(3, (1,) * 3, 1.0), branches=tuple(branches)), rollout(3, (1,) * 3, 0.0))
+    batch = collate([Group(Prompt("a", (), (1, 2)), rollouts, 0, 0)])
+    parts = split_packed(batch, range(5), budget, "shared")
+    assert sorted(row for part in parts for row in part) == list(range(5))
+    sizes = [micro_batch(batch, part, "cpu", "shared").input_ids.numel() for part in parts]
+    assert max(sizes) <= budget and sum(sizes) == 2 + 10 + 12 + 2 * 2 + 3 * 1  # every context once
+
+
 def test_a_plan_holds_every_row_of_every_mini_batch_once():
     batch = collate([g for _ in range(2) for g in two_groups()])
     for how in ({"max_tokens": 5, "max_rows": 1}, {"max_tokens": None, "max_rows": 2}):

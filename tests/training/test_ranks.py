@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -59,6 +61,14 @@ def test_a_shared_prompt_counts_once_where_its_group_is_whole():
     batch = batch_of([(10, [1] * 8), (10, [8]), (1, [1])])
     shares = split_over_ranks(batch, list(range(10)), 2, share_prompts=True)
     assert shares == [[*range(8), 9], [8]]
+
+
+def test_every_context_of_a_group_counts():
+    """Three rows of one group with contexts of their own, and one of another: no prompt is shared, all rows cost the same."""
+    batch = batch_of([(10, [1] * 3), (10, [1])])
+    contexts = [(row,) * 10 for row in range(4)]
+    batch = dataclasses.replace(batch, prompt_ids=contexts)
+    assert split_over_ranks(batch, list(range(4)), 2, share_prompts=True) == [[0, 2], [1, 3]]
 
 
 @given(shape=SHAPES, num=st.integers(2, 4))

@@ -197,12 +197,13 @@ def balance(costs: Sequence[int], max_cost: int) -> list[list[int]]:
 
 
 def split_packed(batch: TrainBatch, rows: Sequence[int], max_tokens: int, kind: Kind) -> list[list[int]]:
-    """Rows in micro-batches of about equal numbers of packed tokens. A group is split only if it exceeds `max_tokens`."""
+    """Rows in micro-batches of about equal numbers of packed tokens.
+
+    Rows that share a prompt are split only if they exceed `max_tokens`.
+    """
     answer = {row: max(0, len(batch.response_ids[row]) - 1) for row in rows}
     units: list[list[int]] = []
-    index = range(len(rows))
-    for of_group in mini_batches(batch.group_ids[list(rows)], 1) if kind == "shared" else split_by_rows(index, 1):
-        members = [rows[i] for i in of_group]
+    for members in batch.by_prompt(rows) if kind == "shared" else split_by_rows(rows, 1):
         room = max(1, max_tokens - len(batch.prompt_ids[members[0]]))
         units += [[members[i] for i in part] for part in balance([answer[row] for row in members], room)]
     costs = [len(batch.prompt_ids[unit[0]]) + sum(answer[row] for row in unit) for unit in units]

@@ -251,12 +251,8 @@ def trained_slots(batch: TrainBatch, rows: Sequence[int], slots: Tensor) -> Tens
 
 def _sequences(batch: TrainBatch, rows: Sequence[int], share: bool) -> tuple[list[_Sequence], list[_Sequence]]:
     """Sequences without a prefix (shared prompts and whole rows), and the responses that continue a shared prompt."""
-    members: dict[object, list[int]] = {}
-    for row in rows:
-        key = (int(batch.group_ids[row]), batch.prompt_ids[row]) if share else row
-        members.setdefault(key, []).append(row)
     prompts, answers = [], []
-    for group, of_group in enumerate(members.values()):
+    for group, of_group in enumerate(batch.by_prompt(rows) if share else [[row] for row in rows]):
         prompt = batch.prompt_ids[of_group[0]]
         size = len(prompt)
         if len(of_group) == 1:

@@ -74,18 +74,15 @@ ALONE = Ranks()
 def split_over_ranks(batch: TrainBatch, rows: Sequence[int], num_ranks: int, *, share_prompts: bool) -> list[list[int]]:
     """The rows of each rank, with about equal numbers of tokens. Every rank computes the same shares.
 
-    With shared prompts, groups stay whole unless splitting them is more even, counting prompts that run twice.
+    Rows that share a prompt stay together unless splitting them is more even, counting prompts that run twice.
     """
     if num_ranks == 1:
         return [list(rows)]
-    by_row = _spread(batch, [[row] for row in rows], num_ranks, share_prompts)
+    by_row = _spread(batch, [[row] for row in rows], num_ranks, share_prompts=False)
     if not share_prompts:
         return by_row
-    groups: dict[int, list[int]] = {}
-    for row in rows:
-        groups.setdefault(int(batch.group_ids[row]), []).append(row)
-    by_group = _spread(batch, list(groups.values()), num_ranks, share_prompts)
-    return min((by_group, by_row), key=lambda parts: max(_cost(batch, part, share_prompts) for part in parts))
+    by_prompt = _spread(batch, batch.by_prompt(rows), num_ranks, share_prompts)
+    return min((by_prompt, by_row), key=lambda parts: max(_cost(batch, part, share_prompts) for part in parts))
 
 
 def _spread(batch: TrainBatch, units: list[list[int]], num_ranks: int, share_prompts: bool) -> list[list[int]]:
@@ -109,7 +106,7 @@ def _cost(batch: TrainBatch, rows: Sequence[int], share_prompts: bool) -> int:
     answers = sum(len(batch.response_ids[row]) for row in rows)
     if not share_prompts:
         return answers + sum(len(batch.prompt_ids[row]) for row in rows)
-    return answers + sum({int(batch.group_ids[row]): len(batch.prompt_ids[row]) for row in rows}.values())
+    return answers + sum(len(batch.prompt_ids[members[0]]) for members in batch.by_prompt(rows))
 
 
 def idle_row(batch: TrainBatch) -> int:
