@@ -16,7 +16,7 @@ from gspo.rollout.episodes.dialogue import DialogueSettings
 from gspo.rollout.episodes.settings import EpisodeSettings
 from gspo.runs.console import Console
 from gspo.serving.agents.settings import AgentSettings
-from gspo.types import ScoredBatch, Turn
+from gspo.types import Group, Prompt, Rollout, ScoredBatch, Turn
 from tests.equations.test_turn_credit import batch as batch_of_turns
 from tests.rollout.episodes.world import make_dialogue, make_tokenizer
 from tests.support.small_run import config as small_config
@@ -152,3 +152,17 @@ def test_a_masked_turn_or_response_is_not_trained_on(tmp_path, model, key, train
     trainer.parts.roles.policy.score = lambda batch: (seen.append(batch.mask), score(batch))[1]
     trainer.fit()
     assert seen[0].tolist() == [trained] * 16
+
+
+def test_a_reward_function_for_held_out_rows_alone_adds_to_the_rewards_of_an_agent(tmp_path, model):
+    agent = tmp_path / "agent.py"
+    agent.write_text("def run(row, session):\n    return 1.0\n")
+    resolved = small_config(tmp_path, model, f"environment.agent={agent}:run")
+    trainer = Trainer(resolved, val_reward_fn=lambda prompt, response: 0.25, console=Console(enabled=False))
+    played = Rollout((1,), (0.0,), (1,), (0,), "stop", turns=(Turn(0, 1, reward=1.0),))
+    found = []
+    for scorer in trainer.parts.scorers:
+        scorer.submit(Group(Prompt("row", (), (1,), "nothing"), (played,), 0, 0))
+        found += [rollout.reward for group in scorer.collect() for rollout in group.rollouts]
+    trainer.close()
+    assert [reward.score for reward in found] == [1.0, 1.25]

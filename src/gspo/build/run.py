@@ -95,9 +95,11 @@ def build(
             started.callback(judge.close)
         rewards = build_scorer(config, reward_fn, folder=folder)
         started.callback(rewards.close)
-        val_rewards = build_scorer(config, inputs.val_reward_fn or reward_fn, folder=folder, held_out=True)
+        scorer = _behind_environment(config, inputs, rewards, reward_fn)
+        val_reward_fn = inputs.val_reward_fn or reward_fn
+        val_rewards = build_scorer(config, val_reward_fn, folder=folder, held_out=True)
         started.callback(val_rewards.close)
-        scorer, val_scorer = (_behind_environment(config, inputs, each) for each in (rewards, val_rewards))
+        val_scorer = _behind_environment(config, inputs, val_rewards, val_reward_fn)
         if train and (episodes is None or grades(config, train[0], reward_fn)):
             metric = try_reward(config, scorer, train[0], uses_metric=keep is None and episodes is None)
             if metric != config.algorithm.filter_groups.metric:
@@ -155,7 +157,7 @@ def build(
         if config.algorithm.adv_estimator == "remax":
             baseline = build_scorer(config, reward_fn, folder=folder)
             add_model(config, baseline, roles.reward_model)
-            add_baseline(parts, _behind_environment(config, inputs, baseline))
+            add_baseline(parts, _behind_environment(config, inputs, baseline, reward_fn))
         started.pop_all()
         progress(None)
         return parts
@@ -193,9 +195,9 @@ def _examples(config: TrainerConfig, tokenizer: Any) -> ExampleOrder[Example] | 
     return ExampleOrder(load_sft_examples(config, tokenizer), size, seed=seed, shuffle=c.shuffle)
 
 
-def _behind_environment(config: TrainerConfig, inputs: Inputs, scorer: Scorer) -> Scorer:
+def _behind_environment(config: TrainerConfig, inputs: Inputs, scorer: Scorer, reward_fn: Any) -> Scorer:
     """The scorer of the rewards that are set, behind the rewards of the environment where there is one."""
-    return turn_scorer(config, scorer, inputs.reward_fn) if has_environment(config, inputs.environment) else scorer
+    return turn_scorer(config, scorer, reward_fn) if has_environment(config, inputs.environment) else scorer
 
 
 def owns_engine(roles: Roles, num_workers: int) -> bool:
