@@ -16,12 +16,13 @@ from typing import Any, get_args
 
 import pytest
 
+from gspo.data.files import SUFFIXES
 from gspo.report import write_report
 from gspo.report.overview import overview
 from gspo.report.page import asset
 from gspo.report.pictures import FATES
 from gspo.report.rollout_store import choose, collect, pack
-from gspo.report.run_card import run_card
+from gspo.report.run_card import DATA_SUFFIXES, run_card
 from gspo.report.verdict import DROPPED, judge
 from gspo.report.write import build_report
 from gspo.runs.group_index import FIELDS
@@ -279,6 +280,23 @@ def test_the_card_names_no_folder_of_this_machine(tmp_path: Path) -> None:
     assert "/home" not in card and "/me/" not in card and "/opt" not in card
     for part in ("…/a.jsonl", "…/b.jsonl", "…/my conf.yaml", "…/small", "…/reward.py", "https://h.org/a/b"):
         assert part in card, part
+
+
+def test_the_card_takes_no_file_or_folder_for_a_name_of_a_hub(tmp_path: Path, monkeypatch) -> None:
+    run = make_run(tmp_path / "run", Plan(steps=1, groups=1, n=2, questions=2))
+    (tmp_path / "models" / "small").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+
+    def front_matter(files: list[str], model: str) -> str:
+        records = [{"key": "data.train_files", "value": files}, {"key": "actor_rollout_ref.model.path", "value": model}]
+        (run / "config.json").write_text(json.dumps([{**record, "origin": "default"} for record in records]))
+        return run_card(read_run(run)).split("---")[1]
+
+    assert DATA_SUFFIXES == SUFFIXES
+    local = front_matter([f"data/train{suffix}" for suffix in SUFFIXES], "models/small")
+    assert "datasets:" not in local and "base_model:" not in local
+    named = front_matter(["openai/gsm8k", "data/train.csv"], "org/small")
+    assert "base_model: org/small\ndatasets:\n- openai/gsm8k\n" in named and "train.csv" not in named
 
 
 @pytest.mark.parametrize("bad", ["x", ["x"], [["x"]], {"a": 1}, 5, True, [None], None, [1e308, "y"]])

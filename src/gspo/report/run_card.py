@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 from gspo.report import words
@@ -18,6 +19,7 @@ PAIR_FIGURES = {  # of a reward model
     "val/sign_accuracy": "share of answers on the right side of 0",
     "val/loss": "loss",
 }
+DATA_SUFFIXES = (".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".parquet")
 
 
 def run_card(run: Run) -> str:
@@ -53,7 +55,8 @@ def _front_matter(run: Run) -> str:
 
 def _is_hub_name(name: str) -> bool:
     """`owner/name`, as opposed to a path or a built-in task."""
-    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not name.endswith((".jsonl", ".parquet", ".json"))
+    is_path = name.endswith(DATA_SUFFIXES) or Path(name).exists()
+    return bool(re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name)) and not is_path
 
 
 def _verdict(run: Run) -> str:
