@@ -70,8 +70,9 @@ class PythonTool(ToolEnvironment):
     """One tool, `python`, that runs code in the sandbox. Names and values stay from call to call.
 
     Every call runs the earlier code of the episode again, without its output, and then the new code: no process lives
-    between two calls. Code that did not come to an end is left out. Each run draws the same random numbers. `level` is the sandbox's isolation level, by default the
-    best available; with `allow_unsandboxed_code` code runs without isolation where no level is available.
+    between two calls. Code that did not come to an end is left out. Each run draws the same random numbers. `level` is
+    the sandbox's isolation level, by default the best available; with `allow_unsandboxed_code` code runs without
+    isolation where no level is available.
     """
 
     def __init__(self, level: int | None = None, memory: int = 512, allow_unsandboxed_code: bool = False) -> None:
@@ -93,12 +94,13 @@ class PythonTool(ToolEnvironment):
         wall = self.tool_timeout or 10.0
         program = f"{_SESSION}\nrun_session({self._seed}, {self._cells!r}, {code!r})\n"
         result = self._sandbox.run(program, wall=wall * 0.9, memory=self._memory)
-        if not result.timed_out and result.exit_code in (0, 1):  # code that hangs or crashes would do so in every call
+        # Code that hangs, crashes or leaves with os._exit would do so in every call.
+        if not result.timed_out and result.exit_code in (_ENDED, _RAISED):
             self._cells.append(code)
         text = result.stdout.decode(errors="replace").rstrip("\n")
         if result.timed_out:
             raise ToolError(f"no answer within {wall:g} s")
-        if result.exit_code != 0:
+        if result.exit_code != _ENDED:
             last = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise ToolError("\n".join(filter(None, [text, last or "the program was stopped"])))
         return text
@@ -110,6 +112,7 @@ def _sandbox(level: int | None, allow_unsandboxed: bool) -> Sandbox:
     return Sandbox(level, allow_unsandboxed=allow_unsandboxed, num_servers=1)
 
 
+_ENDED, _RAISED = 100, 101  # how a session exits whose code came to its end, or raised
 _SESSION = """
 import ast, contextlib, io, random, sys, traceback
 
@@ -129,7 +132,8 @@ def run_session(seed, earlier, code):
     except BaseException as error:
         sys.stdout.flush()
         print("".join(traceback.format_exception_only(error)).strip(), file=sys.stderr)
-        sys.exit(1)
+        sys.exit(101)
+    sys.exit(100)
 
 def run_cell(code, names):
     tree = ast.parse(code)
