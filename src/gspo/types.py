@@ -116,6 +116,11 @@ class Rollout:
         return sum(self.loss_mask)
 
     @property
+    def num_generated_tokens(self) -> int:
+        """Tokens that the model wrote, in the branches too."""
+        return self.num_model_tokens + sum(branch.num_model_tokens for branch in self.branches)
+
+    @property
     def model_token_ids(self) -> tuple[int, ...]:
         """The tokens that the model wrote."""
         return tuple(token for token, own in zip(self.token_ids, self.loss_mask) if own)
@@ -143,8 +148,8 @@ class Group:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the model wrote, also in rollouts that failed."""
-        return sum(r.num_model_tokens for r in (*self.rollouts, *self.failed))
+        """Tokens that the model wrote, in branches and in rollouts without a reward too."""
+        return sum(r.num_generated_tokens for r in (*self.rollouts, *self.failed))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from gspo.sampling.admission import Admission
 from gspo.sampling.settings import SamplingSettings
 from gspo.sampling.step_counts import SamplingCounts
-from gspo.types import Group
+from gspo.types import Group, Reward, Rollout
 from tests.sampling.world import PARAMS, TokenEngine, World, always_mixed, mixed_when
 
 
@@ -130,14 +131,43 @@ def irregular(**settings) -> World:
 
 
 def test_every_token_is_trained_on_or_wasted_and_dropped_prompts_come_again():
-    world, trained, wasted, dropped = irregular(), 0, 0, 0
+    world, trained, wasted, dropped, generated = irregular(), 0, 0, 0, 0
     for _ in range(8):
         groups, report = world.step()
+        generated += report.generated_tokens
         trained, wasted = trained + sum(g.num_tokens for g in groups), wasted + report.wasted_tokens
         dropped += report.discarded["surplus"]
-    assert dropped > 0 and trained + wasted == world.engine.num_tokens
+    assert dropped > 0 and trained + wasted == generated == world.engine.num_tokens
     judged = {int(uid[1:]) for _, uid, fate, _ in world.records if fate != "surplus"}
     assert judged >= set(range(min(int(g.prompt.uid[1:]) for g in groups)))
+
+
+class TurnEngine(CountingEngine):
+    """Every second token is an observation; every response has a branch of one token."""
+
+    def _rollouts(self, submission: int, finish: Any) -> tuple[Rollout, ...]:
+        branch = Rollout((1,), (0.0,), (1,), (0,), "stop")
+        return tuple(
+            dataclasses.replace(r, loss_mask=tuple((i + 1) % 2 for i in range(len(r.token_ids))), branches=(branch,))
+            for r in super()._rollouts(submission, finish)
+        )
+
+
+def test_tokens_are_counted_that_the_model_wrote_in_rollouts_with_and_without_rewards():
+    def rule(group: Group, i: int) -> Reward | None:
+        return None if i == 2 else mixed_when(lambda p: p % 3 == 0)(group, i)
+
+    lengths = lambda request, i: 2 + request.submission % 5  # noqa: E731
+    world = World(
+        rule, n=3, prompts=300, max_staleness=0, lengths=lengths, engine=TurnEngine, max_failure_rate=1.0, reward_lag=2
+    )
+    for _ in range(4):
+        groups, report = world.step()
+        assert report.discarded["surplus"] > 0
+        assert report.generated_tokens - report.wasted_tokens == sum(g.num_tokens for g in groups)
+    first = groups[0]
+    turns = (2 + first.submission % 5 + 1) // 2
+    assert len(first.rollouts) == 2 and first.num_tokens == 3 * (turns + 1)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 4])

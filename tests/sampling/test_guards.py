@@ -105,6 +105,7 @@ def test_after_failed_rewards_the_prompts_under_way_are_tried_again():
     assert report.wasted_tokens == report.num_rollouts + sum(
         2 * ticks for ticks in [world.engine.num_steps] * 2 + [1] * (pending - 2)
     )
+    assert report.generated_tokens == report.wasted_tokens
     groups, after = world.step()
     assert groups[0].submission == report.num_submitted and after.num_failed_rewards == 0
     assert sorted(numbers(groups + world.step()[0])) == list(range(4, 12))

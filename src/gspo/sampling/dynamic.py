@@ -311,11 +311,15 @@ class DynamicSampler:
         """Drop the groups in generation or scoring and put their prompts back."""
         unfinished = [r for r in self._engine.unfinished() if r.submission in self._in_flight]
         self._engine.clear()
-        self._put_back(self._collect(), "surplus")
+        finished = self._collect()
+        self._report.generated_tokens += sum(group.num_tokens for group in finished)
+        self._put_back(finished, "surplus")
         self._report.discarded["surplus"] += len(unfinished)
         for request in unfinished:
             self._prompts.forget(request.submission)
-            self._report.wasted_tokens += sum(len(part.token_ids) for part in request.partial)
+            num_tokens = sum(part.num_generated_tokens for part in request.partial)
+            self._report.generated_tokens += num_tokens
+            self._report.wasted_tokens += num_tokens
             self._prompts.put_back(request.prompt)
         self._in_flight, self._scoring, self._pending_versions = set(), set(), Counter()
 

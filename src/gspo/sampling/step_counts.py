@@ -16,7 +16,7 @@ DROP_REASONS = ("all_right", "all_wrong", "same_score", "reward_failed")
 
 @dataclass(slots=True)
 class SamplingCounts:
-    """Counts of one training step. A group is counted in the step in which it was judged.
+    """Counts of one training step. A group is counted in the step in which it was judged or dropped as surplus.
 
     `fates` counts the groups judged in this step by verdict (`kept` or why dropped); `num_carried` is what was left
     in flight or queued for the next step; `discarded` counts `stale_dropped` and `surplus` groups, whose prompts
