@@ -476,7 +476,8 @@ class TestHeldCaches:
             )
             assert finish(world, asked)[0].token_ids == tokens_alone(asked)[0]
             assert world.pool.stats.num_reused - before == reused, number
-        assert world.pool.stats.num_continued == 0
+        stats, copied = world.pool.stats, (60, 60, 60, 33, 55)
+        assert stats.num_continued == sum(size - 1 for size in copied) >= stats.num_reused, "the last token is decoded"
 
     @pytest.mark.parametrize(
         ("length", "shared", "is_copied"),

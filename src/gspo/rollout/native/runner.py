@@ -111,7 +111,7 @@ class HeldPrefixes:
         self._runner, self._shared = runner, shared
         self._holder = runner if isinstance(runner, HoldingRunner) else None
         self._held: dict[tuple[int, int], tuple[int, tuple[int, ...], Any]] = {}  # prompt length, tokens, prefix
-        self.num_reused = self.num_continued = 0  # tokens of continued contexts: held, all
+        self.num_reused = self.num_continued = 0  # tokens of continued and copied contexts: held, all
 
     def __len__(self) -> int:
         return len(self._held)
@@ -141,9 +141,9 @@ class HeldPrefixes:
         nums = {key: self.num_held(key, context) for key, context in contexts.items()}
         held = [key for key, num in nums.items() if num]
         fresh = [key for key in contexts if key not in held]
-        self.num_reused += sum(nums.values())
-        self.num_continued += sum(len(context) for (_, response), context in contexts.items() if response >= 0)
         copies = {key: copy for key in fresh if (copy := self._copy(contexts[key])) is not None}
+        self.num_reused += sum(nums.values()) + sum(length for _, length in copies.values())
+        self.num_continued += sum(len(contexts[key]) for key in contexts if key[1] >= 0 or key in copies)
         fresh = [key for key in fresh if key not in copies]
         filled = dict(zip(fresh, self._runner.prefill([contexts[key] for key in fresh]))) if fresh else {}
         starts = {key: (self._held.pop(key)[-1], nums[key]) for key in held} | copies
@@ -165,9 +165,7 @@ class HeldPrefixes:
         num = _num_same(tokens, context)
         if 2 * num < len(context) and len(context) - num > MAX_EXTENSION:
             return None  # a prefill of the whole costs less
-        copy, length = self._holder.fork(prefix, num)
-        self.num_reused += length
-        return copy, length
+        return self._holder.fork(prefix, num)
 
     def release(self, key: tuple[int, int]) -> None:
         """Free what is held of a response, if anything."""

@@ -40,7 +40,7 @@ class PoolStats:
     num_prefills: int  # forwards
     num_contexts: int  # token lists in them
     pages: PageCounts
-    num_continued: int = 0  # tokens of contexts that continue a response
+    num_continued: int = 0  # tokens of contexts that continue a response or begin like a held one
     num_reused: int = 0  # of those, tokens whose cache was held
 
 
