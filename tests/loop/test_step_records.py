@@ -90,6 +90,30 @@ def test_details_of_each_response_belong_to_its_own_row():
     assert rows[1]["new_log_probs"] == pytest.approx([-2.2] * 2)
 
 
+def test_branches_add_tokens_and_no_further_responses():
+    """The first response has a branch of two tokens with an advantage and a context of its own."""
+    of = two_groups()
+    first, second = of[0].rollouts
+    branch = Rollout((7, 7), (-3.0, -3.0), (1, 1), (0, 0), "stop", context=(1,) * 9)
+    cut = dataclasses.replace(first, branches=(branch,))
+    of[0] = of[0].with_rollouts((cut, second))
+    batch = collate(of)
+    assert batch.num_sequences == 4 and batch.num_rollouts == 3
+    old = torch.full_like(batch.mask, -2.0)
+    advantages = torch.tensor([[1.0], [-1.0], [0.5], [9.0]]) * batch.mask
+    update = Update({}, old + advantages, batch.with_old(old).with_advantages(advantages, advantages))
+    metrics = step_metrics(TrainedStep(of, SamplingCounts(0, 1, 1), update, {}))
+    got = {name: metric.result() for name, metric in metrics.items()}
+    assert got["critic/score/mean"] == pytest.approx(4 / 3)
+    assert got["critic/rewards/mean"] == pytest.approx(4 / 3 - 0.25)
+    assert got["response_length/mean"] == 2.0 and got["response_length/clip_ratio"] == pytest.approx(1 / 3)
+    assert got["critic/advantages/max"] == 9.0 and got["prompt_length/max"] == 9.0
+    assert got["actor/rollout_kl"] == pytest.approx((6 * 1.0 - 2 * 1.0) / 8)
+    details = trained_details(of, update, str)
+    assert [[r["advantage"] for r in details[number]] for number in (5, 9)] == [[1.0, -1.0], [0.5]]
+    assert [r["ratio"] for r in details[5]] == pytest.approx([math.e, 1 / math.e])
+
+
 def test_weights_of_groups_are_spread_over_their_rows():
     assert row_weights(two_groups(), None) is None
     assert row_weights(two_groups(), (2.0, 3.0)).tolist() == [2.0, 2.0, 3.0]

@@ -261,6 +261,20 @@ def test_an_alarm_warns_pauses_or_rolls_back():
     assert back.log[2:7] == ["closed", ("built", "step-000002"), ("reset", False), ("published", 2), ("rate", 0.5)]
     assert [row["step"] for row in kept_rows()] == [1, 2, 3, 4] and back.events.seen == 4
     assert checkpoint.load(Path("run/checkpoints/step-000004")).state["counters"]["rollbacks"] == 1
+    words = ("trainer.experiment_name=elsewhere", "trainer.resume_mode=run/checkpoints/step-000004")
+    other = ScriptedRun(*QUIET, *words, rules={})  # a folder without the alarm: the checkpoint remembers the rollback
+    assert other.log[-1] == ("rate", 0.5)
+    other.close()
+
+
+def test_alarms_look_at_the_rows_before_training_and_before_an_interruption():
+    seen: list[list[int]] = []
+    rules = {"made": lambda rows: seen.append([int(row["step"]) for row in rows])}
+    words = ("trainer.test_freq=-1", "trainer.total_training_steps=3")
+    ScriptedRun(*words, rules=rules, stop_after=2).fit()
+    assert seen[-2:] == [[0, 1], [0, 1, 2]]
+    ScriptedRun(*words, rules=rules).fit()
+    assert seen[-1] == [0, 1, 2, 3]
 
 
 class Ranks:
