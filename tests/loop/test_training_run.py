@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gspo.checkpoint import folder as checkpoint
+from gspo.checkpoint.contents import CheckpointError
+from gspo.checkpoint.resume import ResumeRefused
 from gspo.config import load
 from gspo.distributed.rank_group import RankFailed
 from gspo.exit_codes import EXIT_PAUSED
@@ -20,7 +23,7 @@ from gspo.runs.folder import RunFolder, RunLocked, step_of
 from gspo.sampling.errors import DataExhausted, StarvedSampling
 from gspo.sampling.step_counts import SamplingCounts
 from gspo.untrusted import Unreadable
-from tests.loop.scripted_run import ACCURACY, RATE, ScriptedRun, kept_rows
+from tests.loop.scripted_run import ACCURACY, RATE, ScriptedRun, kept_rows, settings
 
 COUNTS = SamplingCounts(0, 1, 1)
 QUIET = ("trainer.val_before_train=false", "trainer.val_after_train=false", "trainer.test_freq=-1")
@@ -122,6 +125,40 @@ def test_a_stopped_run_saves_stops_and_goes_on_as_if_it_had_not(stop_after):
     assert states[0].tensors == states[1].tensors and states[0].state["examples"] == {"drawn": 12}
     again = ScriptedRun(*words)
     assert again.fit() == second.result() and again.events.of("step") == again.events.of("save") == []
+
+
+def test_the_first_step_of_every_process_is_said_to_compile():
+    ScriptedRun(*QUIET, stop_after=2).fit()
+    run, said = ScriptedRun(*QUIET), []
+    run.heard.doing = said.append
+    for step, stage in ((2, "gen"), (2, "adv"), (3, "gen"), (3, "testing"), (3, None)):
+        run.step = step
+        run._show_stage(stage)
+    run.close()
+    assert said == [
+        "step 3/4: generating (the first time may compile)",
+        "step 3/4: computing advantages",
+        "step 4/4: generating",
+        "step 3/4: evaluating",
+        None,
+    ]
+
+
+def test_an_older_checkpoint_of_another_computation_is_refused(tmp_path):
+    """The newest one cannot be restored; the one before it was saved under another seed."""
+    older = SimpleNamespace(path=tmp_path / "step-000001", state={"config": settings("trainer.seed=9").to_dict()})
+    newest = SimpleNamespace(path=tmp_path / "step-000002")
+    built: list[object] = []
+
+    def assemble(loaded: object) -> None:
+        built.append(loaded)
+        raise CheckpointError(f"{newest.path}: is damaged")
+
+    trainer = SimpleNamespace(assemble=assemble, resolved=settings("trainer.seed=3"), drop_parts=lambda: None)
+    resume = SimpleNamespace(checkpoint=newest, older=lambda loaded, error: older)
+    with pytest.raises(ResumeRefused, match=r"step-000001 .*\n.*trainer\.seed: 9 in the checkpoint, 3 now"):
+        recovery.assemble_newest(trainer, resume)  # pyright: ignore[reportArgumentType]
+    assert built == [newest]
 
 
 def test_a_stop_in_the_last_step_is_the_end():
