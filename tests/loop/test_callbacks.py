@@ -66,6 +66,7 @@ def test_a_step_whose_callback_raises_is_saved_and_counted_once(tmp_path, model)
 def test_states_go_to_their_class_whatever_the_order():
     before = open_callbacks((), [Count(), Other({"a": 1}), Other({"a": 2}), Other({})])
     before.members[0].count = 7
+    assert before.state_dict() == {"Count": {"count": 7}, "Other": {"a": 1}, "Other-2": {"a": 2}}
     after = open_callbacks((), [Other(), Count(), Other()])
     after.load_state_dict(before.state_dict())
     first, count, second = after.members

@@ -205,9 +205,10 @@ def test_examples_beside_a_batch_add_their_weighted_gradient(layout: str) -> Non
 
 def test_every_optimizer_step_has_its_share_of_the_examples() -> None:
     batch, others = answer_batch(make_examples()), make_examples(seed=1, sizes=((4, 3), (6, 5), (2, 2)))
-    split = policy(llama(), mini_batch_groups=2)  # three optimizer steps, one example each
-    update = split.update(batch, clipped, step=0, beside=Supervision(example_batch(others), 1.0))
-    assert update.metrics["actor/sft_loss"].weight == 3 + 5 + 2
+    for num_epochs in (1, 2):  # of three optimizer steps, one example each
+        split = policy(llama(), mini_batch_groups=2, num_epochs=num_epochs)
+        update = split.update(batch, clipped, step=0, beside=Supervision(example_batch(others), 1.0))
+        assert update.metrics["actor/sft_loss"].weight == num_epochs * (3 + 5 + 2)
 
 
 @pytest.mark.parametrize(
