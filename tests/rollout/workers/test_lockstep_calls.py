@@ -152,6 +152,10 @@ def test_a_new_worker_repeats_the_calls_since_the_last_weights() -> None:
     assert world.messages == [
         "rollout worker 0: out of luck\nit is replaced (attempt 1 of 2) and its 2 groups are generated again"
     ]
+    world.fleet.remove_worker(0)
+    world.fleet.step()
+    metrics = {name: metric.result() for name, metric in world.fleet.metrics().items()}
+    assert metrics == {"rollout/num_workers": 1, "rollout/worker_restarts": 1, "rollout/workers_lost": 0}
 
 
 def test_after_clear_a_new_worker_gets_the_live_weights_alone() -> None:
