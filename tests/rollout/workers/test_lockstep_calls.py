@@ -262,6 +262,27 @@ def test_a_slot_that_is_lost_leaves_its_groups_as_they_were_at_the_last_weights(
         world.submit(3)
 
 
+def test_a_worker_that_is_lost_over_its_removal_counts_its_restarts_once() -> None:
+    world = World()
+    world.submit(0, 1)
+    world.made[0].dies_at = "step", 1
+    world.fleet.step()
+    slot, connect = world.fleet.slots[0], world.fleet._connect
+
+    def broken(index: int) -> Any:
+        connection = connect(index)
+        connection.dies_at = "take_back", 1
+        return connection
+
+    slot._connect = broken
+    world.made[2].dies_at = "take_back", 1
+    world.fleet.remove_worker(0)
+    world.fleet.load_weights(None, 5)
+    metrics = {name: metric.result() for name, metric in world.fleet.metrics().items()}
+    assert metrics == {"rollout/num_workers": 1, "rollout/worker_restarts": 2, "rollout/workers_lost": 1}
+    assert len(world.made) == 2 + 2 and world.fleet.num_in_flight == 2
+
+
 def test_an_evaluation_is_shared_and_comes_back_in_its_order_whoever_dies() -> None:
     world = World(num_workers=3)
     world.submit(0)

@@ -120,7 +120,6 @@ class Fleet(RolloutEngine):
             self._slots = [s for s in everybody if s not in removed]
             self._removing.clear()
         for slot in removed:
-            self._num_restarts_of_removed += slot.num_restarts
             self._notify(f"{slot.name} is removed; its {len(slot.assigned)} groups go to the others")
         return [slot for slot in joined if slot not in removed], removed
 
@@ -190,6 +189,8 @@ class Fleet(RolloutEngine):
 
     def _close_in_background(self, slot: WorkerSlot) -> None:
         """Let a removed worker end by itself; only `close` waits for it."""
+        if not slot.closed:  # else it was lost over its removal, and counted there
+            self._num_restarts_of_removed += slot.num_restarts
         slot.closed = True
         thread = threading.Thread(target=slot.close, name="gspo-rollout-close", daemon=True)
         thread.start()
