@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gspo.runs.group_index import INDEX, GroupIndex, index_file, spread
+from gspo.runs.group_index import FIELDS, HELD_OUT, INDEX, GroupIndex, index_file, index_step, question_of, spread
 from gspo.runs.group_log import write_records
 
 
@@ -101,3 +101,60 @@ def test_steps_are_spread_evenly_with_the_last_one() -> None:
     assert spread(range(11), 10) == [0, 2, 4, 6, 8, 10]
     assert spread(range(12), 4) == [0, 4, 8, 11]
     assert spread([], 4) == []
+
+
+def response(**values: object) -> dict[str, object]:
+    return {"num_tokens": 3, **values}
+
+
+USER = [{"role": "system", "content": "S"}, {"role": "user", "content": "first"}, {"role": "user", "content": "a\n b "}]
+
+
+@pytest.mark.parametrize(
+    ("record", "line", "ratios"),
+    [
+        (
+            {"uid": "u", "fate": "kept", "data_source": "math", "messages": USER, "ground_truth": 5, "version": 7,
+             "responses": [response(score=1.0, acc=1.0, ratio=1.25), response(score=0.0, acc=0.0, ratio=0.5), response()]},
+            ["u", "kept", "math", 2, 0.5, 0.5, 9, "a b", "5", 7], [0.25, -0.5],
+        ),
+        ({"responses": []}, ["", "", "", 0, None, None, 0, "", "", None], []),
+        ({"responses": [response(), "odd"]}, ["", "", "", 1, None, None, 3, "", "", None], []),
+        ({"responses": [response(score=2.5), response(score=-1)]}, ["", "", "", 2, None, 0.75, 6, "", "", None], []),
+        ({"responses": [response(score=1 / 3), response(score=1 / 3)]}, ["", "", "", 2, None, 0.3333, 6, "", "", None], []),
+        ({"responses": [response(acc=1 / 3, score=0)]}, ["", "", "", 1, 0.3333, 0.0, 3, "", "", None], []),
+        ({"responses": [{"num_tokens": "9", "ratio": "x", "score": "1"}]}, ["", "", "", 1, None, None, 0, "", "", None], []),
+        ({"responses": [{"ratio": 1.0 + 1e-9}], "version": "7"}, ["", "", "", 1, None, None, 0, "", "", None], [0.0]),
+        (
+            {"uid": "u" * 400, "fate": "f" * 400, "data_source": "d" * 400, "ground_truth": "t" * 60, "responses": [],
+             "messages": [{"role": "user", "content": "q" * 200}]},
+            ["u" * 300, "f" * 300, "d" * 300, 0, None, None, 0, "q" * 160, "t" * 48, None], [],
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_line_says_about_a_group(record: dict, line: list, ratios: list) -> None:
+    assert index_step([record]) == {"groups": [line], "ratios": ratios}
+    held_out = index_step([record], held_out=True)["groups"][0]
+    assert held_out == [line[0], "held_out", *line[2:]] and dict(zip(FIELDS, held_out))["fate"] == HELD_OUT
+
+
+def test_the_ratios_of_a_step_are_those_of_all_its_groups_in_order() -> None:
+    groups = [{"responses": [{"ratio": 2.0}, {"ratio": None}, {"ratio": 0.5}]}, {"responses": [{"ratio": 1.5}]}]
+    assert index_step(groups)["ratios"] == [1.0, -0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("messages", "question"),
+    [
+        (None, ""),
+        ([], ""),
+        ("text", ""),
+        (["odd", {"role": "user", "content": "x"}], "x"),
+        ([{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}], "one"),
+        ([{"role": "assistant", "content": "one"}, {"role": "tool", "content": "two"}], "two"),
+        ([{"role": "user"}], ""),
+        ([{"role": "user", "content": [{"text": "a"}, {"image": 1}, "odd", {"text": "b"}]}], "a b"),
+    ],
+)
+def test_the_question_is_the_last_message_of_a_user(messages: object, question: str) -> None:
+    assert question_of(messages) == question
