@@ -111,7 +111,7 @@ def test_files_are_read_again_only_when_they_changed(tmp_path: Path, monkeypatch
     assert runs.tag(run) == tag and runs.run(run).last_step == 0 and len(runs.summaries()) == 1
     assert reads == [False]
     append(run, {"step": 1, "a": 2})
-    assert runs.tag(run) != tag and runs.run(run).last_step == 1 and runs.summaries()[0]["last_step"] == 1
+    assert runs.summaries()[0]["last_step"] == 1 and runs.run(run).last_step == 1 and runs.tag(run) != tag
     assert reads == [False, True]
 
 
@@ -124,12 +124,12 @@ def test_metrics_of_the_runs_used_longest_ago_are_dropped_and_their_summaries_st
     runs = LiveRuns(tmp_path)
     for name in "abc":
         assert runs.run(tmp_path / name).last_step == 9
-    runs.run(tmp_path / "b")  # c and b are the newest now
+    runs.run(tmp_path / "a")  # b is now the one that was used longest ago
     held = {name: runs._runs[name].run is not None for name in "abc"}
-    assert held == {"a": False, "b": True, "c": True}
+    assert held == {"a": True, "b": False, "c": True}
     assert {entry["name"]: entry["last_step"] for entry in runs.summaries()} == dict.fromkeys("abc", 9)
-    assert runs._runs["a"].run is None  # the list of runs needs no metrics
-    assert runs.run(tmp_path / "a").values("x") == [float(step) for step in range(10)]
+    assert runs._runs["b"].run is None  # the list of runs needs no metrics
+    assert runs.run(tmp_path / "b").values("x") == [float(step) for step in range(10)]
 
 
 def test_a_run_that_is_dropped_while_it_is_read_is_still_answered(
