@@ -225,6 +225,15 @@ def test_the_schema_of_every_kind_of_annotation() -> None:
     assert schema["parameters"]["required"] == ["a", "b", "c", "d", "e", "f", "g", "h"]
 
 
+def test_annotations_that_only_a_type_checker_knows_say_nothing() -> None:
+    def move(self_: Board, steps: int, word: str = "") -> Board:  # type: ignore[name-defined]  # noqa: F821
+        """Move."""
+
+    schema = schema_of(move)["function"]["parameters"]
+    assert schema["properties"] == {"self_": {}, "steps": {"type": "integer"}, "word": {"type": "string"}}
+    assert schema["required"] == ["self_", "steps"]
+
+
 def test_the_number_to_guess_is_that_of_the_row_or_of_the_seed() -> None:
     def answers(environment: Guess, texts: list[str]) -> list[Any]:
         return [environment.step(Action(text, turn=turn)) for turn, text in enumerate(texts)]

@@ -146,7 +146,7 @@ def deadline(seconds: float | None) -> Iterator[None]:
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The JSON schema of a function: from its annotations, and the texts of its docstring (with an `Args:` part)."""
     summary, texts = _read_docstring(inspect.getdoc(function) or "")
-    hints = typing.get_type_hints(function)
+    hints = {name: _hint(function, hint) for name, hint in inspect.get_annotations(function).items()}
     properties, required = {}, []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -157,6 +157,15 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = {"type": "object", "properties": properties, "required": required}
     described = {"name": function.__name__, "description": summary, "parameters": parameters}
     return {"type": "function", "function": described}
+
+
+def _hint(function: Callable[..., Any], hint: Any) -> Any:
+    """The type that an annotation names; Any for a name that only a type checker imports."""
+    named = types.SimpleNamespace(__annotations__={"it": hint})
+    try:
+        return typing.get_type_hints(named, getattr(function, "__globals__", {}))["it"]
+    except NameError:
+        return Any
 
 
 def _type_schema(hint: Any) -> dict[str, Any]:
