@@ -212,6 +212,7 @@ def test_a_worker_that_is_removed_gives_its_groups_to_the_others_with_what_it_ha
 
 def test_which_workers_can_be_removed() -> None:
     world = World(num_workers=2)
+    world.submit(7)
     with pytest.raises(ValueError, match=r"there is no rollout worker 7; there are \[0, 1\]"):
         world.fleet.remove_worker(7)
     world.fleet.remove_worker(1)
@@ -305,3 +306,12 @@ def test_every_worker_rests_and_says_what_it_does() -> None:
     world.fleet.add_worker()
     world.fleet.kill()
     assert [x.ended for x in world.made] == [["the run ended"]] * 3
+
+
+def test_a_worker_that_has_not_joined_is_closed_with_the_others() -> None:
+    world = World()
+    world.submit(0)
+    world.fleet.add_worker()
+    world.fleet.close()
+    world.fleet.close()
+    assert all("closed" in connection.ended for connection in world.made) and len(world.made) == 3
