@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from gspo.data.chat_template import cut, encode_answer, encode_prompt, encode_prompts
+from gspo.data import chat_template
+from gspo.data.chat_template import cut, encode_answer, encode_answers, encode_prompt, encode_prompts, encode_rows
 from gspo.data.rows import DataError, Row, user_message
 from gspo.models.load import load_tokenizer
 
@@ -157,3 +159,35 @@ def test_an_end_token_is_removed_only_where_it_closes_more_than_nothing() -> Non
     endless.eos_token_id = None
     with pytest.raises(DataError, match="tokenizer: has no eos_token"):
         encode_answer("a", endless)
+
+
+@pytest.mark.parametrize("template", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
+def test_rows_that_are_tokenized_together_are_as_each_alone(tokenizer, monkeypatch, template, fast):
+    monkeypatch.setattr(chat_template, "BATCH", 3)
+    if not template:
+        monkeypatch.setattr(tokenizer, "chat_template", None)
+    rows = [dataclasses.replace(row(f"{i}+{10 ** (i % 4)}="), uid=f"r{i}", ground_truth=i) for i in range(8)]
+    alone = [encode_prompt(one, tokenizer) for one in rows]
+    calls = []
+
+    class Counted:
+        chat_template, eos_token_id, is_fast = tokenizer.chat_template, tokenizer.eos_token_id, fast
+        apply_chat_template = tokenizer.apply_chat_template
+
+        def __call__(self, texts, **options):
+            calls.append(texts if isinstance(texts, str) else len(texts))
+            return tokenizer(texts, **options)
+
+    assert list(encode_rows(iter(rows), Counted())) == alone
+    assert [prompt.uid for prompt in alone] == [f"r{i}" for i in range(8)]
+    assert calls == [3, 3, 2] if fast else len(calls) == 8
+    answers = ["1", "", "22"]
+    assert encode_answers(answers, tokenizer) == [encode_answer(text, tokenizer) for text in answers]
+
+
+def test_a_row_without_a_token_is_named_among_others(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    rows = [dataclasses.replace(row(text), uid=uid) for text, uid in (("1", "first"), ("", "second"), ("2", "third"))]
+    with pytest.raises(DataError, match=r"second.*empty prompt"):
+        list(encode_rows(rows, tokenizer))

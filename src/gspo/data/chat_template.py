@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, Literal, get_args
 
 from gspo.data.rows import DataError, Row
@@ -11,26 +12,49 @@ from gspo.types import Prompt
 
 Truncation = Literal["error", "left", "right", "middle"]
 TRUNCATIONS: tuple[Truncation, ...] = get_args(Truncation)
+BATCH = 1024  # rows that are tokenized together
 
 
 def encode_prompt(row: Row, tokenizer: Any, **apply_chat_template_kwargs: Any) -> Prompt:
-    """The row as the model will see it, up to where the answer begins.
+    """The row as the model will see it, up to where the answer begins."""
+    return next(encode_rows([row], tokenizer, **apply_chat_template_kwargs))
+
+
+def encode_rows(rows: Iterable[Row], tokenizer: Any, **apply_chat_template_kwargs: Any) -> Iterator[Prompt]:
+    """The rows as the model will see them, up to where the answer begins.
 
     Without a chat template, the prompt is the contents of the messages joined by newlines, with the tokenizer's own
     special tokens (a BOS where the model has one) and nothing else.
     """
-    if getattr(tokenizer, "chat_template", None):
-        text = _apply(row, tokenizer, apply_chat_template_kwargs)
-        token_ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    with_template = bool(getattr(tokenizer, "chat_template", None))
+    for batch in _batches(rows):
+        if with_template:
+            texts = [_apply(row, tokenizer, apply_chat_template_kwargs) for row in batch]
+            encoded = tokenize(texts, tokenizer, add_special_tokens=False)
+        else:
+            encoded = tokenize(["\n".join(str(m["content"]) for m in row.messages) for row in batch], tokenizer)
+            # Some tokenizers add EOS to every text; before an answer it must not be there.
+            eos = getattr(tokenizer, "eos_token_id", None)
+            encoded = [ids[:-1] if len(ids) > 1 and ids[-1] == eos else ids for ids in encoded]
+        for row, ids in zip(batch, encoded, strict=True):
+            if not ids:
+                raise DataError(row.uid, "has an empty prompt; expected at least one token", field="prompt")
+            yield Prompt(row.uid, row.messages, ids, row.data_source, row.ground_truth, row.extra)
+
+
+def tokenize(texts: list[str], tokenizer: Any, **options: Any) -> list[tuple[int, ...]]:
+    """The token ids of each text. A fast tokenizer gets all of them at once and works on several cores."""
+    if getattr(tokenizer, "is_fast", False) and len(texts) > 1:
+        found = tokenizer(texts, **options)["input_ids"]
     else:
-        token_ids = tokenizer("\n".join(str(m["content"]) for m in row.messages))["input_ids"]
-        eos = getattr(tokenizer, "eos_token_id", None)
-        # Some tokenizers add EOS to every text; before an answer it must not be there.
-        if len(token_ids) > 1 and token_ids[-1] == eos:
-            token_ids = token_ids[:-1]
-    if not token_ids:
-        raise DataError(row.uid, "has an empty prompt; expected at least one token", field="prompt")
-    return Prompt(row.uid, row.messages, tuple(map(int, token_ids)), row.data_source, row.ground_truth, row.extra)
+        found = [tokenizer(text, **options)["input_ids"] for text in texts]
+    return [tuple(map(int, ids)) for ids in found]
+
+
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    remaining = iter(rows)
+    while batch := list(islice(remaining, BATCH)):
+        yield batch
 
 
 def _apply(row: Row, tokenizer: Any, kwargs: dict[str, Any]) -> str:
@@ -49,11 +73,15 @@ def _apply(row: Row, tokenizer: Any, kwargs: dict[str, Any]) -> str:
 
 def encode_answer(text: str, tokenizer: Any) -> tuple[int, ...]:
     """The tokens of an answer as the model should write it: the text, then the end-of-sequence token."""
-    token_ids = tuple(int(t) for t in tokenizer(text, add_special_tokens=False)["input_ids"])
+    return encode_answers([text], tokenizer)[0]
+
+
+def encode_answers(texts: list[str], tokenizer: Any) -> list[tuple[int, ...]]:
+    """The tokens of each answer, as `encode_answer` gives them."""
     eos = tokenizer.eos_token_id
     if eos is None:
         raise DataError("tokenizer", "has no eos_token; expected one, without which an answer would never end")
-    return (*token_ids, int(eos))
+    return [(*ids, int(eos)) for ids in tokenize(texts, tokenizer, add_special_tokens=False)]
 
 
 def encode_prompts(
@@ -74,8 +102,7 @@ def encode_prompts(
         raise DataError("data.truncation", f"is {truncation!r}; expected one of {', '.join(TRUNCATIONS)}")
     prompts: list[Prompt] = []
     num_dropped = longest = 0
-    for row in rows:
-        prompt = encode_prompt(row, tokenizer, **apply_chat_template_kwargs)
+    for prompt in encode_rows(rows, tokenizer, **apply_chat_template_kwargs):
         if max_prompt_length is not None and len(prompt.token_ids) > max_prompt_length:
             if filter_overlong_prompts:
                 num_dropped += 1

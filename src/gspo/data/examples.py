@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from gspo.data.chat_template import Truncation, cut, encode_answer, encode_prompt, overlong
+from gspo.data.chat_template import Truncation, cut, encode_answers, encode_rows, overlong
 from gspo.data.rows import DataError, Row
 from gspo.seeding import derive_seed, permutation
 from gspo.types import Prompt
@@ -42,11 +42,10 @@ def encode_examples(
     """
     examples: list[Example] = []
     num_overlong = 0
-    for row in rows:
-        if row.answer is None:
-            raise DataError(row.uid, "is missing; expected a text to train on", field="answer")
-        prompt = encode_prompt(row, tokenizer, **apply_chat_template_kwargs)
-        example: Example | None = Example(prompt, encode_answer(row.answer, tokenizer))
+    rows = list(rows)
+    answers = encode_answers([_answer_of(row) for row in rows], tokenizer)
+    for prompt, answer in zip(encode_rows(rows, tokenizer, **apply_chat_template_kwargs), answers, strict=True):
+        example: Example | None = Example(prompt, answer)
         if max_length is not None and example.num_tokens > max_length:
             num_overlong += 1
             example = None if filter_overlong else _shorten(example, max_length, truncation)
@@ -58,6 +57,12 @@ def encode_examples(
             f"left no example: all {num_overlong} are longer than data.max_length={max_length} tokens; raise the length",
         )
     return examples
+
+
+def _answer_of(row: Row) -> str:
+    if row.answer is None:
+        raise DataError(row.uid, "is missing; expected a text to train on", field="answer")
+    return row.answer
 
 
 def _shorten(example: Example, limit: int, truncation: Truncation) -> Example | None:

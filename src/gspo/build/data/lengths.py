@@ -10,7 +10,7 @@ from gspo.build.data.rows import training_rows
 from gspo.build.data.run_pairs import pairs_of_runs
 from gspo.build.data.training_data import prompt_columns
 from gspo.config import ResolvedConfig, TrainerConfig
-from gspo.data.chat_template import encode_prompt
+from gspo.data.chat_template import encode_rows
 from gspo.data.columns import as_rows
 from gspo.data.rows import Row
 from gspo.models.load import load_tokenizer
@@ -59,4 +59,4 @@ class TrainingPrompts:
         if self._tokenizer is None and rows:
             path = model.tokenizer_path or model.path
             self._tokenizer = load_tokenizer(path, trust_remote_code=model.trust_remote_code)
-        return (len(encode_prompt(row, self._tokenizer, **options).token_ids) for row in rows)
+        return (len(prompt.token_ids) for prompt in encode_rows(rows, self._tokenizer, **options))

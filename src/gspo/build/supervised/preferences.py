@@ -20,7 +20,7 @@ from gspo.build.run import load_run_tokenizer, prepare_process
 from gspo.build.settings import total_steps
 from gspo.build.supervised.examples import SupervisedParts, held_out_rows
 from gspo.config import TrainerConfig
-from gspo.data.chat_template import encode_answer, encode_prompt
+from gspo.data.chat_template import encode_answers, encode_rows
 from gspo.data.examples import ExampleOrder
 from gspo.data.preferences import Preference
 from gspo.data.rows import DataError, Row
@@ -99,10 +99,11 @@ def _pairs(
     config: TrainerConfig, tokenizer: Any, preferences: Iterable[Preference], name: str, notes: list[str]
 ) -> list[Pair]:
     """Pairs of at most `data.max_length` tokens per answer; a note counts those that were left out."""
-    limit, found, left_out = config.data.max_length, [], 0
-    for one in preferences:
-        prompt = encode_prompt(Row(one.uid, one.messages), tokenizer).token_ids
-        texts = [(*prompt, *encode_answer(reply, tokenizer)) for reply in (one.chosen, one.rejected)]
+    limit, found, left_out, pairs = config.data.max_length, [], 0, list(preferences)
+    prompts = encode_rows((Row(one.uid, one.messages) for one in pairs), tokenizer)
+    replies = [encode_answers([getattr(one, kind) for one in pairs], tokenizer) for kind in ("chosen", "rejected")]
+    for one, prompt, *answers in zip(pairs, prompts, *replies, strict=True):
+        texts = [prompt.token_ids + answer for answer in answers]
         if limit is not None and max(map(len, texts)) > limit:
             left_out += 1
         else:

@@ -54,7 +54,7 @@ def generate(
 
     Each has uid, messages, ground_truth and responses with text, finish_reason and num_tokens.
     """
-    from gspo.data.chat_template import encode_prompt
+    from gspo.data.chat_template import encode_rows
     from gspo.data.rows import DataError
     from gspo.rollout.engine import GroupRequest, SamplingParams
     from gspo.runs.files import errors_name
@@ -65,7 +65,7 @@ def generate(
         options: dict[str, Any] = {"kind": engine, "num_slots": max_num_seqs, "max_length": max_model_len}
         source, opened = open_model(model, device=device, dtype=dtype, trust_remote_code=trust_remote_code, **options)
         template = source.settings.get("data.apply_chat_template_kwargs") or {}
-        read = [encode_prompt(row, opened.tokenizer, **template) for row in rows]
+        read = list(encode_rows(rows, opened.tokenizer, **template))
     except DataError as error:
         refuse(error)
     params = SamplingParams(max_tokens, as_temperature(temperature), top_p=top_p)
