@@ -247,3 +247,10 @@ def test_a_clip_of_0_clips_nothing():
         square(net[0], 5.0).backward()
         optimizer.step(1e-2)
     assert_same(*(state(optimizer) for optimizer in made))
+
+
+def test_gradients_are_widened_in_parts_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(module, "WIDENED_ELEMENTS", 9)
+    gradients = [(torch.zeros(()), torch.zeros(size)) for size in (4, 5, 1, 20, 3, 6, 1)]
+    parts = [[grad.numel() for _, grad in part] for part in module._parts(gradients)]
+    assert parts == [[4, 5], [1], [20], [3, 6], [1]] and list(module._parts([])) == []

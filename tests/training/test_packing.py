@@ -212,13 +212,19 @@ def test_micro_batches_are_made_again_for_whatever_they_are_made_of():
     batch = collate(groups())
     made = forward.micro(batch, [0, 1], "cpu")
     assert forward.micro(batch.with_old(batch.rollout_log_probs), [0, 1], "cpu") is made
-    wider = torch.nn.functional.pad(batch.mask, (0, 3))
-    prompts = [(9, *prompt[1:]) for prompt in batch.prompt_ids]
-    for change in ({"mask": wider}, {"prompt_ids": prompts}, {"response_ids": [*batch.response_ids]}):
+    for change in (
+        {"mask": torch.nn.functional.pad(batch.mask, (0, 3))},
+        {"mask": batch.mask * (torch.arange(batch.mask.shape[1]) > 0)},
+        {"prompt_ids": [(9, *prompt[1:]) for prompt in batch.prompt_ids]},
+        {"response_ids": [(9, *response[1:]) for response in batch.response_ids]},
+        {"group_ids": torch.arange(batch.num_sequences)},
+    ):
+        made = forward.micro(batch, [0, 1], "cpu")
         changed = dataclasses.replace(batch, **change)
         got, want = forward.micro(changed, [0, 1], "cpu"), micro_batch(changed, [0, 1], "cpu", "shared")
         assert got is not made and got.num_response == want.num_response
-        assert torch.equal(got.input_ids, want.input_ids) and torch.equal(got.slots, want.slots)
+        for name in ("input_ids", "positions", "targets", "slots"):
+            assert torch.equal(getattr(got, name), getattr(want, name)), (change, name)
 
 
 def test_masks_of_a_micro_batch_are_kept_until_another_one_runs():
