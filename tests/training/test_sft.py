@@ -211,6 +211,18 @@ def test_every_optimizer_step_has_its_share_of_the_examples() -> None:
         assert update.metrics["actor/sft_loss"].weight == num_epochs * (3 + 5 + 2)
 
 
+def test_the_loss_of_a_share_is_a_mean_over_its_own_tokens() -> None:
+    """Two optimizer steps at a rate of 0, without advantages: the last one has the gradient of the last example alone."""
+    batch, others = answer_batch(make_examples()), make_examples(seed=1, sizes=((4, 3), (6, 5), (2, 2)))
+    split = policy(llama(), mini_batch_groups=3)
+    split.schedule = Schedule(0.0)
+    split.update(batch, clipped, step=0, beside=Supervision(example_batch(others), 0.5))
+    _, wanted = reference(llama(), others[2:])
+    assert isinstance(split.optimizer, RecordingOptimizer)
+    for name, gradient in split.optimizer.grads.items():
+        torch.testing.assert_close(gradient, 0.5 * wanted[name], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("num_steps", "wanted"),
     [(3, [[0], [1], [2]]), (2, [[0, 1], [2]]), (1, [[0, 1, 2]]), (6, [[0], [1], [2], [], [], []])],
