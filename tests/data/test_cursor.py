@@ -80,6 +80,19 @@ def test_resume_anywhere_gives_the_same_stream(size: int, actions: list[int | No
     assert play(cut) == play(None)
 
 
+@pytest.mark.parametrize("drawn", [0, 5, 7, 8, 17, 21])
+def test_a_resume_in_a_later_epoch_goes_on_in_that_epoch(drawn: int) -> None:
+    whole, first = (PromptCursor(prompts(7), seed=2, total_epochs=4) for _ in range(2))
+    expected = drain(whole, 28)
+    start = first.state_dict()
+    assert drain(first, drawn) == expected[:drawn]
+    resumed = PromptCursor(prompts(7), seed=2, total_epochs=4)
+    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert drain(resumed, 28 - drawn) == expected[drawn:] and resumed.next() is None
+    resumed.load_state_dict(start)  # back to the first epoch
+    assert drain(resumed, 28) == expected
+
+
 def test_state_does_not_grow_with_the_data() -> None:
     small, large = PromptCursor(prompts(5), seed=0), PromptCursor(prompts(5000), seed=0)
     drain(small, 5), drain(large, 4000)

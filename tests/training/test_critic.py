@@ -122,6 +122,19 @@ def test_a_value_depends_on_the_tokens_before_its_own(family):
     assert ((a[2:] - b[2:]).abs() > 1e-4).all()
 
 
+def test_values_are_those_of_their_rows_in_every_layout():
+    """Padded rows are run from the longest to the shortest."""
+    cuts = ({}, {"layout": "plain", "micro_batch_tokens": 40}, {"layout": "packed", "micro_batch_tokens": 40})
+    batch, found = collate(groups()), []
+    for cut in cuts:
+        p = critic(llama(), **cut)
+        torch.nn.init.normal_(p.model.head.weight, generator=torch.Generator().manual_seed(0))
+        found.append(p.score(batch).values)
+    assert len({round(float(v), 3) for v in found[0][:, 0]}) == 6  # one for each prompt
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-4)
+
+
 def test_values_start_at_zero_and_padding_has_none():
     p = critic(llama())
     batch = p.score(collate(groups()))
