@@ -125,6 +125,9 @@ def test_keys_chosen_to_collide_are_refused():
         with pytest.raises(plain.NotPlain, match="same hash"):
             plain.decode(data)
     assert len(plain.decode(["s", *range(100_000)])) == 100_000
+    assert len(plain.decode(["s", *collide[:101]])) == 101, "a hundred of them are no harm"
+    with pytest.raises(plain.NotPlain, match="same hash"):
+        plain.decode(["s", *collide[:102]])
 
 
 def test_quotes_and_escapes_take_linear_time():
