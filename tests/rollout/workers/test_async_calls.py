@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
 
 from gspo.rollout.engine import GroupRequest
 from gspo.rollout.workers import async_fleet, worker_slot
 from gspo.rollout.workers.async_fleet import AsyncFleet
+from gspo.rollout.workers.worker import RolloutWorker
 from gspo.types import Group
 from tests.rollout.models import make_request
 from tests.rollout.workers.faulty_fleet import scripted
@@ -195,3 +201,61 @@ def test_a_version_that_a_worker_still_reads_is_kept() -> None:
         office.connections[1].answer("load_weights")
     office.fleet.load_weights(None, 7)
     assert [*held, office.store.held] == [{4, 5}, {4, 5, 6}, {7}]
+
+
+def fails(connection: HandConnection, error: Exception) -> None:
+    """Let a worker answer every evaluation with an error."""
+    send = connection.send
+
+    def sends(method: Any, *args: Any) -> Future[Any]:
+        if method is not RolloutWorker.generate:
+            return send(method, *args)
+        answer: Future[Any] = Future()
+        answer.set_exception(error)
+        return answer
+
+    connection.send = sends
+
+
+def test_the_share_of_a_worker_that_fails_is_evaluated_by_another() -> None:
+    office = Office()
+    office.fleet.submit(make_request(0))
+    fails(office.connections[0], RuntimeError("struck"))
+    requests = [make_request(number) for number in (9, 3, 7)]
+    assert office.fleet.generate(requests) == [group_of(request) for request in requests]
+    assert len(office.connections) == 3 and "RuntimeError: struck" in office.messages[0]
+    assert office.submitted(2) == [0], "its groups in flight are generated again, too"
+
+
+def test_an_evaluation_that_every_worker_would_refuse_is_an_error() -> None:
+    office = Office()
+    fails(office.connections[1], ValueError("prompt 'p3' is too long"))
+    with pytest.raises(ValueError, match="'p3' is too long"):
+        office.fleet.generate([make_request(number) for number in (9, 3, 7)])
+    assert len(office.connections) == 2
+
+
+def test_clear_forgets_finished_groups_too() -> None:
+    office = Office(num_workers=1)
+    for number in range(2):
+        office.fleet.submit(make_request(number))
+    office.connections[0].answer("pump", [group_of(make_request(0))])
+    assert office.fleet.num_in_flight == 2
+    office.fleet.clear()
+    assert office.fleet.num_in_flight == 0 and office.fleet.step() == [] and office.fleet.unfinished() == []
+
+
+def test_new_weights_are_live_when_every_ready_worker_has_them() -> None:
+    office = Office()
+    office.fleet.submit(make_request(0))
+    slow = office.connections[1]
+    del slow._at_once["load_weights"]
+    loading = threading.Thread(target=office.fleet.load_weights, args=(None, 5))
+    loading.start()
+    while not slow.num_open("load_weights"):
+        time.sleep(0.001)
+    loading.join(0.05)
+    assert loading.is_alive(), "it waits for the slow one"
+    slow.answer("load_weights")
+    loading.join(20)
+    assert not loading.is_alive() and office.store.held == {5}
