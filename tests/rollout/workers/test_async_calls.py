@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -259,3 +260,39 @@ def test_new_weights_are_live_when_every_ready_worker_has_them() -> None:
     slow.answer("load_weights")
     loading.join(20)
     assert not loading.is_alive() and office.store.held == {5}
+
+
+def test_the_first_error_of_a_worker_is_the_cause() -> None:
+    office = Office(num_workers=1)
+    office.fleet.submit(make_request(0))
+    for error in ("first", "second"):
+        office.connections[0].answer("pump", RuntimeError(error))
+    office.fleet.step()
+    assert "RuntimeError: first" in office.messages[0]
+
+
+def test_a_new_group_goes_to_a_slot_that_has_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_slot, "BACKOFF", (1000.0,))
+    office = Office()
+    for number, n in enumerate((1, 5)):
+        office.fleet.submit(make_request(number, n=n))
+    office.connections[0].answer("pump", RuntimeError("struck"))
+    office.fleet.step()
+    office.fleet.submit(make_request(2))
+    assert [office.submitted(worker) for worker in (0, 1)] == [[0], [1, 2]]
+
+
+def test_a_worker_is_overdue_from_its_last_answer_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(async_fleet, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    office = Office(num_workers=1)
+    (slot,) = office.fleet.slots
+    seen: list[float] = []
+    slot.is_overdue = lambda since, num_timeouts=1.0: bool(seen.append(since))  # pyright: ignore
+    office.fleet.submit(make_request(0))
+    office.fleet.step()
+    now[0] = 150.0
+    office.fleet.step()
+    office.connections[0].answer("pump", [])
+    office.fleet.step()
+    assert seen == [100.0, 100.0, 150.0]
