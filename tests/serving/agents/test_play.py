@@ -50,9 +50,12 @@ class Stage:
     def answer(self, agent: Agent, job: Job, text: str, **options: Any) -> None:
         """As an engine would; `Play.post` notes the answer itself."""
         agent.session.num_open += 1
+        agent.session.num_writing += 1
         agent.answer(job, text, **options)
 
     def finish(self) -> list[Group]:
+        """What is finished one tick later."""
+        self.play.tick += 1
         return self.play.take_finished(lambda *place: self.released.append(place))
 
 
@@ -70,7 +73,7 @@ def one(result: Any, *, branch: bool = False) -> tuple[Rollout, Stage]:
     else:
         stage.ends[0].set_result(result)
     (group,) = stage.finish()
-    assert stage.play.groups == [] and stage.play.live == []
+    assert stage.play.groups == [] and stage.play.sessions == []
     return group.rollouts[0], stage
 
 
@@ -196,6 +199,25 @@ def test_requests_go_out_in_order_of_submission_once_they_are_due() -> None:
         stage.play.wait()
         assert stage.play.tick == tick
         assert stage.play.take_posted() == ([again] if tick == 3 else [])
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_an_agent_that_ends_at_once_is_taken_in_the_tick_in_which_a_slow_one_would_be(lag: int) -> None:
+    stage = Stage(lag=lag)
+    stage.begin(dataclasses.replace(group_request(), n=1))
+    (agent,) = stage.agents
+    agent.chat(HI)
+    stage.play.wait()
+    (job,) = stage.play.take_posted()
+    assert agent.session.num_writing == 1
+    agent.answer(job, "a")
+    stage.ends[0].set_result(None)  # within the tick of its answer
+    assert agent.session.is_over and agent.session.num_writing == 0
+    taken = [stage.play.take_finished(lambda *place: None)]
+    for _ in range(max(1, lag)):
+        stage.play.wait()
+        taken.append(stage.play.take_finished(lambda *place: None))
+    assert [len(groups) for groups in taken] == [0] * max(1, lag) + [1]
 
 
 def test_an_error_is_an_answer_too() -> None:

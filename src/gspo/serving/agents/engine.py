@@ -64,9 +64,9 @@ class AgentEpisodes(RolloutEngine):
             return []
         self._seconds += self._play.wait()
         self._begin_posted(self._play, self._jobs)
-        live = self._play.live
-        self._num_writing += sum(not s.is_thinking for s in live)
-        self._num_thinking += sum(s.is_thinking for s in live)
+        sessions = self._play.sessions
+        self._num_writing += sum(s.num_writing > 0 for s in sessions)
+        self._num_thinking += sum(not s.num_writing and s.due > self._play.tick for s in sessions)
         if len(self._jobs):
             self._jobs.advance()
         return self._play.take_finished(self._engine.release)
@@ -92,7 +92,7 @@ class AgentEpisodes(RolloutEngine):
 
     def load_weights(self, weights: Any, version: int) -> None:
         self._engine.load_weights(weights, version)
-        for session in self._play.live:
+        for session in self._play.sessions:
             session.due = self._play.tick + self._lag
 
     def unfinished(self) -> list[GroupRequest]:
@@ -112,8 +112,9 @@ class AgentEpisodes(RolloutEngine):
         self._engine.close()
 
     def num_wanted(self, limit: int) -> int | None:
+        """As the engine says; a rollout that waits for its agent will be back."""
         wanted = self._engine.num_wanted(limit)
-        return None if wanted is None else wanted - sum(session.is_thinking for session in self._play.live)
+        return None if wanted is None else wanted - sum(not session.num_writing for session in self._play.sessions)
 
     @property
     def num_workers(self) -> int:

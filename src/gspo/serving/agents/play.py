@@ -47,7 +47,8 @@ class Play:
     def __init__(
         self, start: Callable[[Session, Callable[[Future[Any]], None]], Future[Any]], timeout: float, lag: int
     ) -> None:
-        self._start, self._timeout, self._lag = start, timeout, lag
+        self._start, self._timeout = start, timeout
+        self._lag = max(1, lag)  # answers go out at the end of a tick: nobody is due within the same one
         self.tick = 0
         self._changed = threading.Condition()
         self._posted: list[tuple[Session, Job]] = []
@@ -68,9 +69,9 @@ class Play:
             self._agents[session] = self._start(session, lambda future, s=session: self._end(s, future))
 
     @property
-    def live(self) -> list[Session]:
-        """The sessions whose agents run, in order of submission."""
-        found = [s for group in self.groups for s in group.sessions.values() if not s.is_over]
+    def sessions(self) -> list[Session]:
+        """The sessions whose rollouts were not taken yet, in order of submission. Their agents may have ended."""
+        found = [session for group in self.groups for session in group.sessions.values()]
         return sorted(found, key=lambda session: session.number)
 
     def post(self, session: Session, job: Job) -> None:
@@ -82,6 +83,7 @@ class Play:
             inner(found)
             if is_last:
                 session.due = self.tick + self._lag
+                session.num_writing -= 1
                 session.answered()
 
         job.send = answered
@@ -107,7 +109,7 @@ class Play:
         start = time.monotonic()
         self.tick += 1
         with self._changed:
-            while thinking := [s for s in self.live if s.is_thinking and s.due <= self.tick]:
+            while thinking := [s for s in self.sessions if s.is_thinking and s.due <= self.tick]:
                 now = time.monotonic()
                 for session in thinking:
                     if now >= session.thinking_since + self._timeout:
@@ -124,13 +126,19 @@ class Play:
         with self._changed:
             posted = sorted(self._posted, key=lambda pair: pair[0].number)
             self._posted = [(session, job) for session, job in posted if session.due > self.tick]
-        return [job for session, job in posted if session.due <= self.tick and not session.is_over]
+        taken = [(session, job) for session, job in posted if session.due <= self.tick and not session.is_over]
+        for session, _ in taken:
+            session.num_writing += 1
+        return [job for _, job in taken]
 
     def take_finished(self, release: Callable[[int, int], None]) -> list[Group]:
-        """The groups all of whose agents are over. `release` frees what the engine holds of a conversation."""
+        """The groups all of whose agents are over. `release` frees what the engine holds of a conversation.
+
+        An agent that has ended before its due tick counts in that one: how fast agents are must not matter.
+        """
         for group in self.groups:
             for index, session in list(group.sessions.items()):
-                if session.is_over:
+                if session.is_over and session.due <= self.tick:
                     group.finished[index] = _finished(group.request.prompt, session)
                     for conversation in session.conversations:
                         release(*conversation.place)

@@ -49,7 +49,8 @@ class Session:
         self.conversations: list[Conversation] = []
         # Recorded turns of a resumed rollout, by the tokens before them.
         self._tape: dict[tuple[int, ...], Rollout] = {}
-        self.num_open = 0
+        self.num_open = 0  # its requests without an answer
+        self.num_writing = 0  # those of them that are in the engine
         self.due = 0  # the tick in which its next request is waited for
         self.thinking_since = time.monotonic()
         self.is_over = False
