@@ -112,3 +112,20 @@ def test_without_a_template_contents_are_joined_by_lines() -> None:
     assert tokenizer.decode(chat.opened([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}])) == "a\nb"
     assert tokenizer.decode(chat.appended([{"role": "tool", "content": "c"}], 9)) == "\nc\n"
     assert append_problem(tokenizer, "tool") is None
+
+
+def test_options_without_a_value_do_not_reach_the_template() -> None:
+    class Noting:
+        chat_template = "template"
+        seen: dict[str, Any] = {}
+
+        def apply_chat_template(self, messages: Any, **options: Any) -> str:
+            self.seen = options
+            return "x"
+
+        def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
+            return {"input_ids": [1]}
+
+    tokenizer = Noting()
+    assert ChatAppender(tokenizer, tools=None, thinking=False).opened([{"role": "user", "content": "a"}]) == (1,)
+    assert tokenizer.seen == {"add_generation_prompt": True, "thinking": False, "tokenize": False}

@@ -45,3 +45,12 @@ def test_no_tokens_have_no_log_probs():
     for recompute in (False, True):
         chosen, entropy = chosen_log_probs(head, torch.zeros(0, 32), nothing, 1.0, entropy=True, recompute=recompute)
         assert chosen.shape == (0,) and entropy is not None and entropy.shape == (0,)
+
+
+@pytest.mark.parametrize(("limit", "keeps"), [(40 * VOCAB, True), (40 * VOCAB - 1, False)])
+def test_logits_above_a_number_of_elements_are_computed_again(limit, keeps, monkeypatch):
+    monkeypatch.setattr(module, "KEEP_ELEMENTS", limit)
+    head, hidden, sizes = Head.of(llama()), torch.randn(40, 32, requires_grad=True), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
+        chosen_log_probs(head, hidden, torch.zeros(40, dtype=torch.long), 1.0)
+    assert (40 * VOCAB in sizes) == keeps
