@@ -252,6 +252,7 @@ def test_a_loop_answers_every_request_and_errors_are_short() -> None:
         ("import sys; sys.exit()", 0),
         ("import sys; sys.exit(3)", 3),
         ("import sys; sys.exit(259)", 3),
+        ("import sys; sys.exit(200)", 200),
         ("import sys; sys.exit('why')", 1),
         ("1 / 0", 1),
         ("raise KeyboardInterrupt", 1),
