@@ -144,6 +144,8 @@ def test_a_store_without_its_server_means_that_the_launcher_is_gone(store: Store
 
 def test_a_rank_writes_its_failure_and_that_it_leaves_once(store: Store, watch: RankWatch) -> None:
     watch.fail("KeyError: 'x'")
+    beats(store, 3)
+    assert watch.cause is None, "its own end is no cause for it"
     watch.stop()
     assert store.get(store_key("failure", 1)) == b"KeyError: 'x'" and store.get(store_key("left", 1)) == b"1"
     del store.values[store_key("left", 1)]
