@@ -302,6 +302,16 @@ def test_a_resumed_rollout_repeats_its_answers_and_asks_the_engine_for_the_next(
     assert asked[0].partial == asked[1].partial and len(resumed.posted) == 1
 
 
+def test_a_resumed_rollout_repeats_all_answers_to_the_same_prompt_in_their_order() -> None:
+    agent = Agent()
+    for text in ("ab", "cd"):
+        agent.answer(agent.chat(HI), text)
+    state = AgentGroup(group_request(), {1: agent.session}).as_request()
+    resumed = Agent(state)
+    jobs = [resumed.chat(HI) for _ in range(3)]
+    assert [update.text for found in resumed.got for update in found] == ["ab", "cd"] and resumed.posted == jobs[2:]
+
+
 def test_a_repeated_answer_with_its_stop_text_is_shown_whole() -> None:
     part = Rollout((*ids("yo;"), EOS), (-1.0,) * 4, (1,) * 4, (2,) * 4, "aborted", turns=(Turn(0, 4, "yo;"),))
     for include, text in ((True, "yo;"), (False, "yo")):

@@ -47,8 +47,8 @@ class Session:
         self._reader, self._max_length, self._post = reader, max_length, post
         self._lock = threading.Lock()
         self.conversations: list[Conversation] = []
-        # Recorded turns of a resumed rollout, by the tokens before them.
-        self._tape: dict[tuple[int, ...], Rollout] = {}
+        # Recorded turns of a resumed rollout by the tokens before them; conversations with equal ones in their order.
+        self._tape: dict[tuple[int, ...], list[Rollout]] = {}
         self.num_open = 0  # its requests without an answer
         self.num_writing = 0  # those of them that are in the engine
         self.due = 0  # the tick in which its next request is waited for
@@ -148,7 +148,8 @@ class Session:
                 self.conversations.append(conversation)
             conversation.observe(added, self.request.version)
             conversation.is_busy = True
-            recorded = self._tape.pop(conversation.tokens, None)
+            known = self._tape.get(conversation.tokens)
+            recorded = known.pop(0) if known else None
             self.num_open += recorded is None
         record = self._recorded(conversation, prompted, ask, send, name, size)
         job = Job(ask, [self._as_request(conversation, limit, ask)], record)
@@ -260,9 +261,9 @@ class Session:
             for turn in part.turns:
                 span = slice(turn.start, turn.end)
                 reason: FinishReason = "length" if turn.truncated else "stop"
-                self._tape[(*context, *part.token_ids[: turn.start])] = Rollout(
-                    part.token_ids[span], part.log_probs[span], (), part.versions[span], reason, turn.text
-                )
+                recorded = (part.token_ids[span], part.log_probs[span], (), part.versions[span], reason, turn.text)
+                before = (*context, *part.token_ids[: turn.start])
+                self._tape.setdefault(before, []).append(Rollout(*recorded))
 
 
 def _repeated(recorded: Rollout, ask: Ask) -> Update:
