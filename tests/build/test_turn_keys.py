@@ -156,7 +156,7 @@ def test_a_masked_turn_or_response_is_not_trained_on(tmp_path, model, key, train
 
 def test_a_reward_function_for_held_out_rows_alone_adds_to_the_rewards_of_an_agent(tmp_path, model):
     agent = tmp_path / "agent.py"
-    agent.write_text("def run(row, session):\n    return 1.0\n")
+    agent.write_text("def run(row):\n    return 1.0\n")
     resolved = small_config(tmp_path, model, f"environment.agent={agent}:run")
     trainer = Trainer(resolved, val_reward_fn=lambda prompt, response: 0.25, console=Console(enabled=False))
     played = Rollout((1,), (0.0,), (1,), (0,), "stop", turns=(Turn(0, 1, reward=1.0),))

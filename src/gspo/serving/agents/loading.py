@@ -22,11 +22,12 @@ def load_agent(place: str, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
         found = getattr(found(**kwargs), "run", None)
     if not callable(found):
         raise EnvironmentProblem(f"{KEY}={place!r}: {path} has no function {name!r}, or it is no class with `run`")
-    parameters = inspect.signature(found).parameters.values()
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.KEYWORD_ONLY)]
-    unknown = [name for name in needed if name not in OFFERED]
-    if unknown or not any(p.kind is not p.VAR_KEYWORD for p in parameters):
-        raise EnvironmentProblem(f"{KEY}={place!r}: expected a function of {', '.join(OFFERED)}, at least of data")
+    positional, named = arguments_of(found, {}, dict.fromkeys(OFFERED[1:]))
+    try:
+        inspect.signature(found).bind(*positional, **named)
+    except TypeError as error:
+        expected = f"expected a function of {', '.join(OFFERED)}, at least of data"
+        raise EnvironmentProblem(f"{KEY}={place!r}: {expected}; {error}") from None
     return found
 
 
