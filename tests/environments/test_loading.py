@@ -75,6 +75,14 @@ def test_every_episode_has_an_environment_of_its_own_and_a_list_is_tools() -> No
     assert isinstance(made, Guess) and made._high == 6, "what this process has made comes before names"
 
 
+def test_a_single_object_is_refused_since_episodes_would_share_it(file: Any) -> None:
+    expected = r"is a single object of type {}; every episode needs one of its own: name a class, or a function"
+    with pytest.raises(EnvironmentProblem, match="environment 'Guess' " + expected.format("Guess")):
+        load_environment(EnvironmentSpec(made=Guess()))
+    with pytest.raises(EnvironmentProblem, match="environment 'one' " + expected.format("Counter")):
+        load_environment(EnvironmentSpec("one", path=file(ONE + "\none = Counter(2)\n")))
+
+
 def test_plugins_are_imported_before_a_name_is_looked_up(file: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for table in ("_items", "_sources"):  # what is registered here goes again
         monkeypatch.setattr(ENVIRONMENTS, table, dict(getattr(ENVIRONMENTS, table)))

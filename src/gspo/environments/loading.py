@@ -71,10 +71,14 @@ def load_environment(spec: EnvironmentSpec) -> Make:
     """A function that makes a new episode's environment; EnvironmentProblem when it cannot be found or made."""
     found = find_named(spec)
     title = spec.title
+    if not isinstance(found, list) and not callable(found):
+        raise EnvironmentProblem(
+            f"environment {title!r} is a single object of type {type(found).__name__}; every episode needs one of its own: "
+            "name a class, or a function that returns an environment"
+        )
 
     def make() -> Environment:
-        made = found(**spec.kwargs) if callable(found) and not isinstance(found, list) else found
-        return as_environment(made, title)
+        return as_environment(found if isinstance(found, list) else found(**spec.kwargs), title)
 
     return make
 
