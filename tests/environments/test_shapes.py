@@ -140,6 +140,7 @@ def test_trl_gets_the_columns_that_it_names_and_is_asked_for_its_reward_once_the
     assert (cut.reward, cut.done, cut.messages[0]["content"]) == (0.5, False, "door")
     failed = environment.step(Action("", [ToolCall("no")], was_cut=True))
     assert failed.num_errors == 1
+    assert environment.step(Action("", look, is_last=True)).reward == 0.5
     last = environment.step(Action("done"))
     assert (last.reward, last.done, last.num_errors) == (0.5, True, 0)
 

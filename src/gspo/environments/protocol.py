@@ -26,12 +26,17 @@ class ToolCall:
 
 
 class Action(str):
-    """The text of one turn, with its tool calls, its tokens, its number (from 0) and whether the length limit cut it."""
+    """The text of one turn, with its tool calls, its tokens and its number (from 0).
+
+    `was_cut` says that the length limit cut it, `is_last` that no turn follows it, because of that limit or of one of
+    the number of turns.
+    """
 
     tool_calls: tuple[ToolCall, ...]
     token_ids: tuple[int, ...]
     turn: int
     was_cut: bool
+    is_last: bool
 
     def __new__(
         cls,
@@ -40,9 +45,11 @@ class Action(str):
         token_ids: Sequence[int] = (),
         turn: int = 0,
         was_cut: bool = False,
+        is_last: bool = False,
     ) -> Action:
         self = super().__new__(cls, text)
-        self.tool_calls, self.token_ids, self.turn, self.was_cut = tuple(tool_calls), tuple(token_ids), turn, was_cut
+        self.tool_calls, self.token_ids, self.turn = tuple(tool_calls), tuple(token_ids), turn
+        self.was_cut, self.is_last = was_cut, is_last or was_cut
         return self
 
 

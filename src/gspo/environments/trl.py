@@ -32,7 +32,7 @@ class TrlEnvironment(ToolEnvironment):
     def step(self, action: Action) -> Step:
         step = super().step(action)
         give = getattr(self._env, "get_reward", None)
-        if give is None or not (step.done or action.was_cut):
+        if give is None or not (step.done or action.is_last):
             return step
         return Step(step.messages, give(), step.done, num_errors=step.num_errors)
 

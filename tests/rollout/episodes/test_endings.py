@@ -84,9 +84,11 @@ MORE = Step(say("go on"))
     ],
 )
 def test_the_reason_of_an_end(texts, steps, settings, reason, num_turns) -> None:
-    group, _ = play(texts, *steps, **settings)
+    group, pool = play(texts, *steps, **settings)
     (rollout,) = group.rollouts
     assert (rollout.finish_reason, len(rollout.turns), rollout.failure) == (reason, num_turns, None)
+    *earlier, last = pool.jobs[-1].actions
+    assert not any(action.is_last for action in earlier) and (last.is_last or reason != "turns")
     assert rollout.text == texts[num_turns - 1]
     assert rollout.turns[-1].end == len(rollout.token_ids)
 

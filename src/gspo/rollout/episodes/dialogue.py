@@ -25,6 +25,10 @@ class DialogueSettings:
     max_observation: int = 1024  # tokens per message
     truncate_side: Side = "middle"  # the part that is kept: verl's names
 
+    def ends_after(self, num_turns: int) -> bool:
+        """Whether no turn may follow this many."""
+        return num_turns == self.max_turns or (self.max_observations or num_turns) < num_turns
+
 
 class Dialogue:
     """Reads turns and writes observations, for one tokenizer and one tool format (None: the environment has no tools)."""
@@ -85,7 +89,7 @@ class Dialogue:
         if len(calls) > most:
             late = ToolCall(calls[most].name, error=f"at most {most} call{'s' * (most > 1)} per turn")
             calls = (*calls[:most], late)
-        return Action(text, calls, tuple(token_ids), turn, was_cut)
+        return Action(text, calls, tuple(token_ids), turn, was_cut, self.settings.ends_after(turn + 1))
 
     def opened(self, prompt: Prompt, opening: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
         """The tokens of a prompt that an environment's first messages follow."""

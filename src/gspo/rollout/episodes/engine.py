@@ -282,14 +282,14 @@ class Episodes(RolloutEngine):
     def _continue(self, episode: Episode, step: Mapping[str, Any], submit: Submit) -> None:
         """End the episode, or append the observation and let the model write on."""
         episode.record(step)
-        settings, num_turns, action = self._dialogue.settings, len(episode.actions), episode.actions[-1]
+        action = episode.actions[-1]
         most = episode.group.request.params.max_tokens
         if step["done"] or step["truncated"]:
             answered = self._dialogue.has_tools and not action.tool_calls and not step["truncated"]
             self._finish(episode, "stop" if answered else "environment")
         elif action.was_cut:
             self._finish(episode, "length")
-        elif num_turns == settings.max_turns or (settings.max_observations or num_turns) < num_turns:
+        elif self._dialogue.settings.ends_after(len(episode.actions)):
             self._finish(episode, "turns")
         elif not step["messages"]:
             self._fail(episode, "step returned neither messages nor done=True")
