@@ -347,9 +347,10 @@ UNUSED: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
     *[(key, value, {LEVEL: "turn", ESTIMATOR: name}, ON_TURNS)
       for key, value, name in ((ESTIMATOR, "rloo", "rloo"), ("algorithm.gamma", 0.5, "gae"), ("algorithm.lam", 0.5, "gae"), ("algorithm.norm_adv_by_std_in_grpo", False, "grpo"), ("algorithm.std_level", "batch", "grpo"))],
     ("environment.name", "guess", {}, {f"{R}.multi_turn.enable": False}),
+    ("reward.max_failure_rate", 0.9, {"environment.name": "guess", f"{R}.multi_turn.enable": False}, {f"{R}.multi_turn.enable": None}),
     ("environment.name", "guess", {}, {f"{R}.multi_turn.function_tool_path": "tools.py"}),
     ("environment.name", "guess", {}, {f"{R}.multi_turn.tool_config_path": "tools.yaml"}),
-    *[("reward.max_failure_rate", 0.9, {}, {key: "x"}) for key in ("environment.name", "environment.path", f"{R}.multi_turn.function_tool_path", f"{R}.multi_turn.tool_config_path")],
+    *[("reward.max_failure_rate", 0.9, {}, {key: "x"}) for key in ("environment.name", "environment.path", "environment.agent", f"{R}.multi_turn.function_tool_path", f"{R}.multi_turn.tool_config_path")],
     ("reward_model.reward_kwargs.max_resp_len", 20, DAPO, {"reward_model.reward_manager": "naive"}),
     *[(f"reward_model.{key}", value, {"reward_model.enable": True}, {"reward_model.enable": False}) for key, value in (("path", "p"), ("weight", 0.5), ("dtype", "float16"), ("max_tokens_per_batch", 99))],
     (f"{J}.samples", 2, JUDGED, {f"{J}.base_url": None}),

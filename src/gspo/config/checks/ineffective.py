@@ -237,7 +237,14 @@ def environment(c: TrainerConfig) -> Iterator[NoEffect]:
         key = "tool_config_path" if turns.function_tool_path is None else "function_tool_path"
         reason, keys = f"multi_turn.{key} decides the tools", ("name", "path", "kwargs")
         yield unused(reason, "remove one of the two keys", *(f"environment.{key}" for key in keys))
-    if c.environment.name or c.environment.path or turns.function_tool_path or turns.tool_config_path:
+    named = (
+        c.environment.name,
+        c.environment.path,
+        c.environment.agent,
+        turns.function_tool_path,
+        turns.tool_config_path,
+    )
+    if turns.enable is not False and any(named):
         reason = "with an environment environment.max_failure_rate counts all missing rewards"
         yield unused(reason, "set environment.max_failure_rate", "reward.max_failure_rate")
 
