@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +38,8 @@ class PromptReader:
         """A chat, up to where the model writes."""
         known, appender = read_messages(messages), self.appender(tools, options)
         rendered, written = split_inline(known, self.tool_format) if self.tool_format.inline else (known, "")
-        try:
+        with template_errors():
             tokens = appender.opened(rendered)
-        except ApiError:
-            raise
-        except Exception as error:  # whatever a template raises for messages that it does not know
-            raise ApiError(
-                400, f"messages: the model's chat template refuses them: {error}", param="messages"
-            ) from error
         tokens = self._not_empty((*tokens, *(appender.encode(written) if written else ())), "messages")
         return Prompted(tokens, known, tools)
 
@@ -84,6 +79,16 @@ class PromptReader:
         if not token_ids:
             raise ApiError(400, f"{name}: no tokens; expected at least one", param=name)
         return token_ids
+
+
+@contextmanager
+def template_errors() -> Iterator[None]:
+    """Whatever a template raises for messages that it does not know, as an error of the request."""
+    try:
+        yield
+    except Exception as error:
+        message = f"messages: the model's chat template refuses them: {error}"
+        raise ApiError(400, message, param="messages") from error
 
 
 def read_messages(messages: Any) -> list[dict[str, Any]]:

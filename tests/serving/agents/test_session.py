@@ -242,6 +242,19 @@ def test_after_an_error_of_the_engine_the_next_request_continues_where_the_faile
     assert begun.loss_mask == (1, 1, 1, 0, 0, 0, 0) and len(begun.log_probs) == len(begun.versions) == 7
 
 
+def test_messages_that_the_template_refuses_are_an_error_of_the_request_in_every_turn() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.content }}\n{% endfor %}"
+    session = Session(group_request(), 0, PromptReader(tokenizer, VOCAB, HERMES, {}), 64, lambda session, job: None)
+    late = {"role": "system", "content": "a"}
+    for messages in ([late], [HI, said("yo"), late]):
+        with pytest.raises(ApiError, match="the model's chat template refuses them: no") as caught:
+            session.chat(messages, [])
+        assert caught.value.status == 400
+        job = session.open(session.chat([HI], []), Ask(SamplingParams(6, 1.0)), lambda found: None)
+        job.send([Update(0, "yo", (*ids("yo"), EOS), (-1.0,) * 3, (2,) * 3, reason="stop")])
+
+
 def test_a_text_that_grows_is_continued_behind_its_longest_beginning() -> None:
     agent = Agent()
     (opened,) = agent.session.completions("hi")

@@ -18,7 +18,7 @@ from gspo.serving.agents.conversation import Conversation, Point
 from gspo.serving.errors import ApiError, too_long
 from gspo.serving.jobs import Job, Send, name_of
 from gspo.serving.parameters import Ask
-from gspo.serving.prompts import Prompted, PromptReader, read_messages
+from gspo.serving.prompts import Prompted, PromptReader, read_messages, template_errors
 from gspo.serving.replies import Update
 from gspo.serving.tool_calls import split_calls
 from gspo.types import FinishReason, Rollout, Turn
@@ -91,7 +91,8 @@ class Session:
         if self.tool_format.inline and all(message["role"] == "tool" for message in new):
             added = appender.encode(self.tool_format.observe(new))
         else:
-            added = appender.appended(new, before[-1])
+            with template_errors():
+                added = appender.appended(new, before[-1])
         return SessionPrompt((*before, *added), known, tools, None, self._to_continue(conversation, point))
 
     def completions(self, prompt: Any) -> list[Prompted]:
