@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,26 @@ def test_a_save_that_ends_early_leaves_the_earlier_one(tmp_path, point):
     assert [p.name for p in tmp_path.iterdir()] == ["step-000004"]
     assert (tmp_path / "step-000004" / checkpoint.MANIFEST).read_text() == before
     assert checkpoint.verify(save(tmp_path, 4)) is None  # written again
+
+
+@pytest.mark.parametrize("umask, expected", [(0o022, 0o644), (0o077, 0o600)])
+def test_files_have_the_permissions_that_the_umask_gives(tmp_path, umask, expected):
+    def write_model(folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "model.safetensors").chmod(0o600)  # as safetensors writes it
+
+    before = os.umask(umask)
+    try:
+        path = checkpoint.save(
+            tmp_path,
+            1,
+            write_model=write_model,
+            tensors={"optimizer": {"a": torch.ones(2)}},
+            state=checkpoint.state_text(1, {}),
+        )
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.rglob("*") if file.is_file()}
+    assert modes == dict.fromkeys(
+        ("model.safetensors", "optimizer.safetensors", "state.json", checkpoint.MANIFEST), expected
+    )

@@ -142,7 +142,9 @@ def state_text(step: int, state: Mapping[str, Any]) -> str:
 
 def _write_manifest(folder: Path, beat: Callable[[], None]) -> None:
     files = {}
+    permissions = (folder / "training" / "state.json").stat().st_mode & 0o777
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        path.chmod(permissions)  # safetensors writes files that only their owner can read
         sync_file(path)
         files[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": _digest(path)}
         beat()
