@@ -40,6 +40,21 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert all(sorted(order) == list(range(8)) for order in orders)
 
 
+@pytest.mark.parametrize(
+    ("seed", "orders"),
+    [
+        (0, [[1, 5, 2, 7, 4, 6, 3, 0], [5, 1, 4, 0, 3, 2, 6, 7], [2, 7, 1, 3, 5, 4, 6, 0]]),
+        (3, [[7, 4, 6, 1, 3, 0, 5, 2], [5, 0, 1, 4, 3, 2, 7, 6], [5, 0, 3, 6, 2, 7, 1, 4]]),
+    ],
+)
+def test_the_order_of_every_epoch_is_frozen(seed, orders):
+    """A run that goes on from a checkpoint draws the mini-batches that it would have drawn. 0 is a seed."""
+    batch = shuffled([(2, [3, 4])] * 8, seed)
+    assert [group_order(batch, epoch) for epoch in range(3)] == orders
+    numbered = dataclasses.replace(batch, group_ids=10 * batch.group_ids + 5)
+    assert group_order(numbered, 0) == [10 * group + 5 for group in orders[0]]
+
+
 def test_without_a_seed_neighbours_share_a_mini_batch():
     batch = batch_of([(2, [3, 4])] * 4)
     assert group_order(batch, 0) is None
