@@ -487,6 +487,7 @@ class TestHeldCaches:
             (80, 40, True),
             (75, 36, True),  # less than half, but few tokens more
             (90, 31, False),  # too short
+            (60, 31, False),
             (60, 32, True),
         ],
     )
