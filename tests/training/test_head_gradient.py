@@ -99,3 +99,28 @@ def test_a_small_vocabulary_is_not_worth_it(monkeypatch):
     monkeypatch.setattr(tied_embedding, "MIN_ELEMENTS", model.get_input_embeddings().weight.numel() + 1)
     with HeadGradient(Head.of(model)).active(model):
         assert not model.get_input_embeddings().sparse
+
+
+@pytest.mark.parametrize(
+    ("dtype", "more", "pays"),
+    [(torch.float32, 0, True), (torch.float32, 1, False), (torch.float64, 0, True), (torch.bfloat16, 0, False)],
+)
+def test_it_pays_from_a_size_on_in_full_precision(dtype, more, pays, monkeypatch):
+    model = llama().to(dtype)
+    monkeypatch.setattr(tied_embedding, "MIN_ELEMENTS", model.get_input_embeddings().weight.numel() + more)
+    assert HeadGradient(Head.of(model)).pays is pays
+
+
+def test_an_embedding_that_is_sparse_stays_so_and_a_frozen_head_has_no_gradient():
+    model = llama(tie_word_embeddings=True)
+    embedding, gradient = model.get_input_embeddings(), HeadGradient(Head.of(model))
+    embedding.sparse = True
+    with gradient.active(model):
+        assert embedding.sparse
+    assert embedding.sparse
+    weight = gradient._weight.requires_grad_(False)
+    hidden = torch.randn(3, model.config.hidden_size, requires_grad=True)
+    with gradient.active(model):
+        gradient.multiply(hidden, weight).sum().backward()
+    assert weight.grad is None
+    torch.testing.assert_close(hidden.grad, weight.sum(0).expand(3, -1))

@@ -148,6 +148,16 @@ def test_a_parameter_without_one_moment_starts_at_0_and_keeps_its_master(of, tmp
     assert fresh.without_state() == {of: [parameter]}
 
 
+def test_a_parameter_without_its_master_keeps_its_moments(tmp_path):
+    loaded = saved(trained_roles(), tmp_path, without=("optimizer", "master/model.norm.weight"))
+    fresh = new_roles()
+    own = fresh.policy.optimizer.state_tensors()["master/model.norm.weight"].clone()
+    fresh.load(loaded, reset=True)
+    found = fresh.policy.optimizer.state_tensors()
+    assert fresh.without_state() == {} and torch.equal(found["master/model.norm.weight"], own)
+    assert all(torch.equal(found[key], tensor) for key, tensor in loaded.tensors["optimizer"].items())
+
+
 def test_weights_that_are_not_finite_are_refused_wherever_they_are(tmp_path):
     loaded = saved(trained_roles(), tmp_path)
     loaded.tensors["critic/model"]["head.bias"][0] = float("nan")
