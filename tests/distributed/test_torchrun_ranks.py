@@ -175,6 +175,7 @@ def test_a_follower_runs_what_it_receives_and_leaves_at_the_end(world: World, mo
 def test_a_follower_reports_an_error_of_its_own(world: World, capsys: Any) -> None:
     group = ranks(rank=2)
     world.inbox, group._worker.error = [("unload", ())], KeyError("x")
+    group._watch.later = "trainer rank 0: it failed"  # which is no reason to be silent about an error of its own
     assert group.follow() == EXIT_WORKERS_LOST
     said = capsys.readouterr().err
     assert said.startswith("trainer rank 2 failed:") and "KeyError: 'x'" in said
