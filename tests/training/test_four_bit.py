@@ -45,6 +45,27 @@ def test_linear_layers_are_quantised_to_nf4_and_the_head_is_not(model: Path) -> 
         assert float(error.max()) > 0
 
 
+def test_gradients_flow_through_layers_in_4_bits_as_through_plain_ones(model: Path) -> None:
+    layer = four_bit_layers(load_model(str(model), four_bit=True).eval())["model.layers.0.mlp.up_proj"]
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    layer(x)  # in evaluation mode and without a gradient, as in generation
+    leaf = x.clone().requires_grad_()
+    layer(leaf).square().sum().backward()
+    expected = x.clone().requires_grad_()
+    (expected @ dequantized(layer).T).square().sum().backward()
+    assert torch.allclose(leaf.grad, expected.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_no_layer_in_4_bits_is_rearranged_for_a_product_without_gradients(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bitsandbytes.nn.modules
+
+    monkeypatch.setattr(bitsandbytes.nn.modules, "has_avx512bf16", lambda: True)
+    layers = four_bit_layers(load_model(str(model), four_bit=True))
+    assert len(layers) == 14 and not any(layer.support_avx512bf16_for_cpu for layer in layers.values())
+
+
 def test_a_run_learns_in_4_bits_and_its_checkpoint_is_an_ordinary_model(tmp_path: Path, model: Path) -> None:
     run = open_run(tmp_path, model, "trainer.total_training_steps=2")
     before = {name: layer.weight.clone() for name, layer in four_bit_layers(run.parts.policy.model).items()}

@@ -39,6 +39,16 @@ def four_bit_layers(model: nn.Module) -> dict[str, Any]:
     return {name: m for name, m in model.named_modules() if isinstance(m, package.nn.Linear4bit)}
 
 
+def keep_differentiable(model: nn.Module) -> None:
+    """Keep every 4-bit weight in the layout that has a gradient.
+
+    On processors with bfloat16 instructions bitsandbytes otherwise rearranges the weights of models in evaluation mode,
+    for a product that computes in bfloat16 and through which no gradient flows.
+    """
+    for layer in four_bit_layers(model).values():
+        layer.support_avx512bf16_for_cpu = False
+
+
 def dequantized(layer: Any) -> Tensor:
     """The weight that a 4-bit layer multiplies by, in the precision in which the model was loaded."""
     from bitsandbytes.functional import dequantize_4bit

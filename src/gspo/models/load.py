@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gspo import hub
 from gspo.models import ModelError, resolve
 from gspo.models.folder_checks import check_files, check_shapes, check_weights, remedy
-from gspo.models.four_bit import four_bit_config
+from gspo.models.four_bit import four_bit_config, keep_differentiable
 from gspo.models.overrides import KEY, overridden, override_tokens
 
 if TYPE_CHECKING:
@@ -100,7 +100,10 @@ def load_model(
     model, info = loaded
     _check_tensors(path, info, overrides)
     override_tokens(model.generation_config, overrides or {})
-    return model if four_bit else model.to(device)
+    if four_bit:
+        keep_differentiable(model)
+        return model
+    return model.to(device)
 
 
 def load_reward_model(
