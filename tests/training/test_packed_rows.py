@@ -150,8 +150,8 @@ def assert_block(block: Block, window: int | None, got: torch.Tensor) -> None:
 
 
 def test_the_prefix_of_each_row_is_expanded_for_it():
-    for seed in range(6):
-        batch = random_batch(seed)
+    uneven = rows_of_lengths((2, (3,)), (2, (3, 3, 3)))  # two responses per prompt on average, and neither has two
+    for batch in (uneven, *map(random_batch, range(6))):
         layout = micro_batch(batch, list(range(batch.num_sequences)), "cpu", "shared").layout
         assert layout is not None
         values = torch.arange(layout.num_tokens, dtype=torch.float64)[:, None]
