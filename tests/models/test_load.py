@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from gspo.models import embedded_path
 from gspo.models.load import ModelError, check_weights, load_model, load_tokenizer
 from tests.faults.data_rows import ATTEMPTS, Attempt, _Canary, _plant_code, try_hostile
+from tests.training.models import qwen3_moe
 
 
 @pytest.fixture
@@ -52,6 +53,28 @@ def test_sharded_weights_load(folder: Path) -> None:
     (next(iter(sorted((folder / "s").glob("model-*.safetensors"))))).unlink()
     with pytest.raises(ModelError, match="is not there"):
         load_model(str(folder / "s"))
+
+
+def test_a_size_of_layers_that_the_model_has_not_is_accepted(tmp_path: Path) -> None:
+    """The dense layers of a mixture of experts without any are wider than every tensor of a small one."""
+    model = qwen3_moe()
+    model.config.intermediate_size = 6144
+    model.save_pretrained(tmp_path)
+    assert max(size for shape, _ in check_weights(tmp_path).values() for size in shape) < 6144
+    loaded = load_model(str(tmp_path))
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "intermediate_size", "vocab_size"])
+def test_a_size_beyond_all_tensors_is_refused_by_name(folder: Path, key: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    for value, message in (
+        (65_536, "have another shape"),
+        (65_537, f"{key}=65537, which no tensor of the weights has"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, key: value}))
+        with pytest.raises(ModelError, match=message):
+            load_model(str(folder))
 
 
 def test_missing_and_mismatched_tensors_are_named(folder: Path) -> None:

@@ -16,13 +16,14 @@ MAX_HEADER = 100 << 20  # the limit of the safetensors format
 MAX_VOCABULARY = 1024 * untrusted.MiB  # of tokenizer.json and similar files
 PARSED = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 READ = (".json", ".jinja", ".txt", ".model", ".safetensors")
-# Sizes in config.json. Each is a dimension of some tensor, or a count of tensors.
+# Sizes in config.json. Each is a dimension of some tensor, or a count of tensors, or belongs to layers that the model has not.
 SIZES = (
     *("hidden_size", "intermediate_size", "moe_intermediate_size", "vocab_size", "num_hidden_layers", "head_dim"),
     *("num_attention_heads", "num_key_value_heads", "num_experts", "num_local_experts", "n_routed_experts"),
     *("n_embd", "n_layer", "n_head", "n_inner", "d_model"),
 )
 LAYERS = ("num_hidden_layers", "n_layer")  # each has at least one tensor
+UNUSED = 1 << 16  # a mixture of experts may have a size of dense layers, which no tensor has
 FLOATS = ("F64", "F32", "F16", "BF16")
 Header = dict[str, tuple[tuple[int, ...], str]]  # name → shape and type of a tensor
 
@@ -106,7 +107,7 @@ def _check_sizes(folder: Path, header: Header) -> None:
     if not (folder / "config.json").exists():
         return
     config = untrusted.read_json(folder / "config.json")
-    largest = max([len(header), *(size for shape, _ in header.values() for size in shape)])
+    largest = max([UNUSED, len(header), *(size for shape, _ in header.values() for size in shape)])
     for part in (config, config.get("text_config")):
         for key in SIZES if isinstance(part, dict) else ():
             value, limit = part.get(key), len(header) if key in LAYERS else largest
