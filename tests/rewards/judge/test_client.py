@@ -1,4 +1,4 @@
-"""The client of a judge without a server: attempts and the waits between them, replies read from bodies, cache, rubric."""
+"""The client of a judge without a server: attempts and the waits between them, replies read from bodies, rubric."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from gspo.rewards.judge import client
-from gspo.rewards.judge.cache import Reply, VerdictCache, question_key
+from gspo.rewards.judge.cache import Reply, VerdictCache
 from gspo.rewards.judge.client import ChatClient, JudgeFailure, RateLimit
-from gspo.rewards.judge.scorer import JudgeScorer
 from gspo.rewards.judge.settings import Criterion, JudgeSettings, read_rubric
 from gspo.rewards.protocol import RewardError
-from gspo.types import Group, Prompt, Rollout
+from tests.rewards.judge.answering import Answering, groups
 
 KEY = "sk-the-key"
 
@@ -167,65 +166,6 @@ def test_a_call_waits_for_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     asked._tokens.use(20)
     assert asked.answer(monkeypatch) == GOOD and asked.answer(monkeypatch) == GOOD
     assert asked.waits == [2.0, 3.0]
-
-
-def test_the_key_of_a_question_is_its_model_messages_and_sampling() -> None:
-    messages = [{"role": "user", "content": "q"}]
-    key = question_key("m", messages, {"temperature": 0, "max_tokens": 5})
-    assert key == question_key("m", messages, {"max_tokens": 5, "temperature": 0})
-    others = [
-        question_key("n", messages, {"temperature": 0, "max_tokens": 5}),
-        question_key("m", [*messages, *messages], {"temperature": 0, "max_tokens": 5}),
-        question_key("m", [{"role": "user", "content": "p"}], {"temperature": 0, "max_tokens": 5}),
-        question_key("m", messages, {"temperature": 1, "max_tokens": 5}),
-        question_key("m", messages, {"temperature": 0, "max_tokens": 5, "seed": 0}),
-    ]
-    assert len({key, *others}) == 6
-
-
-def test_the_cache_keeps_the_first_reply_and_failures_by_place(tmp_path: Path) -> None:
-    cache = VerdictCache(tmp_path / "deep" / "cache")
-    cache.add("k", "m", Reply("one", 3, 0.25))
-    cache.add("k", "m", Reply("two", 4, 0.5))
-    assert cache.find("k") == Reply("one", 3, 0.25) and cache.find("other") is None
-    cache.add_failure("k", "train/0/1", "first")
-    cache.add_failure("k", "train/0/1", "second")
-    assert cache.find_failure("k", "train/0/1") == "second"
-    assert cache.find_failure("k", "train/0/2") is None and cache.find_failure("j", "train/0/1") is None
-    cache.spend(5)
-    cache.spend(7)
-    cache.close()
-    again = VerdictCache(tmp_path / "deep" / "cache")
-    assert (again.find("k"), again.spent()) == (Reply("one", 3, 0.25), 12)
-    assert again.find_failure("k", "train/0/1") is None  # the session ended in order
-    again.close()
-    (tmp_path / "broken").write_bytes(b"no database, but long enough to be read as the head of one" * 20)
-    with pytest.raises(RewardError, match=r"reward\.judge\.cache='.*broken' cannot be opened"):
-        VerdictCache(tmp_path / "broken")
-
-
-class Answering(JudgeScorer):
-    """A judge whose calls are answered by a function of the question and the sampling."""
-
-    def __init__(self, answer: Any, scope: str = "train", cache: VerdictCache | None = None, **settings: Any) -> None:
-        super().__init__(JudgeSettings("http://h", "m", **settings), cache or VerdictCache(), scope)
-        self.asked: list[dict[str, Any]] = []
-
-        async def ask(messages: Any, sampling: Any) -> Reply:
-            self._client.num_calls += 1
-            self.asked.append(dict(sampling))
-            found = answer(messages[-1]["content"], sampling)
-            if isinstance(found, Exception):
-                raise found
-            return Reply(found, 10, 0.5)
-
-        self._client.ask = ask  # type: ignore[method-assign]
-
-
-def groups(*texts: tuple[str, ...], version: int = 0) -> list[Group]:
-    prompt = Prompt("row", ({"role": "user", "content": "q"},), (), "s", "5")
-    rollouts = [tuple(Rollout((), (), (), (), "stop", text=text) for text in each) for each in texts]
-    return [Group(prompt, each, submission, version) for submission, each in enumerate(rollouts)]
 
 
 def test_samples_are_asked_for_with_seeds_and_give_medians_of_scores_and_criteria() -> None:
