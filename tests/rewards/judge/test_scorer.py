@@ -228,6 +228,11 @@ def test_a_rubric_is_a_weighted_mean_of_its_criteria(server: JudgeServer, tmp_pa
         ('[[criteria]]\nname = "a"\nchoices = ["x", "y"]', "has no name or text"),
         ('[[criteria]]\nwords = "a"', "expected name, text, choices"),
         ("[[criteria", "cannot be read"),
+        ("x = " + "[" * 3000, "cannot be read"),
+        (
+            '[[criteria]]\nname = "a"\ntext = "b"\nchoices = ["x", "y"]\n[[criterion]]\nname = "c"',
+            "has criterion; expected",
+        ),
     ],
 )
 def test_a_rubric_that_cannot_be_used_is_named(tmp_path: Path, text: str, message: str) -> None:

@@ -12,6 +12,7 @@ from gspo.rewards.protocol import RewardError
 Kind = Literal["reference", "rubric", "score", "rank"]
 View = Literal["last_reply", "full_rollout"]
 RUBRIC = "reward.judge.rubric"
+MAX_WEIGHT = 1e6  # of a criterion
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,13 @@ def read_rubric(path: str) -> tuple[Criterion, ...]:
     """The criteria of a TOML file: `[[criteria]]` with name, text, choices from worst to best, and weight (1)."""
     try:
         table = tomllib.loads(user_path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise RewardError(f"{RUBRIC}={path!r} cannot be read: {error}") from error
     criteria = table.get("criteria")
     if not isinstance(criteria, list) or not criteria:
         raise RewardError(f"{RUBRIC}={path!r} has no criteria; expected tables [[criteria]] with name, text, choices")
+    if other := sorted(set(table) - {"criteria"}):
+        raise RewardError(f"{RUBRIC}={path!r} has {', '.join(other)}; expected only tables [[criteria]]")
     found = tuple(_criterion(item, f"{RUBRIC}={path!r}: criterion {i}") for i, item in enumerate(criteria, 1))
     names = [criterion.name for criterion in found]
     if len(set(names)) < len(names):
@@ -71,10 +74,14 @@ def _criterion(item: Any, where: str) -> Criterion:
     weight = 1.0 if weight is None else weight
     if not isinstance(name, str) or not name or not isinstance(text, str) or not text:
         raise RewardError(f"{where} has no name or text; expected both")
+    if name == "reason":
+        raise RewardError(f"{where} has name='reason', under which the judge gives its reason; choose another name")
     if not isinstance(choices, list) or len(set(map(str, choices))) < 2 or len(set(map(str, choices))) < len(choices):
         raise RewardError(
             f"{where} ({name}) has choices={choices!r}; expected at least two different ones, worst first"
         )
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not weight > 0:
-        raise RewardError(f"{where} ({name}) has weight={weight!r}; expected a number greater than 0")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
+        raise RewardError(
+            f"{where} ({name}) has weight={weight!r}; expected a number greater than 0, up to {MAX_WEIGHT:g}"
+        )
     return Criterion(name, text, float(weight), tuple(map(str, choices)))
