@@ -11,7 +11,7 @@ from gspo.config import BatchPlan, TrainerConfig, load
 from gspo.config.batch_plan import roles, trains_on_ranks, without_effect
 from gspo.config.loading import tree
 from gspo.config.resolved_loss import ResolvedLoss, resolved_loss
-from gspo.config.reward_parts import JudgePart, RewardParts, entry_problem, split_rewards
+from gspo.config.reward_parts import JudgePart, RewardParts, entry_problem, judge_values, split_rewards
 
 PLAIN = "actor_rollout_ref.model.path=org/model"
 
@@ -221,8 +221,35 @@ def test_rewards_are_sorted_by_kind():
         ({"model": 3}, "has model=3; expected a folder"),
         ({"judge": "x"}, "has judge='x'; expected {} or keys"),
         ({"judge": {"model": 1, "z": 2, "y": 3}}, "has y, z in judge; its keys are model"),
+        ({"judge": False}, "has judge=False; expected true, or no such entry"),
+        ({"model": False}, "has model=False; expected true, or no such entry"),
     ],
 )
 def test_an_entry_of_the_rewards(entry: dict[str, object], problem: str | None):
     found = entry_problem(entry, ("model",))
     assert found is None if problem is None else found is not None and problem in found
+
+
+@pytest.mark.parametrize(
+    ("given", "values", "problem"),
+    [
+        ({"kind": "rank", "timeout": "5", "samples": 2.0}, {"kind": "rank", "timeout": 5.0, "samples": 2}, None),
+        ({"rubric": None}, {"rubric": None}, None),
+        ({"kind": "best"}, {"kind": "best"}, "kind='best' in judge; expected one of reference, rubric, score, rank"),
+        ({"timeout": "long", "model": "m"}, {"model": "m"}, "timeout='long' in judge; expected float"),
+        ({"samples": 2.5}, {}, "samples=2.5 in judge; expected int"),
+        ({"retries": -1}, {"retries": -1}, "retries=-1 in judge; expected a number of at least 0"),
+        (
+            {"max_concurrent": 0, "retries": 1},
+            {"max_concurrent": 0, "retries": 1},
+            "max_concurrent=0 in judge; expected",
+        ),
+    ],
+)
+def test_the_keys_of_a_judge_in_an_entry_are_checked_as_those_of_the_judge(
+    given: dict[str, object], values: dict[str, object], problem: str | None
+):
+    assert judge_values(given)[0] == values
+    found = entry_problem({"judge": given}, tuple(given))
+    assert found is None if problem is None else found is not None and problem in found
+    assert [part.replaced for part in split_rewards([{"judge": given}], None, None, None).judges] == [values]

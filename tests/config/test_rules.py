@@ -141,6 +141,25 @@ JUDGE = ("reward.judge.base_url=http://host/v1", "reward.judge.model=m", "reward
             "error",
             "password",
         ),
+        *[
+            ([f"reward.judge.base_url={url}", JUDGE[1], JUDGE[2]], "reward.judge.base_url", "error", said)
+            for url, said in (
+                ("127.0.0.1:8000/v1", "expected http://"),
+                ("http://host:abc/v1", "is no address"),
+                ("http://host:99999/v1", "is no address"),
+                ("http://[::1/v1", "is no address"),
+                ("http:///v1", "and a host"),
+                ("'http://ho st/v1'", "and a host"),
+                ("http://host/v1?key=sk-123", "or query"),
+                ("https://host/v1/chat/completions", "adds /chat/completions itself"),
+            )
+        ],
+        ([*JUDGE, "reward.judge.eval.base_url=http://me:pass@host"], "reward.judge.eval.base_url", "error", "password"),
+        ([*JUDGE, "reward.judge.eval.base_url=policy"], "reward.judge.eval.base_url", "error", "and a host"),
+        ([*JUDGE, "reward.judge.eval.api_key_env=sk-123"], "reward.judge.eval.api_key_env", "error", "never the key"),
+        ([*JUDGE, "reward.functions=[{judge: {base_url: policy}}]"], "reward.functions", "error", "starts from"),
+        ([*JUDGE, "reward.functions=[{judge: {kind: best}}]"], "reward.functions", "error", "one of reference"),
+        ([*JUDGE, "reward.functions=[{judge: {max_concurrent: 0}}]"], "reward.functions", "error", "max_concurrent=0"),
         ([JUDGE[0], JUDGE[2]], "reward.judge.model", "error", "name of its model"),
         ([JUDGE[0], JUDGE[1], "trainer.test_freq=5"], "reward.judge.eval.model", "warning", "pleases"),
         (["algorithm.adv_estimator=opd"], "actor_rollout_ref.ref.path", "error", "teacher"),

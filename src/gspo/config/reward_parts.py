@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gspo.config.loading import tree
+from gspo.config.loading.coerce import WrongType, coerce
 from gspo.config.schema import TrainerConfig
 
 FUNCTION_KEYS = ("name", "path", "weight", "kwargs")
@@ -57,7 +59,7 @@ def split_rewards(
         weight = entry.get("weight", 1.0)
         weight = float(weight) if _is_number(weight) else 1.0  # refused by `entry_problem`
         if "judge" in entry:
-            replaced = entry["judge"] if isinstance(entry["judge"], dict) else {}
+            replaced, _ = judge_values(entry["judge"] if isinstance(entry["judge"], dict) else {})
             judges.append(JudgePart(str(entry.get("name", "judge")), weight, replaced))
         elif "model" in entry:
             models.append(weight)
@@ -86,10 +88,30 @@ def entry_problem(entry: dict[str, Any], judge_keys: tuple[str, ...]) -> str | N
     if not _is_number(weight):
         return f"{entry} has weight={weight!r}; expected a number"
     value = entry.get(kind) if kind else None
+    if value is False:
+        return f"{entry} has {kind}=False; expected true, or no such entry"
     if kind == "model" and not isinstance(value, str | bool | dict | type(None)):
         return f"{entry} has model={value!r}; expected a folder, a hub name, or {{}} for reward_model.path"
     if kind == "judge" and value is not None and not isinstance(value, dict | bool):
         return f"{entry} has judge={value!r}; expected {{}} or keys of reward.judge"
     if kind == "judge" and isinstance(value, dict) and (wrong := sorted(set(value) - set(judge_keys))):
         return f"{entry} has {', '.join(wrong)} in judge; its keys are {', '.join(judge_keys)}"
+    if kind == "judge" and isinstance(value, dict) and (problem := judge_values(value)[1]) is not None:
+        return f"{entry} has {problem}"
     return None
+
+
+def judge_values(given: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """The values of a judge's own keys, converted as those of `reward.judge` are, and what is wrong with one of them."""
+    values: dict[str, Any] = {}
+    problem = None
+    for name, value in given.items():
+        leaf = tree.leaf_of(f"reward.judge.{name}")
+        try:
+            values[name] = value if leaf is None else coerce(value, leaf.type)
+        except WrongType:
+            problem = f"{name}={value!r} in judge; expected {leaf.type_name if leaf else ''}"
+            continue
+        violation = None if leaf is None else leaf.info.violation(values[name])
+        problem = problem if violation is None else f"{name}={value!r} in judge; {violation}"
+    return values, problem

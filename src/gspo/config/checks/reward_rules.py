@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import urllib.parse
 from collections.abc import Callable, Iterator
 
 from gspo.config.problems import Problem
@@ -72,7 +73,10 @@ def judge(c: TrainerConfig, report: Report) -> Iterator[Problem]:
         one: JudgeConfig = dataclasses.replace(c.reward.judge, **part.replaced)
         yield from _address(one, report)
         yield from _kind(c, one, report)
-        if one.eval.model is None and part.weight and c.trainer.test_freq > 0:
+        if part.replaced.get("base_url") == OWN:
+            message = "a judge of its own cannot be the model that the run starts from"
+            yield report("reward.functions", message, f"set {JUDGE}.base_url={OWN} and leave base_url out of the entry")
+        if one.eval.model is None and one.eval.base_url is None and part.weight and c.trainer.test_freq > 0:
             message = (
                 "the model that training pleases judges the held-out rows too, so their score may rise for nothing"
             )
@@ -80,16 +84,37 @@ def judge(c: TrainerConfig, report: Report) -> Iterator[Problem]:
 
 
 def _address(one: JudgeConfig, report: Report) -> Iterator[Problem]:
+    """The addresses of the judge and of that of held-out rows, and the variables with their keys."""
     if not one.base_url:
         yield report(f"{JUDGE}.base_url", "a judge has no address", f"e.g. {JUDGE}.base_url=http://127.0.0.1:8000/v1")
-    elif one.base_url != OWN and not re.match(r"https?://[^/@]+(/|$)", one.base_url):
-        message = "expected http:// or https:// and a host, without a user name or password"
-        yield report(f"{JUDGE}.base_url", message, f"put the key into a variable and its name into {JUDGE}.api_key_env")
     if not one.model and one.base_url != OWN:
         yield report(f"{JUDGE}.model", "a judge needs the name of its model", f"e.g. {JUDGE}.model=Qwen/Qwen3-8B")
-    if not re.fullmatch(r"\w*", one.api_key_env):
-        message = "expected the name of an environment variable, never the key itself"
-        yield report(f"{JUDGE}.api_key_env", message, f"e.g. {JUDGE}.api_key_env=OPENAI_API_KEY")
+    held_out = one.eval.base_url
+    for key, url in ((JUDGE, None if one.base_url == OWN else one.base_url), (f"{JUDGE}.eval", held_out)):
+        if url and (problem := address_problem(url)) is not None:
+            yield report(f"{key}.base_url", *problem)
+    for key, variable in ((JUDGE, one.api_key_env), (f"{JUDGE}.eval", one.eval.api_key_env)):
+        if not re.fullmatch(r"\w*", variable or ""):
+            message = "expected the name of an environment variable, never the key itself"
+            yield report(f"{key}.api_key_env", message, f"e.g. {key}.api_key_env=OPENAI_API_KEY")
+
+
+def address_problem(url: str) -> tuple[str, str] | None:
+    """What is wrong with the address of a server, and the remedy; None if nothing."""
+    remedy = f"e.g. {JUDGE}.base_url=http://127.0.0.1:8000/v1"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, has_port = parts.hostname, parts.port != 0
+    except ValueError as error:
+        return f"is no address: {error}", remedy
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        message = "expected http:// or https:// and a host, without a user name, password or query"
+        return message, f"put the key into a variable and its name into {JUDGE}.api_key_env"
+    if parts.scheme not in ("http", "https") or not host or not has_port or not re.fullmatch(r"[!-~]+", url):
+        return "expected http:// or https:// and a host", remedy
+    if parts.path.rstrip("/").endswith("/chat/completions"):
+        return "the client adds /chat/completions itself", "leave it out"
+    return None
 
 
 def _kind(c: TrainerConfig, one: JudgeConfig, report: Report) -> Iterator[Problem]:
