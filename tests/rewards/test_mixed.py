@@ -196,7 +196,7 @@ def test_disagreement_adds_up_over_groups_and_over_parts_of_a_kind() -> None:
     metrics = scorer.observe()
     assert metrics["judge/disagreement"] == Metric.mean(9.0, 12)
     assert metrics["reward_model/disagreement"] == Metric.mean(3.0, 3)
-    assert metrics["judge/calls"] == Metric("sum", 1.0) and scorer.state_dict() == {}
+    assert metrics["judge/calls"] == Metric("sum", 4.0) and scorer.state_dict() == {}  # of all four
 
 
 def test_closing_drops_groups_that_were_not_collected() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from gspo.metrics import Metric, Metrics
+from gspo.metrics import Metric, Metrics, merge_metrics
 from gspo.rewards.compose import PLAIN, Finishing, unique_name
 from gspo.rewards.protocol import Graded, Scorer
 from gspo.types import Group, Reward, Rollout
@@ -75,7 +75,7 @@ class MixedScorer:
         metrics: Metrics = {}
         for part in self.parts:
             if isinstance(part.scorer, Measured):
-                metrics |= part.scorer.observe()
+                merge_metrics(metrics, part.scorer.observe())
         for kind, (total, count) in self._disagreement.items():
             prefix = "judge" if kind == "judge" else "reward_model"
             metrics[f"{prefix}/disagreement"] = Metric.mean(total, count)
