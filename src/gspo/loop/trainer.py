@@ -88,9 +88,18 @@ class Trainer(TrainingRun[RunParts]):
         metrics = measure(done, self.parts, self.counters)
         step_records.warn_of_failures(self.step, done.sampling, self.console.warn)
         self.recorder.groups(self.step, done, self.parts.token_text)
-        if self.parts.mixed is not None and (spent := self.parts.mixed.over_budget()) is not None:
-            self.finish_early(spent)
+        self._stop_at_budget()
         return metrics
+
+    def _stop_early(self) -> None:
+        super()._stop_early()
+        self._stop_at_budget()  # a run that has spent its budget, started again
+
+    def _stop_at_budget(self) -> None:
+        """End the run where its judge has used the tokens that it may (`reward.judge.max_tokens_spent`)."""
+        mixed, is_between = self.parts.mixed, 0 < self.step < self.total_steps
+        if is_between and mixed is not None and (spent := mixed.over_budget()) is not None:
+            self.finish_early(spent)
 
     def _train(self) -> TrainedStep:
         """From prompts to new weights, stage by stage."""

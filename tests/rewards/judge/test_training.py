@@ -192,6 +192,21 @@ def test_rewards_add_up_by_configuration_within_a_budget_and_another_judge_evalu
             assert response["score"] == pytest.approx(weighted)
 
 
+def test_a_run_that_has_spent_its_budget_does_not_go_on_until_it_is_raised(
+    tmp_path: Path, model: Path, server: JudgeServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("trainer.val_before_train=false", "trainer.val_after_train=false")
+    for budget, last, asks in ((500, 1, True), (500, 1, False), (0, 3, True)):
+        resolved = with_judge(tmp_path, model, server, *words, f"reward.judge.max_tokens_spent={budget}")
+        asked = len(server.requests)
+        assert run_program(resolved) == 0
+        assert rows(tmp_path)[-1]["step"] == last
+        said = "".join(capsys.readouterr())
+        assert ("(reward.judge.max_tokens_spent=500); raise it to go on" in said) == (budget > 0)
+        assert (len(server.requests) > asked) == asks
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
 @pytest.mark.slow
 def test_the_start_model_judges_its_own_answers(tmp_path: Path) -> None:
     question = tmp_path / "question.txt"
