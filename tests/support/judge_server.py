@@ -45,6 +45,7 @@ class JudgeServer(ThreadingHTTPServer):
         self.mode: str | Callable[[dict[str, Any]], str] = "right"  # or by the request
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
+        self.other = ""  # the address of another server
         self.lock = threading.Lock()
 
     @property
@@ -78,6 +79,21 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(429, {"error": {"message": "too many"}}, {"Retry-After": "0.2"})
         elif mode == "429 first" and server.requests.count(body) == 1:
             return self.answer(429, {"error": {"message": "too many"}}, {"Retry-After": "0.05"})
+        elif mode == "elsewhere":
+            return self.answer(307, {}, {"Location": f"{server.other}/chat/completions"})
+        elif mode == "in a circle":
+            return self.answer(307, {}, {"Location": self.path})
+        elif mode == "not packed":
+            return self.answer(200, "these bytes are not zipped", {"Content-Encoding": "gzip"})
+        elif mode == "half a body":
+            self.close_connection = True
+            return self.answer(200, '{"choices": [{"mess', length=500)
+        elif mode == "no choices":
+            return self.answer(200, {"choices": []})
+        elif mode == "brackets":
+            return self.answer(200, "[" * 10_000)
+        elif mode == "endless":
+            return self.answer(200, " " * 20_000_000)
         elif mode == "garbage":
             return self.answer(200, "<html>the proxy says hello</html>")
         elif mode == "no verdict":
@@ -99,12 +115,13 @@ class Handler(BaseHTTPRequestHandler):
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         self.answer(200, {"id": "1", "object": "chat.completion", "choices": [choice], "usage": usage})
 
-    def answer(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
+    def answer(self, status: int, body: Any, headers: dict[str, str] | None = None, length: int | None = None) -> None:
+        """`length` is what the head says of a body that ends before."""
         data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
         self.send_response(status)
         for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(length or len(data)))
         self.end_headers()
         self.wfile.write(data)
 

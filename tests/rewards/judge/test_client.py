@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -78,14 +81,20 @@ def test_attempts_and_the_waits_between_them(
 
 
 def read(body: Any, monkeypatch: pytest.MonkeyPatch) -> Reply | str:
-    """What becomes of the body of a reply that arrived."""
+    """What becomes of the body of a reply that arrived, in pieces; a text is sent as it is."""
     monkeypatch.setenv("JUDGE_KEY", KEY)
+    data = (body if isinstance(body, str) else json.dumps(body)).encode()
 
-    async def create(**_: Any) -> Any:
-        return SimpleNamespace(http_response=SimpleNamespace(json=lambda: body))
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(data), 1000):
+            yield data[start : start + 1000]
 
-    asked = ChatClient(JudgeSettings("http://h", "m", api_key_env="JUDGE_KEY", retries=3))
-    completions = SimpleNamespace(with_raw_response=SimpleNamespace(create=create))
+    @asynccontextmanager
+    async def create(**_: Any) -> AsyncIterator[Any]:
+        yield SimpleNamespace(iter_bytes=pieces)
+
+    asked = ChatClient(JudgeSettings("http://h", "m", api_key_env="JUDGE_KEY", retries=3, max_tokens=9))
+    completions = SimpleNamespace(with_streaming_response=SimpleNamespace(create=create))
     asked._client = SimpleNamespace(chat=SimpleNamespace(completions=completions))
     try:
         reply = asyncio.run(asked.ask([], {}))
@@ -115,6 +124,23 @@ def body(finish: str = "stop", usage: Any = None, **message: Any) -> dict[str, A
         ([], "the reply is not that of a chat: [] [0]"),
         (body(content="x", usage={"total_tokens": "many"}), "the reply is not that of a chat"),
         (body(content="x", usage=[1]), "the reply is not that of a chat"),
+        (body(content="x", usage={"total_tokens": float("inf")}), "the reply is not that of a chat"),
+        (body(content="x", usage={"total_tokens": 10**30}), "the reply is not that of a chat"),
+        (body(content="x", usage={"total_tokens": -1}), "the reply is not that of a chat"),
+        ('{"choices": [{"mess', "the reply is not that of a chat: Unterminated string"),
+        ("", "the reply is not that of a chat: Expecting value"),
+        ("[" * 10_000 + "]" * 10_000, "the reply is not that of a chat: "),
+        ('{"choices": %s}' % ("9" * 5000), "the reply is not that of a chat: Exceeds the limit"),
+        (" " * (8 * 2**20 + 1), "the reply is larger than 8 MiB [0]"),
+        (body(content="half \ud800 of one"), Reply("half ? of one", 0, 0.0)),
+        (body(content=None, refusal="\ud800 \x1b[2J"), r"the judge refused: ? \x1b[2J [0]"),
+        (body(content=None, refusal="x" * 495 + KEY), f"the judge refused: {'x' * 495}*** [0]"),  # hidden, then cut
+        (
+            body("length", content="1", usage={"total_tokens": 7}),
+            "the reply was cut at reward.judge.max_tokens=9: 1 [7]",
+        ),
+        (body("length", content='{"score": 3} or {"score": 1'), "the reply was cut at reward.judge.max_tokens=9"),
+        (body("length", content='{"score": 3} and so on'), Reply('{"score": 3} and so on', 0, 0.0)),
     ],
 )
 def test_what_the_body_of_a_reply_says(sent: Any, wanted: Reply | str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,10 +188,69 @@ def test_limits_per_minute_with_a_clock(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_call_waits_for_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.time, "monotonic", lambda: 100.0)
-    asked = Scripted(GOOD, GOOD, requests_per_minute=60, tokens_per_minute=600)
+    asked = Scripted(GOOD, GOOD, GOOD, GOOD, requests_per_minute=60, tokens_per_minute=600)
     asked._tokens.use(20)
-    assert asked.answer(monkeypatch) == GOOD and asked.answer(monkeypatch) == GOOD
-    assert asked.waits == [2.0, 3.0]
+    assert [asked.answer(monkeypatch) for _ in range(4)] == [GOOD] * 4
+    assert asked.waits == pytest.approx([2.0, 2.3, 2.6, 3.0])  # 3 tokens each are 0.3 s, a call is 1 s; the longer one
+
+
+def test_calls_at_once_share_the_tokens_of_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is expected to use what its question, or the mean of those before, says; a failed one gives it back."""
+    now = [100.0]
+    monkeypatch.setattr(client.time, "monotonic", lambda: now[0])
+    script = [*[Reply("yes", 50, 0.5)] * 3, failed(retry=False), *[Reply("yes", 50, 0.5)] * 2]
+    asked = Scripted(*script, tokens_per_minute=600)
+    question = [{"role": "user", "content": "x" * 400}]
+
+    let_others_run = asyncio.sleep
+
+    async def sleep(seconds: float) -> None:
+        asked.waits.append(seconds)
+        await let_others_run(0)
+
+    async def ask(num: int) -> None:
+        await asyncio.gather(*(asked.ask(question, {}) for _ in range(num)), return_exceptions=True)
+
+    monkeypatch.setattr(client.asyncio, "sleep", sleep)
+    asyncio.run(ask(3))
+    assert asked.waits == [0.0, 10.0, 20.0]  # 100 tokens each
+    now[0], asked.waits = 200.0, []
+    asyncio.run(ask(3))
+    assert asked.waits == [0.0, 5.0, 10.0]  # 50 each, as before
+    assert asked._tokens.delay(0) == 10.0  # one of them failed
+
+
+@pytest.mark.parametrize("key", ["sk-\nthe-key", "sk-…", "sk-schl\u00fcssel", "\x01sk-the-key"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    with pytest.raises(RewardError, match=r"the variable JUDGE_KEY \(reward.judge.api_key_env\) is no key") as caught:
+        ChatClient(JudgeSettings("http://h", "m", api_key_env="JUDGE_KEY"))
+    assert key not in str(caught.value) and "the-key" not in str(caught.value)
+
+
+def test_spaces_around_a_key_are_no_part_of_it_and_a_placeholder_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, text, shown in (
+        (f" {KEY}\n", f"it is {KEY}", "it is ***"),
+        ("EMPTY", "EMPTY", "EMPTY"),
+        ("5", '{"score": 5}', '{"score": 5}'),
+        ("12345678", "12345678", "***"),
+    ):
+        monkeypatch.setenv("JUDGE_KEY", given)
+        assert ChatClient(JudgeSettings("http://h", "m", api_key_env="JUDGE_KEY")).hide(text) == shown
+
+
+def test_the_deadline_is_that_of_the_attempt_alone() -> None:
+    asked = ChatClient(JudgeSettings("http://127.0.0.1:9/v1", "m", api_key_env="", retries=0, timeout=900))
+    with pytest.raises(JudgeFailure, match="cannot be reached"):
+        asyncio.run(asked.ask([], {}))
+    assert asked._client.timeout.read is None and asked._client.timeout.connect == 5.0
+
+
+def test_an_address_that_cannot_be_read_is_a_failure() -> None:
+    for url in ("http://h:abc/v1", "http://127.0.0.1:99999/v1", "http://[::1/v1"):
+        asked = ChatClient(JudgeSettings(url, "m", api_key_env="", retries=0))
+        with pytest.raises(JudgeFailure, match=r"^http://.* cannot be reached: \w+: "):
+            asyncio.run(asked.ask([], {}))
 
 
 def test_samples_are_asked_for_with_seeds_and_give_medians_of_scores_and_criteria() -> None:

@@ -19,8 +19,11 @@ RUBRIC = (
 )
 
 
-def question(kind: str, *answers: str, prompt: Prompt = PROMPT, **changes: Any) -> Question:
-    return Question(JudgeSettings("", "m", kind=kind, **changes), prompt, answers or ("5",))  # type: ignore[arg-type]
+def question(
+    kind: str, *answers: str, prompt: Prompt = PROMPT, prompt_file: str | None = None, **changes: Any
+) -> Question:
+    settings = JudgeSettings("", "m", kind=kind, prompt=prompt_file, **changes)  # type: ignore[arg-type]
+    return Question(settings, prompt, answers or ("5",))
 
 
 def between(tag: str, text: str) -> str:
@@ -121,6 +124,18 @@ READ: list[tuple[Question, str, tuple[float, ...] | None]] = [
     (question("score", max_score=2.0), "5/5", (1.0,)),
     (question("score", max_score=10.0), "6/5", None),
     (question("score", max_score=10.0), "0/0", None),
+    (question("score", max_score=10.0), "-3/5", None),
+    (question("score", max_score=10.0), "11/10", None),
+    (question("score", max_score=10.0), "5/" + "9" * 400, None),  # infinity
+    (question("score", max_score=10.0), "NaN", None),
+    (question("score", max_score=10.0), "f\u00fcnf", None),
+    (question("score", max_score=10.0), "\u0663", (0.3,)),  # the digit of another script
+    (question("score", max_score=10.0), '{"score": %s}' % ("9" * 5000), None),  # more digits than an int may have
+    (question("score", max_score=10.0), '{"a": %s} {"score": 4}' % ("9" * 5000), (0.4,)),
+    (question("score", max_score=10.0), "5" + " " * 40_000 + "x", None),  # read in one pass
+    (question("score", max_score=10.0), "5" + "\n" * 40_000, (0.5,)),
+    (question("score", max_score=10.0), '{"score": 4} {"score": 6}', (0.6,)),
+    (question("score", max_score=10.0), "4\n6", None),
     (question("score", max_score=10.0), '{"score": 3} 3/5', (0.3,)),
     (question("score", max_score=8.0), "4", (0.5,)),
     (question("score", max_score=8.0), "4 points", None),
@@ -169,6 +184,23 @@ def test_a_judge_sees_every_turn_only_where_there_are_turns() -> None:
     assert viewed(rollout, "last_reply") == "two"
     assert viewed(rollout, "full_rollout") == "assistant: one\nenvironment: back\nassistant: two"
     assert viewed(Rollout((), (), (), (), "stop", text="two"), "full_rollout") == "two"
+
+
+def test_half_characters_and_minus_zero_are_kept_as_others_can_read_them() -> None:
+    read = question("score").read('{"score": -0.0, "reason": "half \\ud800 of one"}')
+    assert read.reason == "half ? of one" and str(read.scores[0]) == "0.0"
+
+
+def test_a_comparison_needs_a_correct_answer() -> None:
+    without = Prompt("row", ({"role": "user", "content": "q"},), (), "s", None)
+    said = "row 'row' has no correct answer, with which reward.judge.kind=reference compares"
+    assert question("reference", prompt=without).problem() == said
+    assert question("reference", prompt=without, prompt_file="{reference}").problem() == said
+    assert question("reference", prompt=without, prompt_file="{response}?").problem() is None
+    for kind in ("score", "rubric", "rank"):
+        assert question(kind, prompt=without).problem() is None
+    assert question("reference").problem() is None
+    assert question("reference", prompt=Prompt("row", (), (), "s", 0)).problem() is None
 
 
 def test_tags_differ_between_texts_and_any_text_may_stand_in_them() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_a_judge_that_is_wrong_is_believed(server: JudgeServer) -> None:
         ("garbage", "the reply is not that of a chat", 1),
         ("no verdict", 'the reply has no verdict, expected {"verdict": "right"}', 1),
         ("refusing", "the judge refused: I cannot help with that.", 1),
+        ("no choices", "the reply is not that of a chat: {'choices': []}", 1),
+        ("brackets", "the reply is not that of a chat: ", 1),
+        ("endless", "the reply is larger than 8 MiB", 1),
+        ("half a body", "cannot be reached: RemoteProtocolError", 2),
+        ("not packed", "cannot be reached: ", 2),
+        ("in a circle", "cannot be reached: TooManyRedirects", 42),
     ],
 )
 def test_a_judge_that_fails_is_a_missing_reward_with_its_text(
@@ -94,6 +101,36 @@ def test_a_judge_that_fails_is_a_missing_reward_with_its_text(
     assert done.failure is not None and message in done.failure and done.failure.startswith("some-model: ")
     assert KEY not in done.failure
     assert len(server.requests) == calls
+
+
+def test_another_host_to_which_a_server_points_does_not_get_the_key(server: JudgeServer) -> None:
+    with judge_server() as other:
+        server.mode, server.other = "elsewhere", other.url.replace("127.0.0.1", "localhost")
+        assert scores(judge(server, "5", "6")) == [1.0, 0.0]
+        assert len(other.requests) == 2 and KEY not in "".join(other.keys)
+    assert server.keys == [f"Bearer {KEY}"] * 2
+
+
+def test_no_more_calls_run_at_once_than_allowed(server: JudgeServer) -> None:
+    running, most, lock = 0, 0, threading.Lock()
+    may_go = threading.Event()
+
+    def mode(body: dict[str, Any]) -> str:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        if most == 2:
+            may_go.set()
+        may_go.wait(10)
+        with lock:
+            running -= 1
+        return "right"
+
+    server.mode = mode
+    done = judge(server, *map(str, range(64)), max_concurrent=2)
+    assert scores(done) == [float(number == 5) for number in range(64)]
+    assert most == 2 and len(server.requests) == 64
 
 
 def test_a_dead_server_is_a_missing_reward(monkeypatch: pytest.MonkeyPatch) -> None:

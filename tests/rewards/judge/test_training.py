@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from gspo.config import ResolvedConfig, load
-from gspo.exit_codes import EXIT_REWARDS_FAILED
+from gspo.exit_codes import EXIT_REFUSED, EXIT_REWARDS_FAILED
 from gspo.loop.run import run_program
 from gspo.loop.trainer import Trainer
 from gspo.rewards.judge import client
@@ -105,6 +105,11 @@ FAILURES = {
     "no verdict": "the reply has no verdict",
     "refusing": "the judge refused: I cannot help with that.",
     "hangs up": "cannot be reached",
+    "no choices": "the reply is not that of a chat",
+    "brackets": "the reply is not that of a chat",
+    "half a body": "cannot be reached",
+    "not packed": "cannot be reached",
+    "in a circle": "cannot be reached",
 }
 
 
@@ -205,6 +210,33 @@ def test_a_run_that_has_spent_its_budget_does_not_go_on_until_it_is_raised(
         assert ("(reward.judge.max_tokens_spent=500); raise it to go on" in said) == (budget > 0)
         assert (len(server.requests) > asked) == asks
     assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_odd_characters_of_a_judge_are_in_the_group_file_as_others_can_read_them(
+    tmp_path: Path, model: Path, server: JudgeServer
+) -> None:
+    server.verdict = lambda text: even_first(text)[:-1] + r', "reason": "half \ud800 of one, a \u0000, a \u001b[2J"}'
+    words = ("trainer.total_training_steps=1", "trainer.val_before_train=false", "trainer.val_after_train=false")
+    fit(with_judge(tmp_path, model, server, *words))
+    (group, *_) = read_groups(tmp_path / "run" / "groups" / "step-000001.jsonl.gz")
+    assert group["responses"][0]["notes"]["judge"]["reason"] == "half ? of one, a \0, a \x1b[2J"
+
+
+@pytest.mark.parametrize(("key", "code"), [("sk-the-test\n", 0), ("sk-the\ntest", EXIT_REFUSED)])
+def test_a_key_with_a_line_break_is_in_no_file_and_in_no_message(
+    tmp_path: Path,
+    model: Path,
+    server: JudgeServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+    code: int,
+) -> None:
+    monkeypatch.setenv("JUDGE_KEY", key)
+    words = ("trainer.total_training_steps=1", "trainer.val_before_train=false", "trainer.val_after_train=false")
+    assert run_program(with_judge(tmp_path, model, server, *words)) == code
+    assert "sk-the" not in "".join(capsys.readouterr()) and set(server.keys) <= {"Bearer sk-the-test"}
+    assert not [file for file, data in contents(tmp_path) if b"sk-the" in data]
 
 
 @pytest.mark.slow
