@@ -55,7 +55,7 @@ def build_scorer(
         taken.add(name)
         keys: JudgeConfig = dataclasses.replace(config.reward.judge, **judge.replaced)
         settings = judge_settings(keys, folder, held_out=held_out)
-        cache = VerdictCache(None if settings.cache is None else Path(settings.cache))
+        cache = VerdictCache(None if settings.cache is None else Path(settings.cache), _sharing(settings.cache, folder))
         scorer = JudgeScorer(settings, cache, "held out" if held_out else "train")
         found.append(Part(name, scorer, judge.weight, "judge", orders=settings.kind == "rank"))
     return MixedScorer(found, finishing)
@@ -186,6 +186,13 @@ def _cache_path(name: str | None, folder: Path | None) -> str | None:
     if path is None or (folder is None and not path.is_absolute()):
         return None
     return str(path if folder is None else folder / path)
+
+
+def _sharing(cache: str | None, folder: Path | None) -> str:
+    """What tells this run from others that share its file of verdicts; "" for a file of its own."""
+    if cache is None or (folder is not None and Path(cache).resolve().is_relative_to(folder.resolve())):
+        return ""
+    return "no run " if folder is None else f"{folder.resolve()} "
 
 
 def reward_lag(config: TrainerConfig, scorer: Scorer, prompts: Sequence[Prompt], *, on_gpu: bool) -> int:

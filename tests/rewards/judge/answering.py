@@ -32,3 +32,9 @@ def groups(*texts: tuple[str, ...], version: int = 0) -> list[Group]:
     prompt = Prompt("row", ({"role": "user", "content": "q"},), (), "s", "5")
     rollouts = [tuple(Rollout((), (), (), (), "stop", text=text) for text in each) for each in texts]
     return [Group(prompt, each, submission, version) for submission, each in enumerate(rollouts)]
+
+
+def scores_of(scorer: JudgeScorer, *texts: tuple[str, ...]) -> list[float | None]:
+    for group in groups(*texts):
+        scorer.submit(group)
+    return [r.reward.score if r.reward else None for group in scorer.collect() for r in group.rollouts]

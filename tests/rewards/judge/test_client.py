@@ -18,6 +18,7 @@ from gspo.rewards.judge.cache import Reply, VerdictCache
 from gspo.rewards.judge.client import ChatClient, JudgeFailure, RateLimit
 from gspo.rewards.judge.settings import Criterion, JudgeSettings, read_rubric
 from gspo.rewards.protocol import RewardError
+from gspo.types import Group, Prompt, Rollout
 from tests.rewards.judge.answering import Answering, groups
 
 KEY = "sk-the-key"
@@ -356,6 +357,17 @@ def test_only_a_comparison_with_the_truth_is_an_accuracy_and_the_budget_ends_a_r
     assert scorer.over_budget() is None  # without a limit
     scorer.close()
     scorer.close()  # nothing more to end
+
+
+def test_a_row_without_a_correct_answer_is_not_asked_about() -> None:
+    scorer = Answering(lambda text, sampling: "right", kind="reference")
+    prompt = Prompt("row 7", ({"role": "user", "content": "q"},), (), "s", None)
+    scorer.submit(Group(prompt, (Rollout((), (), (), (), "stop", text="x"),), 0, 0))
+    (done,) = scorer.collect()[0].rollouts
+    failures = scorer.observe()["judge/failures"].result()
+    scorer.close()
+    assert done.reward is None and done.failure is not None and "row 'row 7' has no correct answer" in done.failure
+    assert scorer.asked == [] and failures == 1
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,21 @@ def test_a_key_with_a_line_break_is_in_no_file_and_in_no_message(
     assert not [file for file, data in contents(tmp_path) if b"sk-the" in data]
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_runs_that_share_verdicts_count_their_own_tokens(
+    tmp_path: Path, model: Path, server: JudgeServer, inside: bool
+) -> None:
+    words = ("trainer.total_training_steps=1", "trainer.val_before_train=false", "trainer.val_after_train=false")
+    shared = tmp_path / ("one/run" if inside else "shared") / "verdicts.sqlite"
+    for name in ("one", "two"):
+        fit(with_judge(tmp_path / name, model, server, *words, f"reward.judge.cache={shared}"))
+    counts = [rows(tmp_path / name)[-1] for name in ("one", "two")]
+    assert counts[0]["judge/calls"] > 5 and counts[1]["judge/calls"] == 0  # the same questions
+    with contextlib.closing(sqlite3.connect(shared)) as db:
+        spent = dict(db.execute("SELECT run, SUM(tokens) FROM spent GROUP BY run"))
+    assert spent == {"" if inside else f"{(tmp_path / 'one' / 'run').resolve()} ": 100 * len(server.requests)}
+
+
 @pytest.mark.slow
 def test_the_start_model_judges_its_own_answers(tmp_path: Path) -> None:
     question = tmp_path / "question.txt"

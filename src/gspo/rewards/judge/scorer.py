@@ -8,6 +8,7 @@ sampler ── collect() ──────▶ JudgeScorer ── waits for the 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import statistics
 import threading
 from collections.abc import Coroutine
@@ -18,7 +19,7 @@ from typing import Any
 from gspo.metrics import Metric, Metrics
 from gspo.rewards.judge.cache import Reply, VerdictCache, question_key
 from gspo.rewards.judge.client import ChatClient, JudgeFailure
-from gspo.rewards.judge.questions import Question, UnreadableVerdict, Verdict, viewed
+from gspo.rewards.judge.questions import MAX_REPLY, Question, UnreadableVerdict, Verdict, viewed
 from gspo.rewards.judge.settings import JudgeSettings
 from gspo.types import Group, Reward, Rollout
 
@@ -94,7 +95,7 @@ class JudgeScorer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        self.cache.close()
+        self.cache.close(f"{self._scope}/")
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -109,6 +110,9 @@ class JudgeScorer:
 
     async def _judge(self, question: Question, group: Group) -> Outcome:
         """The verdicts of every sample, or the first failure."""
+        if (problem := question.problem()) is not None:
+            self._counts["failures"] += 1
+            return f"{self.settings.model}: {problem}"
         place = f"{self._scope}/{group.version}/{group.submission}"
         found = await asyncio.gather(*(self._sample(question, index, place) for index in range(self.settings.samples)))
         failure = next((item for item in found if isinstance(item, str)), None)
@@ -141,7 +145,7 @@ class JudgeScorer:
 
     async def _reply(self, key: str, question: Question, sampling: dict[str, Any]) -> Reply:
         """The reply from the cache, from a call under way, or from a new call."""
-        if (known := self.cache.find(key)) is not None:
+        if (known := self._kept(key, question)) is not None:
             self._counts["cache_hits"] += 1
             return known
         if key in self._asking:
@@ -154,7 +158,7 @@ class JudgeScorer:
             del self._asking[key]
 
     async def _call(self, key: str, question: Question, sampling: dict[str, Any]) -> Reply:
-        """Ask, and keep the reply if it has a verdict."""
+        """Ask, and keep the reply if it has a verdict. Where another run was faster, its reply counts, as after a resume."""
         try:
             reply = await self._client.ask(question.messages(), sampling)
         except JudgeFailure as failure:
@@ -162,11 +166,25 @@ class JudgeScorer:
             raise
         self._spend(reply.tokens)
         self._counts["seconds"] += reply.seconds
+        reply = dataclasses.replace(reply, text=reply.text[:MAX_REPLY])
         try:
             question.read(reply.text)
         except UnreadableVerdict as error:
             raise UnreadableVerdict(f"{error}; it was {reply.text[:_SHOWN]!r}") from None
         self.cache.add(key, self.settings.model, reply)
+        if (kept := self._kept(key, question)) is not None:
+            return kept
+        self.cache.add(key, self.settings.model, reply, replace=True)
+        return reply
+
+    def _kept(self, key: str, question: Question) -> Reply | None:
+        """The reply in the cache, if it has a verdict. It may be that of another kind, to a question of one's own."""
+        reply = self.cache.find(key)
+        if reply is not None:
+            try:
+                question.read(reply.text)
+            except UnreadableVerdict:
+                return None
         return reply
 
     def _spend(self, tokens: int) -> None:
