@@ -280,6 +280,7 @@ VALUES = [
     (trl_values.max_steps, 0, {}),
     (trl_values.max_steps, 1, {STEPS: 1}),
     (trl_values.reward_funcs, ["a:b.py:f", "math"], {FUNCTIONS: [{"path": "a:b.py", "name": "f"}, {"name": "math"}]}),
+    (trl_values.reward_funcs, ["org/rm", "/a/b.py:f"], {FUNCTIONS: [{"model": "org/rm"}, {"path": "/a/b.py", "name": "f"}]}),
     (trl_values.eval_strategy, "no", {"trainer.test_freq": -1, "trainer.val_before_train": False, "trainer.val_after_train": False}),
     (trl_values.model_init, None, {}),
     (trl_values.model_init, {"torch_dtype": "fp16", "use_cache": False, "attn_implementation": "flash_attention_2"}, {f"{M}.dtype": "float16", f"{M}.attn_implementation": None}),

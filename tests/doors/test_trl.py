@@ -11,6 +11,7 @@ from gspo.compat.trl.rewards import accuracy_reward, think_format_reward
 from gspo.config import ConfigErrors
 from gspo.runs.reading import read_groups
 from tests.doors.worlds import MODELS, rows
+from tests.support.small_run import make_reward_model
 
 ROWS = [{"prompt": [{"role": "user", "content": f"{i}+1="}], "solution": str(i + 1)} for i in range(16)]
 SMALL = {"max_completion_length": 6, "max_steps": 2, "use_cpu": True, "gradient_checkpointing": False}
@@ -69,6 +70,19 @@ def test_the_level_of_the_ratio_is_the_loss(here):
     token = train(here, name="token", **sizes)
     sequence = train(here, name="sequence", importance_sampling_level="sequence", epsilon=3e-4, **sizes)
     assert not same(weights(token), weights(sequence))
+
+
+def test_a_reward_model_is_named_among_the_functions(here):
+    """By the folder or hub name of a classifier, with the weight of its place."""
+    scores = make_reward_model(here / "scores", "embedded")
+    run = train(here, reward=[even, str(scores)], reward_weights=[1.0, 0.5], num_generations=4)
+    for record in read_groups(run / "groups" / "step-000001.jsonl.gz"):
+        for response in record["responses"]:
+            parts = response["extra"]
+            assert response["score"] == pytest.approx(parts["reward/rule"] + 0.5 * parts["reward/model"])
+    alone = train(here, reward=str(scores), name="alone", num_generations=4)
+    (record, *_) = read_groups(alone / "groups" / "step-000001.jsonl.gz")
+    assert all(r["score"] == r["extra"]["reward/model"] != 0 for r in record["responses"])
 
 
 def test_reward_weights_add_the_functions(here):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gspo.compat.trl.config import OF_TRAINER, fields_of
 from gspo.config import load
+from gspo.config.compat.trl_values import reward_entry
 from gspo.paths import user_path
 from gspo.rewards.functions import RewardFunction, RewardSpec, wrap_function
 
@@ -26,7 +27,7 @@ REFUSED = {
     "quantization_config": "models are trained in bfloat16 or float32; remove it",
 }
 WITHOUT_EFFECT = {
-    "reward_processing_classes": "reward functions get texts",
+    "reward_processing_classes": "reward functions get texts, and a reward model has its own tokenizer",
     "callbacks": "callbacks of transformers do not apply; pass gspo.Callback objects to gspo.Trainer",
     "optimizers": "the optimiser is AdamW with the schedule of lr_scheduler_type",
 }
@@ -78,10 +79,13 @@ class GRPOTrainer:
         settings = {name: value for name, value in fields.items() if value is not None and name not in OF_TRAINER}
         settings |= _adapter_settings(peft_config)
         settings["actor_rollout_ref.model.path"] = _model_path(model, settings.get("output_dir") or "trainer_output")
+        functions, models = _rewards(reward_funcs, weights)
+        if models:
+            settings["reward.functions"] = models
         self.args = args
         self.config = load(base=settings, system="TRL")
         self._arguments = {
-            "reward_fn": _rewards(reward_funcs, weights),
+            "reward_fn": functions or None,
             "train_dataset": [dict(row) for row in train_dataset],
             "val_dataset": None if eval_dataset is None else [dict(row) for row in eval_dataset],
             "tokenizer": processing_class,
@@ -113,23 +117,32 @@ class GRPOTrainer:
                 shutil.copy2(file, target / file.name)
 
 
-def _rewards(functions: Any, weights: Sequence[float] | None) -> list[RewardFunction | RewardSpec]:
-    """Reward functions with their weights. A text is the name of a built-in reward or `file.py:function`."""
+def _rewards(
+    functions: Any, weights: Sequence[float] | None
+) -> tuple[list[RewardFunction | RewardSpec], list[dict[str, Any]]]:
+    """Reward functions with their weights, and reward models as entries of `reward.functions`.
+
+    A text is the name of a built-in reward, `file.py:function`, or the hub name or folder of a reward model.
+    """
     if functions is None:
         raise ValueError("reward_funcs is None: expected a function or a list of functions")
     items = list(functions) if isinstance(functions, list | tuple) else [functions]
     factors = [1.0] * len(items) if weights is None else list(weights)
     if len(factors) != len(items):
         raise ValueError(f"reward_weights has {len(factors)} numbers, reward_funcs {len(items)} functions")
-    return [_reward(item, float(weight)) for item, weight in zip(items, factors)]
+    found = [_reward(item, float(weight)) for item, weight in zip(items, factors)]
+    models = [item for item in found if isinstance(item, dict)]
+    return [item for item in found if not isinstance(item, dict)], models
 
 
-def _reward(item: Any, weight: float) -> RewardFunction | RewardSpec:
+def _reward(item: Any, weight: float) -> RewardFunction | RewardSpec | dict[str, Any]:
     if isinstance(item, str):
-        path, colon, name = item.rpartition(":")
-        return RewardSpec(name, path=path if colon else None, weight=weight)
+        entry = reward_entry(item)
+        if "model" in entry:
+            return {**entry, "weight": weight}
+        return RewardSpec(entry["name"], path=entry.get("path"), weight=weight)
     if not callable(item) or hasattr(item, "state_dict"):
-        raise TypeError(f"reward_funcs: {type(item).__name__} is not a function; reward models are not supported")
+        raise TypeError(f"reward_funcs: {type(item).__name__} is not a function; give a reward model by its path")
     return wrap_function(item, weight=weight)
 
 

@@ -31,15 +31,19 @@ def scale_rewards(value: Any) -> Mapping[str, Any]:
 
 
 def reward_funcs(value: Any) -> Mapping[str, Any]:
-    """Names of built-in rewards, or file.py:function; one or a list."""
+    """Names of built-in rewards, file.py:function, or a reward model with a slash in its name; one or a list."""
     names = value if isinstance(value, list) else [value]
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError("expected a name, file.py:function, or a list of these")
-    entries = []
-    for name in names:
-        path, colon, function = name.rpartition(":")
-        entries.append({"path": path, "name": function} if colon else {"name": name})
-    return {"reward.functions": entries}
+        raise ValueError("expected a name, file.py:function, a reward model, or a list of these")
+    return {"reward.functions": [reward_entry(name) for name in names]}
+
+
+def reward_entry(name: str) -> dict[str, str]:
+    """One of TRL's rewards as an entry of `reward.functions`: org/model and ./folder are reward models."""
+    path, colon, function = name.rpartition(":")
+    if colon:
+        return {"path": path, "name": function}
+    return {"model": name} if "/" in name else {"name": name}
 
 
 def scheduler(value: Any) -> Mapping[str, Any]:
