@@ -10,7 +10,9 @@ from typer.testing import CliRunner
 from gspo.commands.rewards import app
 from gspo.rewards.benchmark import WORKLOADS, Workload
 from gspo.rewards.compose import Grader, as_specs
+from gspo.rewards.judge.cache import VerdictCache
 from gspo.rewards.scoring import responses_of
+from tests.support.judge_server import KEY, judge_server
 
 REWARD = "def score(prompt, response):\n    return {'score': len(response), 'acc': 1, 'words': len(response.split())}\n"
 
@@ -101,6 +103,29 @@ def test_the_keys_of_data_and_reward_are_those_of_training(tmp_path: Path) -> No
     custom = [f"custom_reward_function.path={mine}", "custom_reward_function.name=score"]
     code, output = run("try", "--task", str(rows), *keys, *custom, "--answer", "-", stdin="one two")
     assert code == 0 and "words      2" in output
+
+
+def test_what_a_judge_said_is_shown_and_why_it_did_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", KEY)
+    with judge_server() as server:
+        keys = [f"reward.judge.base_url={server.url}", "reward.judge.model=m", "reward.judge.kind=reference"]
+        keys += ["reward.judge.retries=0", "reward.judge.api_key_env=JUDGE_KEY"]
+        asked = ["try", "--task", "arithmetic", "--answer", "-", *keys]
+        code, output = run(*asked, stdin=first_sum())
+        assert code == 0 and "judge      verdict: right\njudge      reason: compared\n" in output
+        assert "score      1\n" in output and "reward/judge 1\n" in output and "reward/arithmetic 1\n" in output
+        code, output = run(*asked, stdin="x")
+        assert code == 0 and "score      0\n" in output and "judge      verdict: wrong\n" in output
+        server.mode = "401"
+        code, output = run(*asked, stdin="y")
+        assert code == 1 and "reward     none: judge: m: HTTP 401" in output and KEY not in output
+
+        def broken(self: VerdictCache, key: str) -> None:
+            raise OSError(5, "the verdicts of the judge cannot be kept: it is damaged", "verdicts")
+
+        monkeypatch.setattr(VerdictCache, "find", broken)
+        code, output = run(*asked, stdin="z")
+        assert code == 2 and "cannot be kept: it is damaged" in output
 
 
 def test_length_says_which_argument_it_needs() -> None:

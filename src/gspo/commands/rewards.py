@@ -67,7 +67,7 @@ def try_reward(
     try:
         scorer.submit(Group(prompt, (rollout,), 0, 0))
         scored = scorer.collect()[0].rollouts[0]
-    except RewardError as error:
+    except (RewardError, OSError) as error:
         refuse(error)
     finally:
         scorer.close()

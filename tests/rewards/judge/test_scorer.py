@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import resource
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -172,6 +174,8 @@ def test_the_cache_answers_a_question_that_was_asked_before(server: JudgeServer,
 def test_a_reply_without_a_verdict_is_asked_for_again(server: JudgeServer, tmp_path: Path) -> None:
     server.mode = "no verdict"
     assert scores(judge(server, "5", cache=tmp_path / "c")) == [None]
+    with contextlib.closing(sqlite3.connect(tmp_path / "c")) as db:
+        assert db.execute("SELECT COUNT(*) FROM verdicts").fetchone() == (0,)
     server.mode = "right"
     assert scores(judge(server, "5", cache=tmp_path / "c")) == [1.0]
 
