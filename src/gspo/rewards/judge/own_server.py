@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections import deque
 
 from gspo.processes import describe_exit, die_with_parent, python_environment
@@ -29,7 +30,10 @@ class OwnServer:
             env=python_environment(OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1")),
             preexec_fn=lambda: die_with_parent(parent),
         )
-        self.url = self._wait()
+        try:
+            self.url = self._wait()
+        finally:
+            threading.Thread(target=self._drain, name="judge server", daemon=True).start()
 
     def _wait(self) -> str:
         """The address, when the server is ready; RewardError with its last words when it ends before."""
@@ -42,11 +46,16 @@ class OwnServer:
         ended = describe_exit(self._process.wait())
         raise RewardError(f"reward.judge.base_url=policy: gspo serve {ended}: {' '.join(said)}")
 
+    def _drain(self) -> None:
+        """Read what the server says, such as its errors: one that cannot write would wait forever."""
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for _ in lines:
+                pass
+
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
