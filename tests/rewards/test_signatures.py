@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import re
 from typing import Any
@@ -337,6 +338,17 @@ def test_trl_gets_columns_texts_and_on_a_type_error_messages() -> None:
         [{"role": "assistant", "content": "six"}],
     ]
     assert prompts == [[{"role": "user", "content": "q"}, {"role": "tool"}]] * 2 and len(seen) == 1
+
+
+def test_own_columns_of_a_row_win_over_those_that_every_row_has() -> None:
+    def trl(completions: list[str], answer: list[str], data_source: list[str]) -> list[float]:
+        seen.append((answer, data_source))
+        return [0.0] * len(completions)
+
+    seen: list[Any] = []
+    row = dataclasses.replace(ROW, extra={"answer": "because 2 + 3 = 5"})
+    wrap_function(trl).grade(row, TWO)
+    assert seen == [(["because 2 + 3 = 5"] * 2, ["src"] * 2)]
 
 
 def test_settings_win_over_columns_of_the_same_name() -> None:
